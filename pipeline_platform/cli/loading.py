@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import dotenv
 import typer
 import yaml
 
@@ -70,8 +69,6 @@ class Deployment:
 def load(module: str | None = None) -> "Built":
     """Load the deployment.
 
-    A file `.env` in the working directory sets variables that are not set, as it does for Dagster.
-
     Args:
         module: Its module, or the name of its location in `workspace.yaml`; by default what the command line names,
             or the only one of `workspace.yaml`.
@@ -81,7 +78,6 @@ def load(module: str | None = None) -> "Built":
     """
     from pipeline_platform.orchestration.deployment import BUILT
 
-    dotenv.load_dotenv(Path(".env"))
     module, folders, _ = location_of(module or chosen())
     for folder in map(os.path.abspath, (os.curdir, *folders)):
         if folder not in sys.path:
@@ -103,7 +99,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
 
     Args:
         module: As of `load`.
-        instance: Dagster's, if it is open: else Dagster makes one in memory, which takes half a second.
+        instance: Dagster's, where it is open already: without one Dagster makes one in memory, which takes long.
 
     Raises:
         SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.

@@ -52,7 +52,7 @@ def status(
     take some on, as the instance in DAGSTER_HOME tells. `runs in Dagster` are those that it has queued or started.
     """
     console = Console()
-    with _dagster() as instance, loading.opened(instance=_if_open(instance)) as opened:
+    with _dagster() as instance, loading.opened(None, _known(instance)) as opened:
         wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
         if as_json:
             found = {chosen.name: _rows(opened, chosen, instance) for chosen in wanted}
@@ -100,10 +100,6 @@ def _dagster() -> Iterator[Instance]:
         yield instance
 
 
-def _if_open(instance: Instance) -> dg.DagsterInstance | None:
-    return None if isinstance(instance, str | Exception) else instance
-
-
 def _is_made(home: Path) -> bool:
     """Whether Dagster's own SQLite files are whole: two processes that make them at once leave them unusable."""
     settings, last = home / "dagster.yaml", home / "schedules" / "schedules.db"
@@ -139,10 +135,14 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
     return rows
 
 
+def _known(instance: Instance) -> dg.DagsterInstance | None:
+    return None if isinstance(instance, str | Exception) else instance
+
+
 def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
     """What a look tells that asks Dagster, too, if it answers; `runs in Dagster` says why it does not."""
     try:
-        return look(_if_open(instance))
+        return look(_known(instance))
     except SQLAlchemyError:
         return look(None)
 

@@ -181,7 +181,7 @@ class Table:
 
     def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
         """The files of some windows, or of all, as of this handle."""
-        adds = pa.table(handle.get_add_actions(flatten=True))
+        adds = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()  # needs no pandas
         if windows is not None:  # before a value is made of each: a table may have files of years
             adds = adds.filter(pc.is_in(adds["partition.window"], pa.array(windows, pa.string())))
         names = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]

@@ -17,6 +17,7 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.status_command import _seconds
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
@@ -149,6 +150,23 @@ def test_status_counts_open_failures_by_window(cli, keeping):
         ["window", "2026-01-01T0000", "2"],
         ["window", "2026-01-01T0100", "1"],
     ]
+
+
+def test_a_look_at_failures_and_outcomes_loads_no_pandas(keeping):
+    leased(keeping, "first", b"one", b"fail").finish()
+    looked_at = FailedMessages(name="keeping", lake=keeping.lake, pipeline="keeping")
+    assert looked_at.open_by_window() == {"2026-01-01T0000": 1}
+    script = f"""
+import sys
+from pipeline_platform.cli.status_command import _coming_back, _failures
+from pipeline_platform.lake.storage import Lake
+from tests.fixtures.small_lake import Keeping
+lake = Lake(root={keeping.lake.root!r})
+print(_failures(lake, Keeping)["open failures"], _coming_back(lake, Keeping))
+sys.exit("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 {}\n"), done.stderr
 
 
 def test_repair_names_what_cannot_be_read_and_takes_it_out_when_told(cli, keeping):
