@@ -49,15 +49,15 @@ class Flight(BaseModel):
 
 
 class Rules(BaseModel):
-    """What a run can change.
+    """What a run can change."""
 
-    Attributes:
-        cancelled_is_valid: A cancelled flight is a flight too; by default one without a departure time fails.
-        alerts: Where alerts go: a database of their own, outside the lake.
-    """
-
-    cancelled_is_valid: bool = False
-    alerts: str = Field(default_factory=lambda: os.environ.get("FLIGHTS_ALERTS", ".demo/alerts.sqlite"))
+    cancelled_is_valid: bool = Field(
+        False, description="A cancelled flight is a flight too; by default one without a departure time fails."
+    )
+    alerts: str = Field(
+        default_factory=lambda: os.environ.get("FLIGHTS_ALERTS", ".demo/alerts.sqlite"),
+        description="Where alerts go: a database of their own, outside the lake.",
+    )
 
 
 class Flights(Pipeline):

@@ -3,11 +3,10 @@
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
 from typing import Any
 
 import dagster as dg
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
 from pipeline_platform.imports import import_apart
 from pipeline_platform.lake.failure_events import Selection
@@ -21,6 +20,7 @@ from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER
+from pipeline_platform.orchestration.receive_config import RunOrigin, receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
@@ -32,47 +32,6 @@ from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.spark.late_tasks import naming_late_tasks
-
-
-class RunOrigin(Enum):
-    """Where a run takes its messages from: the origins, as the launchpad offers them."""
-
-    source = "source"
-    failed = "failed"
-    messages = "messages"
-
-
-class ReceiveConfig(dg.Config):
-    """What a run takes on. With an empty config the job says it, or which assets are selected.
-
-    A job names its origin by a tag: Dagster takes no config for backfills of a job that has config of its own.
-    """
-
-    origin: RunOrigin | None = Field(
-        default=None,
-        description="`source` pulls messages, `failed` retries the open failures of the windows, "
-        "`messages` replays all messages that the windows received; the new rows replace the old ones. If unset, the "
-        "job decides; without a job it is `failed` where only the asset `failed` is selected, else `source`.",
-    )
-    demand: int | None = Field(
-        default=None,
-        ge=1,
-        description="Most messages to take on; if unset, as many as a run may. A replay takes all in any case.",
-    )
-    context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
-    although_paused: bool = Field(
-        default=False, description="Take on messages although the pipeline is paused. If unset, the run ends empty."
-    )
-    producer: str | None = Field(
-        default=None,
-        description="Name of the producer to pull from, where the pipeline has several. If unset, the run's tag "
-        "names it. Backfills and replays are of all producers.",
-    )
-    failures: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Which open failures a run on `failed` retries: `state` (`open`, dead ones included; "
-        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
-    )
 
 
 def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
@@ -227,8 +186,10 @@ def _named(op: dg.OpDefinition) -> Any:
 
 
 def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
+    configured: Any = receive_config_of(pipeline)
+
     @_op(pipeline, "receive_messages")
-    def receive_messages(context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
+    def receive_messages(context: dg.AssetExecutionContext, config: configured) -> None:
         """Leases messages and writes them down, once; everything later reads what is written here."""
         tags = RunTags.of(pipeline)
         by_hand = "failed" if context.selected_asset_keys == {asset_keys(pipeline)["failed"]} else "source"
@@ -245,7 +206,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
                 run_id=context.run.run_id,
                 windows=context.partition_keys,
                 demand=config.demand,
-                context=config.context,
+                context=config.overrides(),
                 selection=_selection(pipeline, config.failures),
                 although_paused=config.although_paused,
                 log=context.log.info,

@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from datetime import date
 
 import dagster as dg
 import pytest
@@ -10,9 +11,13 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.schema import create_schema
+from pydantic import BaseModel
 
+from pipeline_platform import Pipeline
 from pipeline_platform.orchestration import ControlResource
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
+from pipeline_platform.orchestration.receive_config import receive_config_of
+from pipelines.flights import Rules
 from tests.fixtures.keeper import PROJECT
 
 RECEIVE = """\
@@ -22,6 +27,7 @@ ops:
       receive_messages:
         config:
           although_paused: false
+          context: {}
 """
 LAUNCHPAD = """query($job: String!) {
   runConfigSchemaOrError(selector: {
@@ -32,6 +38,15 @@ RESOURCES = """{
   allTopLevelResourceDetailsOrError(repositorySelector: {
     repositoryName: "__repository__", repositoryLocationName: "here"
   }) { ... on ResourceDetailsList { results { name configuredValues { key value } } } }
+}"""
+
+
+TYPES = """query($job: String!) {
+  runConfigSchemaOrError(selector: {
+    pipelineName: $job, repositoryName: "__repository__", repositoryLocationName: "here"
+  }) { ... on RunConfigSchema { allConfigTypes { key ... on CompositeConfigType {
+    fields { name description isRequired configType { key ... on WrappingConfigType { ofType { key } } } }
+  } } } }
 }"""
 
 
@@ -56,6 +71,53 @@ def asked():
 @pytest.mark.parametrize("job", ["pull", "backfill", "replay"])
 def test_it_opens_with_what_a_run_takes_on_and_no_resources(asked, job):
     assert asked(LAUNCHPAD, job=f"flights_{job}")["rootDefaultYaml"] == RECEIVE
+
+
+def test_it_knows_the_fields_of_the_context_with_types_and_descriptions(asked):
+    kinds = asked(TYPES, job="flights_pull")["allConfigTypes"]
+    fields = {field["name"]: field for kind in kinds for field in kind.get("fields", ())}
+    declared = {name: fields[name]["configType"]["ofType"]["key"] for name in Rules.model_fields}
+
+    assert declared == {"cancelled_is_valid": "BoolSourceType", "alerts": "StringSourceType"}
+    assert {name: fields[name]["description"] for name in Rules.model_fields} == {
+        name: field.description for name, field in Rules.model_fields.items()
+    }
+    assert not any(fields[name]["isRequired"] for name in Rules.model_fields)
+
+
+class Rich(BaseModel):
+    """Fields of every sort."""
+
+    limit: int = 3
+    since: date = date(2026, 1, 1)
+    most: int | None = 5
+    least: int | None = None
+
+
+class Enriched(Pipeline, abstract=True):
+    """Its runs change such fields."""
+
+    context = Rich()
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"limit": 4}, {"since": "2026-02-03"}, {"most": None}, {"least": 2, "limit": 0}, {"limmit": 4}]
+)
+def test_a_run_gets_the_fields_that_are_given_and_no_others(given):
+    seen = []
+    configured = receive_config_of(Enriched)
+
+    @dg.op
+    def receive(config: configured):
+        seen.append(config.overrides())
+
+    @dg.job
+    def receiving():
+        receive()
+
+    receiving.execute_in_process(run_config={"ops": {"receive": {"config": {"context": given}}}})
+
+    assert seen == [given]
 
 
 def test_resources_show_their_values_on_their_own_page(asked):
