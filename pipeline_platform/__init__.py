@@ -1,7 +1,10 @@
 """Pull messages from a source, handle and batch them on Spark, keep failures apart, acknowledge what is safe.
 
-The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
+The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster, except for
+`PipelineComponent`, by which `dg` finds it: Dagster is loaded when that is first asked for.
 """
+
+from typing import TYPE_CHECKING, Any
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.blocks import ack_immediately, columns
@@ -60,3 +63,18 @@ __all__ = [
     "columns",
     "telemetry",
 ]
+
+
+if TYPE_CHECKING:
+    from pipeline_platform.orchestration.component import PipelineComponent as PipelineComponent
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "PipelineComponent":
+            from pipeline_platform.orchestration.component import PipelineComponent
+
+            return PipelineComponent
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return [*globals(), "PipelineComponent"]  # `dg` looks there for components

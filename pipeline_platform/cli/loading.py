@@ -76,6 +76,8 @@ def load(module: str | None = None) -> "Built":
     Raises:
         SetUpError: There is none here.
     """
+    from dagster.components.definitions import LazyDefinitions
+
     from pipeline_platform.orchestration.deployment import BUILT
 
     module, folders, _ = location_of(module or chosen())
@@ -83,11 +85,14 @@ def load(module: str | None = None) -> "Built":
         if folder not in sys.path:
             sys.path.insert(0, folder)
     try:
-        importlib.import_module(module)
+        loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # of an import within
         raise SetUpError(f"there is no module {module} here, in {Path.cwd()}: correct workspace.yaml, or -m") from None
+    for defined in vars(loaded).values():
+        if isinstance(defined, LazyDefinitions):  # as in a project of `dg`
+            defined()
     if not BUILT:
         raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
     return BUILT[-1]

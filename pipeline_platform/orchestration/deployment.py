@@ -86,6 +86,26 @@ def platform_definitions(
             in which partition a message is, and the pipeline goes by that.
         SchemaChangeError: A batcher's model no longer fits its table, where the lake is a folder.
     """
+    resources = resources_together(pipelines, resources)
+    given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
+    own = [given.get(asset_keys(pipeline)["messages"]) for pipeline in pipelines]
+    named = {sensor.name for sensor in sensors}
+    return dg.Definitions.merge(
+        *(pipeline_definitions(pipeline, resources, given, named) for pipeline in pipelines),
+        dg.Definitions(
+            assets=[asset for asset in assets if asset not in own],
+            sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
+            resources=resources,
+        ),
+    )
+
+
+def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> dict[str, Any]:
+    """All resources of a deployment, by key, once its pipelines are found to fit them and each other.
+
+    Raises:
+        PipelineError: As of `platform_definitions`; and a `SchemaChangeError`.
+    """
     check_together(pipelines, resources)
     find_first_windows(pipelines, resources)
     for pipeline in pipelines:
@@ -95,21 +115,11 @@ def platform_definitions(
         check_models(pipeline, resources["lake"])
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
-    given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
-    own = [given.get(asset_keys(pipeline)["messages"]) for pipeline in pipelines]
-    named = {sensor.name for sensor in sensors}
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     resources = {"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources}
     for resource in resources.values():
         out_of_launchpad(resource)
-    return dg.Definitions.merge(
-        *(_definitions(pipeline, given, named, resources) for pipeline in pipelines),
-        dg.Definitions(
-            assets=[asset for asset in assets if asset not in own],
-            sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
-            resources=resources,
-        ),
-    )
+    return resources
 
 
 def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> set[str]:
@@ -187,11 +197,11 @@ def check_models(pipeline: type[Pipeline], resource: Any) -> None:
             raise SchemaChangeError(refusal)
 
 
-def _definitions(
+def pipeline_definitions(
     pipeline: type[Pipeline],
+    resources: Mapping[str, Any],
     given: Mapping[dg.AssetKey, dg.AssetsDefinition],
     named: Container[str],
-    resources: Mapping[str, Any],
 ) -> dg.Definitions:
     """What one pipeline is in Dagster, but for sensors that are given; each producer has its own sensors."""
     messages, producers = asset_keys(pipeline)["messages"], pipeline.producers_of()

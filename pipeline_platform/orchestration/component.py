@@ -1,0 +1,197 @@
+"""A pipeline as a component of a `dg` project, and what `dg scaffold defs` writes for one."""
+
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import click
+import dagster as dg
+import dotenv
+from pydantic import BaseModel, Field, PrivateAttr
+
+from pipeline_platform.home import home
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.new_pipeline import Kind, NewPipeline
+from pipeline_platform.orchestration.deployment import pipeline_definitions, resources_together
+from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.source.contract import Source
+
+
+class NewComponent(BaseModel):
+    """What `dg scaffold defs pipeline_platform.PipelineComponent` takes beside a name."""
+
+    source: Kind = Kind.table
+
+
+class PipelineScaffolder(dg.Scaffolder[NewComponent]):
+    """Writes a pipeline's class, its test, and the `defs.yaml` that names the class and its source."""
+
+    @classmethod
+    def get_scaffold_params(cls) -> type[NewComponent]:
+        """The options of the command."""
+        return NewComponent
+
+    def scaffold(self, request: dg.ScaffoldRequest[NewComponent]) -> None:
+        """Write the three files; the queue of a table source, too."""
+        folder = request.target_path
+        if request.scaffold_format != "yaml":
+            folder.rmdir()
+            raise click.UsageError("a pipeline is scaffolded with a defs.yaml: leave --format out")
+        project = dg.ComponentTree.for_project(folder)
+        package = ".".join([project.defs_module_name, *folder.relative_to(project.defs_module_path).parts])
+        try:
+            made = NewPipeline(folder.name, request.params.source, package)
+        except ValueError as error:
+            folder.rmdir()
+            raise click.BadParameter(str(error), param_hint="DEFS_PATH") from None
+        dotenv.load_dotenv(project.project_root / ".env")
+        (folder / f"{folder.name}.py").write_text(made.pipeline)
+        (folder / f"test_{folder.name}.py").write_text(made.test)
+        source = {"connector": f"{made.connector_module}.{made.connector}", "options": _in_yaml(made.options)}
+        attributes = {"pipeline": f".{folder.name}.{made.class_name}", "sources": {made.key: source}}
+        dg.scaffold_component(request, attributes)
+        click.echo(made.make_ready())
+        click.echo(f"test it: python -m pytest {os.path.relpath(folder)}")
+
+
+def _in_yaml(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value.replace("{home}", "{{ home }}") if isinstance(value, str) else value
+        for name, value in options.items()
+    }
+
+
+class SourceOptions(dg.Model):
+    """A source in a `defs.yaml`."""
+
+    connector: str = Field(description="Import path of the connector's class.")
+    options: dict[str, Any] = Field(
+        default_factory=dict, description="The connector's own; a value `{env: NAME}` is a variable that Dagster hides."
+    )
+
+
+def _imported(context: dg.ResolutionContext, path: str, base: type) -> Any:
+    """The class at an import path, which begins with a dot within the component's folder."""
+    loading = dg.ComponentLoadContext.from_resolution_context(context)
+    module, _, name = loading.normalize_component_type_str(path).rpartition(".")
+    found = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise PipelineError(f"{path!r} is no {base.__name__}: name a class as <module>.<class>, or .<file>.<class>")
+    return found
+
+
+def _given(context: dg.ResolutionContext, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a resource, with variables by name."""
+    values = context.resolve_value(options)
+    return {
+        name: dg.EnvVar(value["env"]) if isinstance(value, dict) and list(value) == ["env"] else value
+        for name, value in values.items()
+    }
+
+
+def _pipeline(context: dg.ResolutionContext, path: str) -> Any:
+    return _imported(context, path, Pipeline)
+
+
+def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceOptions]) -> dict[str, Any]:
+    return {
+        key: source_resource(_imported(context, source.connector, Source))(
+            **{"name": key, **_given(context, source.options)}
+        )
+        for key, source in sources.items()
+    }
+
+
+def _resource(kind: type[dg.ConfigurableResource[Any]]) -> dg.Resolver:
+    """Makes a resource of its options."""
+    return dg.Resolver(
+        lambda context, options: kind(**_given(context, options)),
+        model_field_type=dict[str, Any],
+        description=f"Options of `{kind.__name__}`, for all of the project; by default as the environment says.",
+    )
+
+
+def _defaults() -> dict[str, Any]:
+    """Where a project has its lake, control store and Spark if no component says so: as the environment does."""
+    variables = {name: f"PIPELINE_PLATFORM_{name}" for name in ("LAKE", "CONTROL", "SPARK", "SPARK_TOKEN")}
+    named = {name: dg.EnvVar(variable) for name, variable in variables.items() if os.environ.get(variable)}
+    return {
+        "lake": LakeResource(root=named.get("LAKE", str(home() / "lake"))),
+        "control": ControlResource(url=named.get("CONTROL", f"sqlite:///{home()}/control.sqlite")),
+        "spark": SparkResource(
+            remote=os.environ.get(variables["SPARK"], WARM),
+            token=named.get("SPARK_TOKEN"),
+        ),
+    }
+
+
+@dg.scaffold_with(PipelineScaffolder)
+class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
+    """A pipeline that pulls messages, handles them on Spark, and acknowledges what is stored.
+
+    All of a project share the lake, the control store and Spark: one component may say where they are.
+    """
+
+    pipeline: Annotated[
+        type[Pipeline],
+        dg.Resolver(
+            _pipeline,
+            model_field_type=str,
+            description="Import path of the class; in the component's own folder it begins with a dot.",
+        ),
+    ]
+    sources: Annotated[
+        dict[str, Any],
+        dg.Resolver(
+            _sources,
+            model_field_type=dict[str, SourceOptions],
+            description="By resource key: what the pipeline pulls from, and what its dead letters are sent to.",
+        ),
+    ]
+    lake: Annotated[Any, _resource(LakeResource)] = None
+    control: Annotated[Any, _resource(ControlResource)] = None
+    spark: Annotated[Any, _resource(SparkResource)] = None
+    _together: dict[str, Any] | None = PrivateAttr(default=None)
+
+    @staticmethod
+    @dg.template_var
+    def home() -> str:
+        """`{{ home }}`: the deployment's folder on this machine."""
+        return str(home())
+
+    def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
+        """Everything that the pipeline is in Dagster, and the resources of the project's pipelines.
+
+        Raises:
+            PipelineError: The project's pipelines cannot be defined side by side, or two components give one resource
+                different options.
+        """
+        # Definitions with one key merge only if the resource is the very same: one component makes it for all.
+        components = context.component_tree.get_all_components(PipelineComponent)
+        first = components[0]
+        if first._together is None:
+            first._together = _shared(components)
+        resources = first._together
+        own = pipeline_definitions(self.pipeline, resources, given={}, named=())
+        return dg.Definitions.merge(own, dg.Definitions(resources=resources))
+
+
+def _shared(components: Sequence[PipelineComponent]) -> dict[str, Any]:
+    """The resources of all components, by key."""
+    resources: dict[str, Any] = {}
+    said: dict[str, str] = {}
+    for component in components:
+        project = {"lake": component.lake, "control": component.control, "spark": component.spark}
+        given = {**component.sources, **{key: one for key, one in project.items() if one}}
+        name = component.pipeline.__qualname__
+        for key, resource in given.items():
+            if resources.setdefault(key, resource) != resource:
+                raise PipelineError(
+                    f"the components of {said[key]} and {name} give the resource {key!r} different options: "
+                    "a project has one of that key, so leave it out of one of the two, or rename a source"
+                )
+            said.setdefault(key, name)
+    return resources_together([component.pipeline for component in components], {**_defaults(), **resources})

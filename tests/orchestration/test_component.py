@@ -1,0 +1,146 @@
+"""`PipelineComponent`: pipelines of a `dg` project, each a folder with a `defs.yaml`."""
+
+import re
+import sys
+import traceback
+
+import click
+import dagster as dg
+import pytest
+import yaml
+
+from pipeline_platform.new_pipeline import Kind
+from pipeline_platform.orchestration.component import NewComponent, PipelineComponent, PipelineScaffolder
+from pipeline_platform.orchestration.deployment import BUILT
+from tests.fixtures.keeper import PROJECT
+
+TYPE = "pipeline_platform.PipelineComponent"
+
+IN_PYTHON = """
+import dagster as dg
+
+from pipeline_platform import PipelineComponent
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.orchestration import source_resource
+from shop.defs.orders.orders import Orders
+
+
+@dg.component_instance
+def load(context: dg.ComponentLoadContext) -> PipelineComponent:
+    queue = source_resource(TableQueue)(name="orders_queue", url="sqlite:////tmp/queue.sqlite")
+    return PipelineComponent(pipeline=Orders, sources={"orders_queue": queue})
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The folder `defs` of a new project of `dg`."""
+    monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path / "home"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "pyproject.toml").write_text(
+        '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "shop"\n'
+    )
+    defs = tmp_path / "shop" / "defs"
+    defs.mkdir(parents=True)
+    for folder in (defs, defs.parent):
+        (folder / "__init__.py").touch()
+    yield defs
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        del sys.modules[name]
+
+
+def scaffold(defs, name, source=Kind.table, **changes):
+    (defs / name).mkdir()
+    request = dg.ScaffoldRequest(
+        type_name=TYPE,
+        target_path=defs / name,
+        scaffold_format=changes.pop("scaffold_format", "yaml"),
+        project_root=defs.parents[1],
+        params=NewComponent(source=source),
+    )
+    PipelineScaffolder().scaffold(request)
+    written = yaml.safe_load((defs / name / "defs.yaml").read_text())
+    (defs / name / "defs.yaml").write_text(yaml.dump({**written, "attributes": {**written["attributes"], **changes}}))
+
+
+def load(defs):
+    return dg.load_from_defs_folder(path_within_project=defs)
+
+
+def refusal(defs):
+    with pytest.raises(Exception) as refused:  # noqa: PT011 - what Dagster makes of it
+        load(defs)
+    return "".join(traceback.format_exception(refused.value))
+
+
+def test_pipelines_of_a_project_share_what_one_component_says(project, tmp_path):
+    scaffold(project, "orders")
+    scaffold(project, "payments", lake={"root": str(tmp_path / "lake")})
+    scaffold(project, "returns", Kind.kafka, lake={"root": str(tmp_path / "lake")})
+
+    defs = load(project)
+
+    names = ("orders", "payments", "returns")
+    assert {f"{name}_pull" for name in names} <= {job.name for job in defs.jobs}
+    assert {f"{name}_queue" for name in names} | {"lake", "control", "spark"} <= set(defs.resources)
+    assert defs.resources["lake"].root == str(tmp_path / "lake")
+    assert defs.resources["spark"].packages == ["shop"]
+    assert {pipeline.name for pipeline in BUILT[-1].pipelines} == set(names), "the command line has them all"
+
+
+def test_the_document_shows_what_is_written(project):
+    scaffold(project, "orders", Kind.sqs)
+    page = (PROJECT / "docs" / "start" / "your-project.md").read_text()
+    (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
+
+    assert yaml.safe_load(shown) == yaml.safe_load((project / "orders" / "defs.yaml").read_text())
+
+
+def test_components_that_give_a_resource_different_options_are_refused(project):
+    scaffold(project, "orders", lake={"root": "/one"})
+    scaffold(project, "payments", lake={"root": "/two"})
+
+    assert "the components of Orders and Payments give the resource 'lake' different options" in refusal(project)
+
+
+def test_a_variable_is_handed_on_by_its_name(project, monkeypatch):
+    scaffold(project, "orders", Kind.rabbitmq, control={"url": {"env": "SHOP_CONTROL"}})
+    monkeypatch.setenv("ORDERS_RABBITMQ", "amqp://user:a-secret@localhost")
+    monkeypatch.setenv("SHOP_CONTROL", "postgresql://user:a-secret@localhost/control")
+
+    resources = load(project).resources
+
+    assert (resources["orders_queue"].url, resources["control"].url) == ("ORDERS_RABBITMQ", "SHOP_CONTROL")
+    assert "a-secret" not in repr(resources)
+    with dg.build_resources({"control": resources["control"]}) as made:
+        assert made.control.url.password == "a-secret"
+
+
+@pytest.mark.parametrize("path", [".orders.Row", ".orders.Nobody", "json.loads"])
+def test_a_path_of_no_pipeline_is_refused(project, path):
+    scaffold(project, "orders", pipeline=path)
+
+    assert f"PipelineError: {path!r} is no Pipeline: name a class as <module>.<class>" in refusal(project)
+
+
+def test_a_component_in_python_takes_the_class_and_its_resources(project):
+    scaffold(project, "orders")
+    (project / "orders" / "defs.yaml").unlink()
+    (project / "orders" / "component.py").write_text(IN_PYTHON)
+
+    assert "orders_pull" in {job.name for job in load(project).jobs}
+
+
+@pytest.mark.parametrize(("name", "form"), [("Orders", "yaml"), ("orders-2", "yaml"), ("orders", "python")])
+def test_what_cannot_be_scaffolded_is_refused_and_leaves_no_file(project, name, form):
+    with pytest.raises(click.UsageError):
+        scaffold(project, name, scaffold_format=form)
+
+    assert not (project / name).exists()
+
+
+def test_dg_finds_it_in_the_front_door():
+    import pipeline_platform
+
+    assert "PipelineComponent" in dir(pipeline_platform)
+    assert pipeline_platform.PipelineComponent is PipelineComponent
