@@ -1,31 +1,48 @@
 """Dagster's newer command line, `dg`, in the checkout: it finds the deployment by `[tool.dg]` of pyproject.toml."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
+import urllib.request
 from pathlib import Path
 
 import dagster as dg
 import pytest
 
 from pipelines.flights import Flights
+from servers.server import free_ports
 from tests.fixtures.keeper import PROJECT
 
 WINDOW = f"{Flights.first_window:%Y-%m-%dT%H%M}"
 
 
 @pytest.fixture
-def typed(tmp_path):
+def at_home(tmp_path):
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_", "FLIGHTS_"))}
-    at_home = {**kept, "DAGSTER_HOME": str(tmp_path), "VIRTUAL_ENV": sys.prefix, "PYTHONWARNINGS": "ignore"}
+    return {**kept, "DAGSTER_HOME": str(tmp_path), "VIRTUAL_ENV": sys.prefix, "PYTHONWARNINGS": "ignore"}
 
+
+@pytest.fixture
+def typed(at_home):
     def of(command, *arguments):
-        script = str(Path(sys.executable).with_name(command))
         return subprocess.run(
-            [script, *arguments], cwd=PROJECT, env=at_home, capture_output=True, text=True, timeout=120, check=False
+            [script(command), *arguments],
+            cwd=PROJECT,
+            env=at_home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
     return of
+
+
+def script(command):
+    return str(Path(sys.executable).with_name(command))
 
 
 @pytest.mark.faults  # each command loads the deployment and all of dg: half a minute together
@@ -53,3 +70,38 @@ def test_failed_is_materialised_alone_on_the_command_line(typed, tmp_path, comma
         assert run.status == dg.DagsterRunStatus.SUCCESS
         assert run.tags["pipeline_platform.origin/flights"] == "failed"
         assert instance.get_materialized_partitions(dg.AssetKey(["flights", "failed"])) == {WINDOW}
+
+
+@pytest.mark.faults
+def test_dg_dev_serves_the_deployment(at_home, tmp_path):
+    (port,) = free_ports(1)
+    command = [script("dg"), "dev", "--host", "127.0.0.1", "--port", str(port)]
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(
+            command, cwd=PROJECT, env=at_home, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            until, served = time.monotonic() + 150, []
+            while not served and process.poll() is None and time.monotonic() < until:
+                time.sleep(0.5)
+                served = assets_at(f"http://127.0.0.1:{port}/graphql")
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    said = (tmp_path / "log").read_text()[-3_000:]
+    assert {"flights/messages", "flights/lake", "flights/failed"} <= set(served), said
+
+
+def assets_at(url):
+    """The assets that a web server knows, none while it is not there yet."""
+    asked = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
+    request = urllib.request.Request(url, asked, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return ["/".join(node["assetKey"]["path"]) for node in json.load(answer)["data"]["assetNodes"]]
+    except OSError:
+        return []

@@ -9,12 +9,24 @@ import dagster as dg
 import pytest
 import yaml
 
+from pipeline_platform.cli import loading
 from pipeline_platform.new_pipeline import Kind
+from pipeline_platform.orchestration import deployment
 from pipeline_platform.orchestration.component import NewComponent, PipelineComponent, PipelineScaffolder
-from pipeline_platform.orchestration.deployment import BUILT
 from tests.fixtures.keeper import PROJECT
 
 TYPE = "pipeline_platform.PipelineComponent"
+
+LATE = """
+from pathlib import Path
+
+import dagster as dg
+
+
+@dg.definitions
+def defs():
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)
+"""
 
 IN_PYTHON = """
 import dagster as dg
@@ -36,6 +48,7 @@ def load(context: dg.ComponentLoadContext) -> PipelineComponent:
 def project(tmp_path, monkeypatch):
     """The folder `defs` of a new project of `dg`."""
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(deployment, "BUILT", [])
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "pyproject.toml").write_text(
         '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "shop"\n'
@@ -85,7 +98,14 @@ def test_pipelines_of_a_project_share_what_one_component_says(project, tmp_path)
     assert {f"{name}_queue" for name in names} | {"lake", "control", "spark"} <= set(defs.resources)
     assert defs.resources["lake"].root == str(tmp_path / "lake")
     assert defs.resources["spark"].packages == ["shop"]
-    assert {pipeline.name for pipeline in BUILT[-1].pipelines} == set(names), "the command line has them all"
+    assert {pipeline.name for pipeline in deployment.BUILT[-1].pipelines} == set(names), "the command line has them all"
+
+
+def test_the_command_line_loads_a_project_whose_definitions_are_late(project):
+    scaffold(project, "orders")
+    (project.parent / "definitions.py").write_text(LATE)
+
+    assert [pipeline.name for pipeline in loading.load("shop.definitions").pipelines] == ["orders"]
 
 
 def test_the_document_shows_what_is_written(project):
