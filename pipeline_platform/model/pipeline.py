@@ -59,7 +59,7 @@ class Pipeline:
         shutdown: How long a run that has to stop (`pipeline-platform drain`, a termination) still begins messages.
         telemetry: Functions that get this pipeline's events, by event, in the process where these happen:
             `{"batch": on_batch}`. See `docs/run/telemetry.md`.
-        owners: Of the assets: e-mail addresses or `team:<name>`.
+        owners: Of the assets: e-mail addresses or `team:<name>`. A base sets them for all its pipelines.
     """
 
     name: ClassVar[str]
