@@ -4,7 +4,8 @@ The front door: all that a pipeline or a connector needs, in one import. It load
 `PipelineComponent`, by which `dg` finds it: Dagster is loaded when that is first asked for.
 """
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from typing import Any
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.blocks import ack_immediately, columns
@@ -65,16 +66,11 @@ __all__ = [
 ]
 
 
-if TYPE_CHECKING:
-    from pipeline_platform.orchestration.component import PipelineComponent as PipelineComponent
-else:
+def __getattr__(name: str) -> Any:
+    if name == "PipelineComponent":
+        return importlib.import_module("pipeline_platform.orchestration.component").PipelineComponent
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-    def __getattr__(name: str) -> Any:
-        if name == "PipelineComponent":
-            from pipeline_platform.orchestration.component import PipelineComponent
 
-            return PipelineComponent
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-    def __dir__() -> list[str]:
-        return [*globals(), "PipelineComponent"]  # `dg` looks there for components
+def __dir__() -> list[str]:
+    return [*globals(), "PipelineComponent"]  # `dg` looks there for components
