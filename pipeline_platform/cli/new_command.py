@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-import dotenv
 import typer
 
 from pipeline_platform.cli.loading import SetUpError
@@ -20,7 +19,6 @@ def new(
         made = NewPipeline(name, source, package="pipelines")
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="NAME") from None
-    dotenv.load_dotenv(Path(".env"))
     key, definitions = made.key, Path("definitions.py")
     files = {
         Path(f"pipelines/{name}.py"): made.pipeline,
