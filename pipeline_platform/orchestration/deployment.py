@@ -107,12 +107,12 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
         PipelineError: As of `platform_definitions`; and a `SchemaChangeError`.
     """
     check_together(pipelines, resources)
-    find_first_windows(pipelines, resources)
     for pipeline in pipelines:
         check_dead_letters(pipeline, resources)
         check_early_acks(pipeline, resources)
         check_partitions(pipeline, resources)
         check_models(pipeline, resources["lake"])
+    find_first_windows(pipelines, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
