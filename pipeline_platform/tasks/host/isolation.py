@@ -101,7 +101,7 @@ def isolate(
 
     Rows are tried together. Where that dies, the rows that it was busy with go alone, and then all others together.
     Where these do not die alone, something else ended the process (a thread, say), and halves are tried. Rows
-    whose call took too long are culprits for certain.
+    whose call took too long are culprits for certain, and so is one that dies as another one did alone.
 
     Args:
         rows: In order.
@@ -112,6 +112,7 @@ def isolate(
             and what lies between them, go apart from those before and after.
     """
     exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
+    alone = set[tuple[str, str]]()  # the callbacks that ended their process for one row alone, and how
 
     def tried(rows: Sequence[int], *, in_order: bool) -> Tries:
         """Return whether a row failed."""
@@ -139,7 +140,10 @@ def isolate(
             if len(begun) == 1 and death.in_time and death.tries > 1:
                 parts.append((part, trust))  # what a row left behind that the host had before may have ended it
                 continue
-            if len(begun) == 1 or (culprits and not death.in_time):
+            if len(begun) == 1 and culprits:
+                alone.add((death.callback, death.how))
+            is_known = trust and len(culprits) == 1 and (death.callback, death.how) in alone
+            if len(begun) == 1 or is_known or (culprits and not death.in_time):
                 culprits = culprits or begun
                 yield from _record(culprits, death, make)
                 failed = True
