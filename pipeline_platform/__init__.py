@@ -1,11 +1,7 @@
 """Pull messages from a source, handle and batch them on Spark, keep failures apart, acknowledge what is safe.
 
-The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster, except for
-`PipelineComponent`, by which `dg` finds it: Dagster is loaded when that is first asked for.
+The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
 """
-
-import importlib
-from typing import Any
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.blocks import ack_immediately, columns
@@ -64,13 +60,3 @@ __all__ = [
     "columns",
     "telemetry",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "PipelineComponent":
-        return importlib.import_module("pipeline_platform.orchestration.component").PipelineComponent
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return [*globals(), "PipelineComponent"]  # `dg` looks there for components

@@ -2,6 +2,7 @@
 
 from pipeline_platform.orchestration.alerts import Alert, Alerts
 from pipeline_platform.orchestration.asset_windows import WHEN_NEW
+from pipeline_platform.orchestration.component import PipelineComponent
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.lake_resources import IO_MANAGER, ControlResource, LakeResource
@@ -17,6 +18,7 @@ __all__ = [
     "Alerts",
     "ControlResource",
     "LakeResource",
+    "PipelineComponent",
     "SparkResource",
     "pipeline_assets",
     "platform_definitions",

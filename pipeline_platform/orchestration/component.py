@@ -21,7 +21,7 @@ from pipeline_platform.source.contract import Source
 
 
 class NewComponent(BaseModel):
-    """What `dg scaffold defs pipeline_platform.PipelineComponent` takes beside a name."""
+    """What `dg scaffold defs pipeline_platform.orchestration.PipelineComponent` takes beside a name."""
 
     source: Kind = Kind.table
 

@@ -1,4 +1,4 @@
-"""The wheel in a project of `dg`: what `dg scaffold defs pipeline_platform.PipelineComponent orders` writes runs."""
+"""The wheel in a project of `dg`: what its command writes of a pipeline runs."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 
-COMPONENT = "pipeline_platform.PipelineComponent"
+COMPONENT = "pipeline_platform.orchestration.PipelineComponent"
 FILES = {
     "pyproject.toml": '[tool.dg]\ndirectory_type = "project"\n[tool.dg.project]\nroot_module = "our_shop"\n',
     "our_shop/__init__.py": "",

@@ -12,10 +12,10 @@ import yaml
 from pipeline_platform.cli import loading
 from pipeline_platform.new_pipeline import Kind
 from pipeline_platform.orchestration import deployment
-from pipeline_platform.orchestration.component import NewComponent, PipelineComponent, PipelineScaffolder
+from pipeline_platform.orchestration.component import NewComponent, PipelineScaffolder
 from tests.fixtures.keeper import PROJECT
 
-TYPE = "pipeline_platform.PipelineComponent"
+TYPE = "pipeline_platform.orchestration.PipelineComponent"
 
 LATE = """
 from pathlib import Path
@@ -31,7 +31,7 @@ def defs():
 IN_PYTHON = """
 import dagster as dg
 
-from pipeline_platform import PipelineComponent
+from pipeline_platform.orchestration import PipelineComponent
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration import source_resource
 from shop.defs.orders.orders import Orders
@@ -157,10 +157,3 @@ def test_what_cannot_be_scaffolded_is_refused_and_leaves_no_file(project, name, 
         scaffold(project, name, scaffold_format=form)
 
     assert not (project / name).exists()
-
-
-def test_dg_finds_it_in_the_front_door():
-    import pipeline_platform
-
-    assert "PipelineComponent" in dir(pipeline_platform)
-    assert pipeline_platform.PipelineComponent is PipelineComponent

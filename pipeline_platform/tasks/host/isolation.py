@@ -151,28 +151,25 @@ def isolate(
                 trust = yield from tried(culprits, in_order=False)
                 failed |= trust
             else:
-                first, end = 0, len(begun) // 2
-                if (
-                    trust
-                    and in_order
-                    and culprits
-                    and len(begun) > begun.index(culprits[-1]) - begun.index(culprits[0]) + 1
-                ):
-                    first, end = begun.index(culprits[0]), begun.index(culprits[-1]) + 1
-                pieces = left, begun[end:], begun[first:end], begun[:first]
-                parts += [(piece, trust) for piece in pieces]
+                first, end = _apart(begun, culprits if trust and in_order else ())
+                parts += [(piece, trust) for piece in (left, begun[end:], begun[first:end], begun[:first])]
                 continue
             done = set(culprits)
             before = begun[: begun.index(culprits[0])]
             after = [row for row in begun[len(before) :] if row not in done]
             begun_in_vain += len(before)
-            if begun_in_vain <= BEGUN_AGAIN * len(rows):
-                parts.append((before + after + left, trust))
-            else:
-                parts += [(after + left, trust), (before, trust)]
+            together = begun_in_vain <= BEGUN_AGAIN * len(rows)
+            pieces = [before + after + left] if together else [after + left, before]
+            parts += [(piece, trust) for piece in pieces]
         return failed
 
     return (yield from tried(rows, in_order=in_order))
+
+
+def _apart(rows: Sequence[int], busy: Sequence[int]) -> tuple[int, int]:
+    """Bounds of the rows to try apart: from the first busy one to the last, or half of all if that is all or none."""
+    first, end = (rows.index(busy[0]), rows.index(busy[-1]) + 1) if busy else (0, len(rows))
+    return (first, end) if end - first < len(rows) else (0, len(rows) // 2)
 
 
 def _record(rows: Sequence[int], death: Death, make: Callable[[Try], Any]) -> Tries:
