@@ -1,15 +1,20 @@
 """Requests that runs make at an object store, by how many messages a run has: counted in the log of a local S3 server.
 
-Run it as `python -m benchmarks.requests [--runs N]`. Each size has a lake of its own, in which a run follows another:
-the more commits a table has since its checkpoint, the more a run reads.
+Run it as `python -m benchmarks.requests [--runs N] [--delay MS]`. Each size has a lake of its own, in which a run
+follows another: the more commits a table has since its checkpoint, the more a run reads. With a delay each request
+waits for so long before it reaches the server, as at a store that is far; then the seconds of each step are printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
+import multiprocessing
 import statistics
 import tempfile
-from contextlib import closing
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from benchmarks.events import Events, payloads
@@ -24,48 +29,91 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import server as spark_server
 from servers import s3, sqs
 from servers.__main__ import FOLDER
+from servers.server import free_ports
+
+STEPS = (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish, steps.acknowledge)
 
 SIZES = {100: 22, 10_000: 12, 1_000_000: 2}
 """Messages of a run, and how many runs."""
 
 
-def requests(spark: SparkResource, server: s3.S3, messages: int, runs: int) -> list[int]:
-    """Requests of each of some runs of so many messages."""
-    options = {**sqs.ENVIRONMENT, "AWS_REGION": sqs.REGION, "AWS_ENDPOINT_URL": server.address}
+def requests(
+    spark: SparkResource, server: s3.S3, address: str, messages: int, runs: int
+) -> Iterator[tuple[int, dict[str, float]]]:
+    """Requests of each of some runs of so many messages, and the seconds of its steps."""
+    options = {**sqs.ENVIRONMENT, "AWS_REGION": sqs.REGION, "AWS_ENDPOINT_URL": address}
     lake = Lake(root=f"s3://{s3.BUCKET}/{messages}", storage_options=options)
-    counted = []
     with tempfile.TemporaryDirectory() as folder:
         queue = TableQueue(name="events_queue", url=f"sqlite:///{folder}/queue.sqlite")
         queue.create()
         control = ControlStore(f"sqlite:///{folder}/control.sqlite")
         for number in range(runs):
             queue.enqueue(payloads(messages))
-            before = len(server.requests())
+            before, took, started = len(server.requests()), {}, time.monotonic()
             flow = Flow(Events, queue, lake, control, lambda: spark.spark_session)  # as a process of its own has it
             receive = begin(flow, origin="source", run_id=str(number), windows=[WINDOW])
-            for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
+            took["begin"] = time.monotonic() - started
+            for step in STEPS:
+                started = time.monotonic()
                 step(flow, receive)
-            assert steps.acknowledge(flow, receive).acknowledged == messages
-            counted.append(len(server.requests()) - before)
-    return counted
+                took[step.__name__] = time.monotonic() - started
+            assert not flow.ledger.unfinished()
+            yield len(server.requests()) - before, took
+
+
+@contextmanager
+def far(server: s3.S3, delay_s: float) -> Iterator[str]:
+    """Yield an address of the server at which each request waits before it gets there; another process has it."""
+    (port,) = free_ports(1)
+    relay = multiprocessing.get_context("spawn").Process(target=_relay, args=(server.address, port, delay_s))
+    relay.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        relay.kill()
+
+
+def _relay(address: str, port: int, delay_s: float) -> None:
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+        while data := await reader.read(1 << 20):
+            await asyncio.sleep(seconds)
+            writer.write(data)
+        writer.close()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+        await asyncio.gather(pass_on(reader, there[1], delay_s), pass_on(there[0], writer, 0), return_exceptions=True)
+
+    async def serve() -> None:
+        async with await asyncio.start_server(accept, "127.0.0.1", port) as relay:
+            await relay.serve_forever()
+
+    asyncio.run(serve())
 
 
 def main() -> None:
     """Print requests a run and a thousand messages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, help="runs of each size; the first makes the tables and is not counted")
+    parser.add_argument("--delay", type=int, help="milliseconds that each request waits; runs of 100 messages alone")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, s3.serve(FOLDER) as server:
+    delay = arguments.delay
+    with tempfile.TemporaryDirectory() as folder, s3.serve(FOLDER) as server, far(server, (delay or 0) / 1_000) as slow:
         spark_server.start(Path(folder))
         try:
             with closing(SparkResource(remote=WARM, state_folder=folder, packages=["benchmarks"])) as spark:
-                for messages, runs in SIZES.items():
-                    counted = requests(spark, server, messages, arguments.runs or runs)[1:]
-                    mean = statistics.mean(counted)
+                for messages, runs in [*SIZES.items()][: 1 if delay else None]:
+                    address = slow if delay else server.address
+                    _, *seen = requests(spark, server, address, messages, arguments.runs or runs)
+                    counted, mean = [count for count, _ in seen], statistics.mean(count for count, _ in seen)
                     print(
                         f"{messages:>9,} messages: {mean:.0f} requests a run ({min(counted)} to {max(counted)}), "
                         f"{mean * 1_000 / messages:,.1f} a thousand messages"
                     )
+                    if delay:
+                        took = {name: statistics.median(one[name] for _, one in seen) for name in seen[0][1]}
+                        each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in took.items())
+                        print(f"{delay} ms each: {sum(took.values()):.1f} s a run ({each})")
         finally:
             spark_server.stop(Path(folder))
 
