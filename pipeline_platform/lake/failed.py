@@ -35,10 +35,11 @@ class LakeSource(Source):
         table = Table(self.lake, self.pipeline, name, schema)
         files: dict[str, list[File]] = {}
         if table.exists():
-            handle = table.open()
-            if version is not None:
-                handle.load_as_version(version)
-            for file in sorted(table.files(handle, self.windows), key=lambda file: (file.committed_at, file.path)):
+            with table.look() as handle:
+                if version is not None:
+                    handle.load_as_version(version)
+                found = table.files(handle, self.windows)
+            for file in sorted(found, key=lambda file: (file.committed_at, file.path)):
                 files.setdefault(file.window, []).append(file._replace(path=table.path(file.path)))
         return files
 

@@ -1,6 +1,7 @@
 """Where the lake lies: a local folder or an object store, by one set of calls."""
 
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,6 +33,8 @@ _CREDENTIALS = {
 }
 """PyArrow's names of what both clients find by themselves where it is in the environment, in a profile or a role."""
 _PATIENCE = {"max_retries": "1000", "retry_timeout": f"{AWAY_S}s", "backoff_config.max_backoff": "5s"}
+_BRIEF = {"max_retries": "0", "timeout": "5s"}
+"""For calls of delta-rs in which no other thread runs, none that renews a lease either: to try again is ours."""
 _ATTEMPTS = 13
 """PyArrow's tries, each after twice as long as the last, and at most 20 s: about `AWAY_S` in all."""
 _S3 = ("s3", "s3a")
@@ -235,18 +238,30 @@ class Lake(BaseModel):
         At an object store no host of a task may call it: delta-rs does not bear a fork.
         """
         if not self.is_local:
-            from deltalake.fs import DeltaStorageHandler
-
-            store = DeltaStorageHandler(self.root, self.patient_options)  # PyArrow takes four times as many requests
-            with suppress(FileNotFoundError):
-                store.delete_file(f"{folder}/{first or '_'}")
-            store.delete_dir(folder)
+            self._remove_objects(folder, first)
             return
         if first:
             self.remove_file(f"{folder}/{first}")
         while self._filesystem.get_file_info(self._at(folder)).type != pafs.FileType.NotFound:
             with suppress(FileNotFoundError):  # of a file in it that another process removed first
                 self._filesystem.delete_dir(self._at(folder))
+
+    def _remove_objects(self, folder: str, first: str) -> None:
+        from deltalake.fs import DeltaStorageHandler  # PyArrow takes three times as many requests
+
+        away_since = time.monotonic()
+        while True:
+            try:
+                store = DeltaStorageHandler(self.root, {**(self.options or {}), **_BRIEF})
+                with suppress(FileNotFoundError):
+                    store.delete_file(f"{folder}/{first or '_'}")
+                store.delete_dir(folder)
+            except OSError:
+                if time.monotonic() - away_since > AWAY_S:
+                    raise
+                time.sleep(1)
+            else:
+                return
 
 
 def _first(given: Mapping[str, str], names: Iterable[str]) -> str | None:

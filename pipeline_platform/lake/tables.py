@@ -131,9 +131,12 @@ class Table:
 
     def exists(self) -> bool:
         """Whether a receive ever made it."""
-        from deltalake import DeltaTable
+        from deltalake.exceptions import TableNotFoundError
 
-        return DeltaTable.is_deltatable(self.uri, storage_options=self.lake.patient_options)
+        # Not `is_deltatable`: no other thread runs until it has its answer, none that renews a lease either.
+        with suppress(TableNotFoundError), self.look():
+            return True
+        return False
 
     def ensure(self) -> None:
         """Make it, or add the columns that its model has gained; a `SchemaChangeError` where a type has changed."""

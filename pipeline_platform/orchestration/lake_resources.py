@@ -112,6 +112,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
         if obj is None:
             return
         from deltalake import DeltaTable, write_deltalake
+        from deltalake.exceptions import TableNotFoundError
 
         rows, uri = _to_arrow(obj), self.lake.uri(*context.asset_key.path)
         options: dict[str, Any] = {"schema_mode": "overwrite", "storage_options": self.lake.patient_options}
@@ -119,7 +120,8 @@ class LakeIOManager(dg.ConfigurableIOManager):
             keys = list(context.asset_partition_keys)
             rows = _in_windows(rows, keys, context.asset_key)
             options |= {"schema_mode": "merge", "partition_by": [WINDOW]}
-            if DeltaTable.is_deltatable(uri, storage_options=options["storage_options"]):
+            with suppress(TableNotFoundError):
+                DeltaTable(uri, storage_options=options["storage_options"])
                 quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
                 options["predicate"] = f"{WINDOW} IN ({quoted})"
         write_deltalake(uri, rows, mode="overwrite", **options)

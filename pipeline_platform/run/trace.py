@@ -124,12 +124,13 @@ def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -
     """The rows of a message, in some windows or in all, without its payload."""
     if not table.exists():
         return []
-    rows = pl.scan_delta(table.uri, storage_options=table.lake.options)
-    if windows is not None:
-        rows = rows.filter(pl.col("window").is_in(list(windows)))
-    if table.name in ("messages", "failed"):  # a batcher's own `data` is what came of it
-        rows = rows.drop("data")
-    return rows.filter(pl.col("message_id") == message_id).collect().to_dicts()
+    with table.look() as handle:
+        rows = pl.scan_delta(handle, storage_options=table.lake.options)
+        if windows is not None:
+            rows = rows.filter(pl.col("window").is_in(list(windows)))
+        if table.name in ("messages", "failed"):  # a batcher's own `data` is what came of it
+            rows = rows.drop("data")
+        return rows.filter(pl.col("message_id") == message_id).collect().to_dicts()
 
 
 def _received(flow: Flow, receive: Receive | None, message_id: str) -> Iterator[Row]:

@@ -1,6 +1,8 @@
 """Where a lake may lie, and what both of its clients are told of an object store."""
 
 import os
+import socket
+import threading
 
 import polars as pl
 import pyarrow as pa
@@ -8,8 +10,10 @@ import pyarrow.fs as pafs
 import pytest
 from deltalake import write_deltalake
 
+from pipeline_platform.lake import storage
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError, Table
+from servers import sqs
 
 HOW = {"allow_delayed_open": True, "retry_strategy": pafs.AwsStandardS3RetryStrategy(max_attempts=13)}
 
@@ -82,3 +86,28 @@ def test_of_two_commits_of_one_version_the_second_is_refused(s3):
         table.swap(one, "one", [])
         with pytest.raises(CommitConflictError):
             table.swap(other, "other", [])
+
+
+@pytest.mark.parametrize("call", [Table.exists, Table.version, lambda table: table.lake.remove(table.path(""))])
+def test_other_threads_run_while_a_store_does_not_answer_and_then_it_is_an_error(monkeypatch, call):
+    """One of them renews leases, another one keeps a connection to a broker."""
+    monkeypatch.setattr(storage, "AWAY_S", 2)
+    monkeypatch.setattr(storage, "_BRIEF", {"max_retries": "0", "timeout": "1s"})
+    errors = []
+
+    def ask(table):
+        try:
+            call(table)
+        except OSError as error:
+            errors.append(error)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = {**sqs.ENVIRONMENT, "aws_region": sqs.REGION, "max_retries": "0", "timeout": "3s"}
+        options["aws_endpoint_url"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        table = Table(Lake(root="s3://lake", storage_options=options), "p", "t", pa.schema([("a", pa.int64())]))
+        asking = threading.Thread(target=ask, args=[table])
+        asking.start()
+        asking.join(0.1)
+        assert asking.is_alive(), "this thread goes on before it has its answer"
+        asking.join(20)
+    assert len(errors) == 1
