@@ -28,6 +28,7 @@ from pipeline_platform.lake.tables import (
     CommitConflictError,
     Table,
     Tables,
+    side_by_side,
 )
 
 _RUN_BITS = 32
@@ -220,8 +221,9 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
 
     Several may call it at once, and again after any of them died half-way.
     """
-    for table in _changed(tables, receive, manifest):
-        _publish_once(table, receive, manifest.of_table(table.name))
+    side_by_side(
+        lambda table: _publish_once(table, receive, manifest.of_table(table.name)), _changed(tables, receive, manifest)
+    )
     return {name: manifest.rows(name) for name in (*tables.names, *published(manifest)) if name != "outcomes"}
 
 

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -337,6 +338,13 @@ def _plain(error: Exception) -> str:
     return " ".join(_COLOUR.sub("", str(error)).split())
 
 
+def side_by_side(work: Callable[[Table], None], tables: Iterable[Table]) -> None:
+    """Do something to several tables at once: each waits for many answers of an object store."""
+    with ThreadPoolExecutor() as threads:
+        for _ in threads.map(work, tables):
+            pass
+
+
 class Tables:
     """All tables of one pipeline."""
 
@@ -357,8 +365,7 @@ class Tables:
     def ensure(self) -> None:
         """Make or widen every table, by `check_windows` and `Table.ensure`. A run does it before it leases anything."""
         check_windows(self.lake, self.pipeline, self.windows_with_data)
-        for name in self.names:
-            self[name].ensure()
+        side_by_side(Table.ensure, map(self.__getitem__, self.names))
 
     def refusals(self) -> dict[str, str]:
         """Why runs would refuse the models of batchers, by batcher; empty where all fit their tables."""
