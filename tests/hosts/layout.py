@@ -5,6 +5,7 @@ Spark worker of one core each. All addresses are inside the namespaces, and noth
 """
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -63,7 +64,7 @@ class Layout:
             "ROOT_ACCESS_KEY_ID": "hosts", "ROOT_SECRET_ACCESS_KEY": self._password,
             "SPARK_WORKER_CORES": "1", "SPARK_WORKER_MEMORY": "1g",
         }  # fmt: skip
-        self.objects, self._checkout = folder / "objects", folder / "checkout"
+        self.objects, self.checkout = folder / "objects", folder / "checkout"
 
     def _settings(self) -> list[str]:
         """`deploy/settings.env`, with this layout's addresses for its names."""
@@ -98,11 +99,11 @@ class Layout:
         for folder in ("objects/lake", "metadata", "srv/dagster"):
             (self.folder / folder).mkdir(parents=True)
         for what in ("deploy", "pipeline_platform"):
-            (self._checkout / what).parent.mkdir(exist_ok=True)
-            shutil.copytree(PROJECT / what, self._checkout / what, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(PROJECT / "dagster.yaml", self._checkout)
+            (self.checkout / what).parent.mkdir(exist_ok=True)
+            shutil.copytree(PROJECT / what, self.checkout / what, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(PROJECT / "dagster.yaml", self.checkout)
         for name, text in {"workspace.yaml": WORKSPACE, "definitions.py": DEFINITIONS, "counted.py": PIPELINES}.items():
-            (self._checkout / name).write_text(text)
+            (self.checkout / name).write_text(text)
         for server in ("postgres", "s3", "spark-master", "worker-d", "worker-e", "spark-connect"):
             self.start(server)
         await_(lambda: self._answers("b", 5432) and self._answers("c", 7070) and self._answers("a", 15002), 180)
@@ -125,14 +126,14 @@ class Layout:
     def start(self, server: str) -> None:
         """Start a server on its host, as `deploy/` does."""
         host = SERVERS[server]
-        command = self._commands().get(server) or [str(self._checkout / "deploy" / "start"), STARTS.get(server, server)]
+        command = self._commands().get(server) or [str(self.checkout / "deploy" / "start"), STARTS.get(server, server)]
         scratch = self.folder / f"scratch-{server}"
         own = {"DEPLOY_HOST": ADDRESSES[host], "SPARK_WORKER_DIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
         own["SPARK_RECOVERY_DIR"] = str(scratch)
         with (self.folder / f"{server}.log").open("ab") as log:
             self._running[server] = subprocess.Popen(
                 ["ip", "netns", "exec", self._host(host), *command],
-                cwd=self._checkout, env=self.environment | own, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                cwd=self.checkout, env=self.environment | own, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 
@@ -142,13 +143,23 @@ class Layout:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
+    def restart_spark(self, time_out_s: int) -> None:
+        """Start the master and the Connect server anew, with the time after which they give a silent worker up."""
+        settings = self.checkout / "deploy" / "spark.conf"
+        settings.write_text(re.sub(r"(spark\.network\.timeout +)\S+", rf"\g<1>{time_out_s}s", settings.read_text()))
+        self.environment["SPARK_DAEMON_JAVA_OPTS"] = f"-Dspark.worker.timeout={time_out_s}"
+        for server in ("spark-connect", "spark-master"):
+            self.kill(server)
+        for server in ("spark-master", "spark-connect"):
+            self.start(server)
+
     def link(self, host: str, state: str) -> None:
         """Take a host's link `down`, or `up` again."""
         self._inside("hub", "ip", "link", "set", f"to-{host}", state)
 
     def run(self, host: str, *command: str) -> str:
         """Run a command on a host, and return what it says."""
-        done = self._inside(host, *command, cwd=self._checkout, env=self.environment)
+        done = self._inside(host, *command, cwd=self.checkout, env=self.environment)
         return done.stdout
 
     def logs(self) -> str:

@@ -45,7 +45,9 @@ QUEUE = TableQueue(name="queue", url=os.environ["QUEUE_URL"])
 RESOURCES = {
     "lake": LakeResource(root=os.environ["PIPELINE_PLATFORM_LAKE"]),
     "control": ControlResource(url=os.environ["PIPELINE_PLATFORM_CONTROL"]),
-    "spark": SparkResource(remote=os.environ["PIPELINE_PLATFORM_SPARK"]),
+    "spark": SparkResource(
+        remote=os.environ["PIPELINE_PLATFORM_SPARK"], ui=os.environ["PIPELINE_PLATFORM_SPARK_UI"]
+    ),
     "queue": source_resource(TableQueue)(name="queue", url=os.environ["QUEUE_URL"]),
 }
 defs = platform_definitions([Counted], RESOURCES)

@@ -70,6 +70,20 @@ def counting(layout):
     return Counting(layout)
 
 
+def test_tasks_of_a_host_that_is_cut_off_are_named_while_spark_waits_for_it(layout, counting):
+    """Spark by itself waits for two minutes; as it is deployed its tasks begin elsewhere before they are late."""
+    layout.restart_spark(150)
+    before = counting.handled()
+    counting.send(EACH)
+    await_(lambda: counting.handled() > before, WITHIN_S)
+    layout.link("e", "down")
+    await_(lambda: f"on host {ADDRESSES['e']}" in layout.run("a", "pipeline-platform", "status"), 120)
+    layout.link("e", "up")
+    await_(lambda: counting.handled() >= counting.sent and not counting.waiting(), WITHIN_S)
+    assert counting.stored() == Counter(range(counting.sent))
+    layout.restart_spark(30)
+
+
 @pytest.mark.parametrize(("kind", "which"), [("none", "none"), *FAULTS])
 def test_each_message_once(kind, which, layout, counting):
     before = counting.handled()
