@@ -11,9 +11,9 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
-from pipeline_platform.orchestration.source_resources import source_resource
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
 FAILS_EACH = 10_000
 

@@ -37,7 +37,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow

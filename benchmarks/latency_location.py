@@ -17,9 +17,9 @@ from pipeline_platform.model.options import Batcher, Processors, Producer, Table
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
-from pipeline_platform.orchestration.source_resources import source_resource
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
 FOLDER = Path(os.environ.get("LATENCY_BENCHMARK", "."))
 CALLS = "calls"

@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.events import POISON, Clean, Hundred, Poisoned, Timed, payloads
 from benchmarks.handling import Bench, ratio, timed
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.spark import server as spark_server
 

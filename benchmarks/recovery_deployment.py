@@ -15,7 +15,7 @@ import polars as pl
 
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.runs_under_way import UNDER_WAY
+from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 from pipeline_platform.spark import server as spark_server
 
 ROOT = Path(__file__).parents[1]

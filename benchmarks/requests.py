@@ -22,7 +22,7 @@ from benchmarks.handling import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow

@@ -23,7 +23,7 @@ import psutil
 
 from benchmarks.events import Batched, Events
 from benchmarks.handling import Bench
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import spark_work, steps
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server

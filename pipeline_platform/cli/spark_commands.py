@@ -53,7 +53,7 @@ def start(
 
 def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str], None]) -> None:
     from pipeline_platform.orchestration.deployment import Built
-    from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+    from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 
     try:
         built = loading.load()

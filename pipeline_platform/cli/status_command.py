@@ -34,7 +34,7 @@ from pipeline_platform.spark.late_tasks import late_tasks
 if TYPE_CHECKING:
     import dagster as dg
 
-    from pipeline_platform.orchestration.producer_state import ProducerState
+    from pipeline_platform.orchestration.sensors.producer_state import ProducerState
 
 T = TypeVar("T")
 Rows = dict[str, str | Text]
@@ -115,8 +115,8 @@ def _is_made(home: Path) -> bool:
 def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
     """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
     from pipeline_platform.launcher.run_process import end_claims
-    from pipeline_platform.orchestration.producer_state import state_of
-    from pipeline_platform.orchestration.runs_under_way import in_flight
+    from pipeline_platform.orchestration.sensors.producer_state import state_of
+    from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 
     rows, control = Rows(), opened.control
     _asking(instance, lambda known: end_claims(known, control, pipeline.name) if known else None)
@@ -209,7 +209,7 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
         return {"runs in Dagster": instance}
     from pipeline_platform.launcher.run_process import never_begins
     from pipeline_platform.orchestration.jobs import runs_of
-    from pipeline_platform.orchestration.runs_under_way import UNDER_WAY
+    from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 
     try:
         if isinstance(instance, Exception):

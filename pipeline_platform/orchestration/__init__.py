@@ -1,14 +1,14 @@
 """A pipeline as Dagster sees it: assets, sensors, jobs, checks and resources, to put a deployment together from."""
 
-from pipeline_platform.orchestration.alerts import Alert, Alerts
 from pipeline_platform.orchestration.asset_windows import WHEN_NEW
 from pipeline_platform.orchestration.component import PipelineComponent
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
-from pipeline_platform.orchestration.lake_resources import IO_MANAGER, ControlResource, LakeResource
-from pipeline_platform.orchestration.producers import producer_sensor
-from pipeline_platform.orchestration.source_resources import AcknowledgerResource, source_resource
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, source_resource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
+from pipeline_platform.orchestration.sensors.alerts import Alert, Alerts
+from pipeline_platform.orchestration.sensors.producers import producer_sensor
 
 __all__ = [
     "IO_MANAGER",

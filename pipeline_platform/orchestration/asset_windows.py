@@ -16,7 +16,7 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import EARLIEST, WINDOW_FORMAT
-from pipeline_platform.orchestration.lake_resources import values_of
+from pipeline_platform.orchestration.resources.lake_resources import values_of
 
 _FIRST: dict[type[Pipeline], datetime] = {}
 """The first windows of classes that leave it open, as the control store that their deployment has keeps them."""

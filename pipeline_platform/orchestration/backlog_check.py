@@ -6,8 +6,8 @@ import dagster as dg
 
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import named
-from pipeline_platform.orchestration.producer_state import ProducerState, state_of
-from pipeline_platform.orchestration.source_resources import source_of
+from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.sensors.producer_state import ProducerState, state_of
 
 
 def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetChecksDefinition:

@@ -14,9 +14,9 @@ from pipeline_platform.home import home
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.new_pipeline import Kind, NewPipeline
 from pipeline_platform.orchestration.deployment import pipeline_definitions, resources_together
-from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
-from pipeline_platform.orchestration.source_resources import source_resource
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.source.contract import Source
 
 

@@ -14,24 +14,24 @@ from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
-from pipeline_platform.orchestration.alerts import To, alerts_sensor
 from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
-from pipeline_platform.orchestration.lake_resources import IO_MANAGER, LakeIOManager, LakeResource, values_of
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
-from pipeline_platform.orchestration.producers import producer_sensor
+from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, LakeIOManager, LakeResource, values_of
+from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.run_checks import run_checks
-from pipeline_platform.orchestration.schedules import (
+from pipeline_platform.orchestration.sensors.alerts import To, alerts_sensor
+from pipeline_platform.orchestration.sensors.producers import producer_sensor
+from pipeline_platform.orchestration.sensors.schedules import (
     maintenance_schedule,
     pull_schedule,
     redrive_schedule,
     retry_sensor,
 )
-from pipeline_platform.orchestration.source_resources import AcknowledgerResource, connector_of
-from pipeline_platform.orchestration.spark_resource import SparkResource, shipping_also
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import shipping
 

@@ -19,9 +19,9 @@ from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.lake_resources import IO_MANAGER
 from pipeline_platform.orchestration.receive_config import RunOrigin, receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
+from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source

@@ -22,8 +22,8 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.orchestration.deployment import Built
-from pipeline_platform.orchestration.lake_resources import ControlResource
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.lake_resources import ControlResource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from tests.fixtures.pipelines_under_test import Lettered, Told
 from tests.fixtures.small_lake import Keeping, Memory, Run
 
@@ -255,7 +255,7 @@ def test_a_variable_that_is_not_set_is_named_without_a_traceback():
         "import dagster as dg\n"
         "import definitions\n"
         "from pipeline_platform.cli import main as cli\n"
-        "from pipeline_platform.orchestration.lake_resources import ControlResource\n"
+        "from pipeline_platform.orchestration.resources.lake_resources import ControlResource\n"
         "definitions.RESOURCES['control'] = ControlResource(url=dg.EnvVar('NOWHERE_SET'))\n"
         "cli.main()"
     )

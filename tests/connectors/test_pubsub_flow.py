@@ -11,7 +11,7 @@ from pydantic import Field, ValidationError
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.flow_pipelines import Obedient

@@ -12,7 +12,7 @@ from dagster._core.events import DagsterEvent
 
 from pipeline_platform.control.demand import InFlight
 from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess
-from pipeline_platform.orchestration.runs_under_way import in_flight
+from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 from tests.fixtures.sensor import TAGS, Asked, Place, tags
 
 STARTING, STARTED = dg.DagsterRunStatus.STARTING, dg.DagsterRunStatus.STARTED

@@ -22,7 +22,7 @@ from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.runs_under_way import limits
+from pipeline_platform.orchestration.sensors.runs_under_way import limits
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Source
 from pipeline_platform.source.patience import patiently

@@ -8,7 +8,7 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "connect" / "your-own.md"

@@ -22,7 +22,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import DummySource, test_message
 from tests.fixtures.installed import needed_by, plain

@@ -22,7 +22,7 @@ import definitions
 from pipeline_platform.cli.main import app
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration import LakeResource
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import DummySource, test_batch
 from pipelines.flights import Flights

@@ -26,7 +26,7 @@ class TableQueue(Shipped):
 WORK = """
 import assets, dagster as dg, pipeline_platform, pipelines, resources, sensors
 from our_project.definitions import defs
-from pipeline_platform.orchestration.source_resources import connector_of
+from pipeline_platform.orchestration.resources.source_resources import connector_of
 
 assert {one.OWNER for one in (assets, pipelines, resources, sensors)} == {"theirs"}
 assert pipeline_platform.__file__.startswith(%r), pipeline_platform.__file__

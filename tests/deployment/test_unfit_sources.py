@@ -12,7 +12,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.options import Batcher, Processors
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from tests.fixtures.early import Early
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.memory_sources import MemoryChannel, MemoryLog, MemoryQueue

@@ -13,8 +13,8 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.orchestration.lake_resources import LakeIOManager, LakeResource
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.lake_resources import LakeIOManager, LakeResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location

@@ -13,7 +13,7 @@ from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.backlog_check import backlog_check
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.producer_state import state_of
+from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from tests.fixtures.dagster import ROOT, WINDOW
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told

@@ -13,9 +13,9 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
-from pipeline_platform.orchestration.lake_resources import ControlResource, LakeResource
-from pipeline_platform.orchestration.source_resources import source_resource
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from tests.fixtures.small_lake import Keeping, Memory, Run
 
 NEXT_YEAR = "2030-05-01T0700"

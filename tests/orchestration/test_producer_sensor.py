@@ -19,7 +19,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.producers import producer_sensor
+from pipeline_platform.orchestration.sensors.producers import producer_sensor
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.sensor import TAGS, Asked, Limited, Place, tags

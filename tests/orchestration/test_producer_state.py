@@ -9,7 +9,7 @@ from dagster._core.events import DagsterEvent
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.orchestration.producer_state import state_of
+from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.sensor import Asked, Place, tags

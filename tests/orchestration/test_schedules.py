@@ -12,10 +12,10 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
-from pipeline_platform.orchestration import schedules
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now, windows_of
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.sensors import schedules
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.sensor import Asked, Limited, Place
@@ -61,7 +61,7 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place):
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place):
     assert scheduled("clocked_redrive_schedule", place).skip_message == "no failure is waiting"
     waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
-    with mock.patch("pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value=waiting):
+    with mock.patch.object(schedules.FailedMessages, "chosen_by_window", return_value=waiting):
         requests = scheduled("clocked_redrive_schedule", place).run_requests
     two, one = requests
     bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
@@ -89,8 +89,10 @@ def test_the_tables_are_seen_to_each_night_and_in_an_hour_in_which_one_is_crowde
 @pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_redrive_schedule"])
 def test_a_pause_holds_for_the_clock_too(place, schedule):
     place.control.pause("clocked", "new schema on Monday")
-    with mock.patch(
-        "pipeline_platform.orchestration.schedules.FailedMessages.chosen_by_window", return_value={"2025-03-01T0000": 2}
+    with mock.patch.object(
+        schedules.FailedMessages,
+        "chosen_by_window",
+        return_value={"2025-03-01T0000": 2},
     ):
         told = scheduled(schedule, place)
         place.control.resume("clocked")

@@ -13,7 +13,7 @@ from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.runs_under_way import in_flight
+from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.sensor import Place

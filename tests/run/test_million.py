@@ -10,7 +10,7 @@ from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatc
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import run as run_through
 from tests.fixtures.numbers_under_fault import Number

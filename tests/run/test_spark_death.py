@@ -18,8 +18,8 @@ import pytest
 
 from demo.services import free_port
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration import spark_resource
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources import spark_resource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
 

@@ -12,7 +12,7 @@ import dagster as dg
 import pydantic
 import pytest
 
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.spark import engine
 from tests.spark.test_engine import ROWS, who
 
@@ -23,7 +23,7 @@ import json, os, sys, time
 import pyarrow as pa
 from pipeline_platform.spark import engine
 from tests.spark.test_engine import ROWS, who
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
 asked = json.loads(sys.argv[1])
 sys.path.insert(0, asked["path"])
@@ -310,7 +310,7 @@ import json, sys
 import pyarrow as pa
 from pipeline_platform.spark import engine
 from tests.spark.test_engine import ROWS, who
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
 config = {"spark.executorEnv.WHO": "me"}
 spark = SparkResource(remote="warm", state_folder=sys.argv[1], cores=2, spark_config=config)

@@ -6,7 +6,7 @@ import pytest
 from pipeline_platform import Backlog, Refused, SourceError
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.source_resources import source_resource
+from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.testing import DummySource, check_source
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told

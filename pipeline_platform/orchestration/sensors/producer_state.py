@@ -9,7 +9,7 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.runs_under_way import in_flight, limits, steps_of
+from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits, steps_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import Source, SourceError
 

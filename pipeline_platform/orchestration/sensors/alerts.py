@@ -15,8 +15,8 @@ from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.producer_state import judged
-from pipeline_platform.orchestration.source_resources import source_of
+from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.sensors.producer_state import judged
 from pipeline_platform.source.contract import SourceError
 
 _EVERY_S = 60

@@ -15,8 +15,9 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
 from pipeline_platform.orchestration.backlog_check import evaluation_of
 from pipeline_platform.orchestration.jobs import named, run_request
-from pipeline_platform.orchestration.producer_state import state_of
-from pipeline_platform.orchestration.runs_under_way import (
+from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.sensors.producer_state import state_of
+from pipeline_platform.orchestration.sensors.runs_under_way import (
     empty_in_a_row,
     ended_early,
     failed_in_a_row,
@@ -24,7 +25,6 @@ from pipeline_platform.orchestration.runs_under_way import (
     limits,
     was_filled,
 )
-from pipeline_platform.orchestration.source_resources import source_of
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry.configuration import export

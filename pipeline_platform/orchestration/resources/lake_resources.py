@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.spark_resource import SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -16,7 +16,7 @@ from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
 from pipeline_platform.orchestration.jobs import named, run_request, runs_of
-from pipeline_platform.orchestration.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
+from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
 
 _NIGHT = 2
 """The hour, UTC, of which half is past when all tables are seen to."""

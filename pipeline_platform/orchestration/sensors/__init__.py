@@ -1,0 +1,1 @@
+"""What asks for runs: the producers' sensors, retries, schedules; and the sensor that alerts."""
