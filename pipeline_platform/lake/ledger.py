@@ -48,6 +48,8 @@ class Receive(BaseModel, frozen=True):
         producer: Name of the producer it pulls from; empty for the only one, and where it pulls from none.
         selection: Of the open failures, those that a backfill drives.
         traceparent: Of the run's trace, as W3C has it; empty where nobody traces.
+        control: Id of the control store that knows whether its run lives; empty if an earlier release began it.
+        place: That store, and the host, for people.
     """
 
     receive_id: str
@@ -65,6 +67,8 @@ class Receive(BaseModel, frozen=True):
     producer: str = ""
     selection: Selection = ALL
     traceparent: str = ""
+    control: str = ""
+    place: str = ""
 
     @property
     def window(self) -> str:

@@ -110,6 +110,8 @@ def begin(
                 "pipeline meanwhile and start it with `although_paused` in its run config"
             )
         taken = {"demand": granted, "asked": asked, "base": base, "replaces": replaces, "selection": selection}
+        control, place, _ = flow.control.reader()
+        taken |= {"control": control, "place": place}
         receive = receive.model_copy(update={**taken, "started_at": datetime.now(UTC)})
         if granted:
             flow.tables.begins(receive_id)

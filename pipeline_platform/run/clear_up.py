@@ -61,7 +61,7 @@ def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:
         steps.publish(flow, done)
     if not is_free:
         if not is_live:
-            _expect_producer(flow, record)
+            _expect_somebody(flow, record)
         return False
     if not done:
         return True
@@ -75,15 +75,28 @@ def _clear_up(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:
 
 def _is_ours(flow: Flow, receive: Receive) -> bool:
     """Whether a run of this flow has what it takes to finish a receive: its source, if it pulled from one."""
+    if _is_elsewhere(flow, receive):
+        return False
     return not intake_of(flow, receive).is_outside or (flow.has_source and receive.producer == flow.producer)
 
 
-def _expect_producer(flow: Flow, receive: Receive) -> None:
-    """Refuse to wait for a run of a producer that is gone.
+def _is_elsewhere(flow: Flow, receive: Receive) -> bool:
+    """Whether another deployment began a receive: here nobody knows whether its run lives."""
+    return receive.control not in ("", flow.control.reader().id)
+
+
+def _expect_somebody(flow: Flow, receive: Receive) -> None:
+    """Refuse to wait for a run of a producer that is gone, or of another deployment.
 
     Raises:
-        PipelineError: Nobody's next run will finish the receive.
+        PipelineError: No next run of this one will finish the receive.
     """
+    if _is_elsewhere(flow, receive):
+        folder = flow.lake.uri(flow.ledger.folder(receive.receive_id))
+        raise PipelineError(
+            f"it is of another deployment, {receive.place}: give each deployment a lake of its own, or its pipelines "
+            f"other names. If that deployment is gone for good, remove {folder}: what was leased comes back by itself"
+        )
     if intake_of(flow, receive).is_outside and receive.producer not in flow.pipeline.producers_of():
         option = f"producers[{receive.producer!r}]" if receive.producer else "producer"
         raise PipelineError(
