@@ -95,7 +95,7 @@ def test_a_killer_costs_its_block_one_more_try(lake, diary, small_blocks, killer
     begun = calls(diary)["handle_message"]
     times = {number: begun[f"m{number}"] for number in range(200)}
     assert {number for number in range(200) if times[number] > 1} <= set(range(130, killers[-1] + 1)), "its block alone"
-    assert [times[number] for number in killers] == [2] + [1] * (len(killers) - 1), "the first one also alone"
+    assert [times[number] for number in killers] == [2] * len(killers), "with its block, and alone"
     for number in set(range(130, 140)) - set(killers):
         assert times[number] == 1 + sum(number < killer for killer in killers)
 
@@ -292,18 +292,16 @@ def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blame
     assert len(tries) <= 4 * rows
 
 
-def test_a_row_is_tried_alone_unless_another_one_died_alone_as_it_did():
-    failed, begun = [], []
-    ways = {3: "signal 9", 5: "signal 9", 7: "exit code 3", 9: "exit code 3"}
+def test_a_row_that_another_one_damaged_does_not_fail_though_it_dies_as_a_killer_did():
+    failed = []
 
     def attempt(rows: Sequence[int]) -> Death | None:
-        begun.append(rows)
-        place = next((place for place, row in enumerate(rows) if row in ways), None)
-        return None if place is None else Death(ways[rows[place]], "handle_message", [place])
+        deadly = [place for place, row in enumerate(rows) if row == 3 or 5 in rows[:place]]
+        return Death("signal 11", "handle_message", deadly[:1]) if deadly else None
 
     isolated(range(12), attempt, failed)
-    assert failed == [3, 5, 7, 9]
-    assert [*filter(lambda rows: len(rows) == 1, begun)] == [[3], [7]]
+
+    assert failed == [3]
 
 
 def test_a_death_is_not_believed_of_a_host_that_had_other_tries_before():

@@ -101,7 +101,7 @@ def isolate(
 
     Rows are tried together. Where that dies, the rows that it was busy with go alone, and then all others together.
     Where these do not die alone, something else ended the process (a thread, say), and halves are tried. Rows
-    whose call took too long are culprits for certain, and so is one that dies as another one did alone.
+    whose call took too long are culprits for certain.
 
     Args:
         rows: In order.
@@ -112,7 +112,6 @@ def isolate(
             and what lies between them, go apart from those before and after.
     """
     exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
-    alone = set[tuple[str, str]]()  # the callbacks that ended their process for one row alone, and how
 
     def tried(rows: Sequence[int], *, in_order: bool) -> Tries:
         """Return whether a row failed."""
@@ -140,10 +139,7 @@ def isolate(
             if len(begun) == 1 and death.in_time and death.tries > 1:
                 parts.append((part, trust))  # what a row left behind that the host had before may have ended it
                 continue
-            if len(begun) == 1 and culprits:
-                alone.add((death.callback, death.how))
-            is_known = trust and len(culprits) == 1 and (death.callback, death.how) in alone
-            if len(begun) == 1 or is_known or (culprits and not death.in_time):
+            if len(begun) == 1 or (culprits and not death.in_time):
                 culprits = culprits or begun
                 yield from _record(culprits, death, make)
                 failed = True
@@ -151,25 +147,28 @@ def isolate(
                 trust = yield from tried(culprits, in_order=False)
                 failed |= trust
             else:
-                first, end = _apart(begun, culprits if trust and in_order else ())
-                parts += [(piece, trust) for piece in (left, begun[end:], begun[first:end], begun[:first])]
+                first, end = 0, len(begun) // 2
+                if (
+                    trust
+                    and in_order
+                    and culprits
+                    and len(begun) > begun.index(culprits[-1]) - begun.index(culprits[0]) + 1
+                ):
+                    first, end = begun.index(culprits[0]), begun.index(culprits[-1]) + 1
+                pieces = left, begun[end:], begun[first:end], begun[:first]
+                parts += [(piece, trust) for piece in pieces]
                 continue
             done = set(culprits)
             before = begun[: begun.index(culprits[0])]
             after = [row for row in begun[len(before) :] if row not in done]
             begun_in_vain += len(before)
-            together = begun_in_vain <= BEGUN_AGAIN * len(rows)
-            pieces = [before + after + left] if together else [after + left, before]
-            parts += [(piece, trust) for piece in pieces]
+            if begun_in_vain <= BEGUN_AGAIN * len(rows):
+                parts.append((before + after + left, trust))
+            else:
+                parts += [(after + left, trust), (before, trust)]
         return failed
 
     return (yield from tried(rows, in_order=in_order))
-
-
-def _apart(rows: Sequence[int], busy: Sequence[int]) -> tuple[int, int]:
-    """Bounds of the rows to try apart: from the first busy one to the last, or half of all if that is all or none."""
-    first, end = (rows.index(busy[0]), rows.index(busy[-1]) + 1) if busy else (0, len(rows))
-    return (first, end) if end - first < len(rows) else (0, len(rows) // 2)
 
 
 def _record(rows: Sequence[int], death: Death, make: Callable[[Try], Any]) -> Tries:
