@@ -121,7 +121,7 @@ class Lake(BaseModel):
 
     @property
     def options(self) -> dict[str, str] | None:
-        """What Polars is told: `storage_options`, else the environment's words for S3."""
+        """What clients are told: `storage_options`, else the environment's words for S3."""
         if urlsplit(self.root).scheme not in _S3:
             return None
         given = {key.lower(): value for key, value in self.storage_options.items()}
@@ -140,6 +140,11 @@ class Lake(BaseModel):
     def patient_options(self) -> dict[str, str] | None:
         """What delta-rs is told: the same, and to try again for `AWAY_S`."""
         return self.options and {**_PATIENCE, **self.options}
+
+    @property
+    def polars_options(self) -> dict[str, Any] | None:
+        """What `pl.scan_delta` is told, which adds the options of its table and takes `max_retries` as a number alone."""
+        return self.options and {**self.options, "max_retries": int(_PATIENCE["max_retries"])}
 
     def _at(self, path: str) -> str:
         """A path as the file system takes it: without the scheme of an object store."""

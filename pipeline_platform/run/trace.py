@@ -125,7 +125,7 @@ def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -
     if not table.exists():
         return []
     with table.look() as handle:
-        rows = pl.scan_delta(handle, storage_options=table.lake.options)
+        rows = pl.scan_delta(handle, storage_options=table.lake.polars_options)
         if windows is not None:
             rows = rows.filter(pl.col("window").is_in(list(windows)))
         if table.name in ("messages", "failed"):  # a batcher's own `data` is what came of it

@@ -1,10 +1,13 @@
 """What a team deploys, by its own linters; the processes themselves are started in tests/hosts."""
 
+import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,6 +53,14 @@ def test_hadolint_finds_nothing_in_the_dockerfile(deploy):
     assert not printed(BIN / "hadolint", deploy / "Dockerfile")
 
 
+def test_images_hold_nothing_that_git_ignores():
+    def names(file):
+        lines = (PROJECT / file).read_text().splitlines()
+        return {line.removeprefix("**/").strip("/") for line in lines if not line.startswith("#")}
+
+    assert names(".dockerignore") >= names(".gitignore") | {".git", ".env"}
+
+
 def test_compose_reads_its_file_and_starts_each_process(deploy):
     if missing := go.missing():
         pytest.skip(missing)
@@ -77,6 +88,9 @@ def test_the_instance_on_kubernetes_has_the_settings_of_dagster_yaml_and_a_launc
     theirs = yaml.safe_load(printed("sh", deploy / "start", "instance"))
     assert theirs["run_launcher"]["class"] == "K8sRunLauncher"
     assert "postgres" in theirs["storage"]
+    entry = json.loads(re.search(r"^ENTRYPOINT (.+)$", (deploy / "Dockerfile").read_text(), re.M)[1])
+    container = theirs["run_launcher"]["config"]["run_k8s_config"]["container_config"]
+    assert [*container["command"], "deploy/start"] == entry  # Dagster gives a whole command as arguments
     assert {**ours, "run_launcher": None, "storage": None} == {**theirs, "run_launcher": None, "storage": None}
 
 
@@ -90,3 +104,22 @@ def test_systemd_takes_its_unit(deploy):
 def test_an_unknown_process_is_refused_with_those_that_there_are(deploy):
     said = printed("sh", deploy / "start", "deamon", expected=2)
     assert set(re.search(r"start (\S+)", said)[1].split("|")) == roles()
+
+
+def test_the_daemons_process_ends_after_its_runs(deploy, tmp_path):
+    daemon, said = tmp_path / "dagster-daemon", tmp_path / "said"
+    run = f"trap 'sleep 1; echo given back >{said}; exit' TERM; while :; do sleep 0.1; done"
+    daemon.write_text(f'#!/bin/sh\nsh -c "{run}" &\nexec sleep 60\n')
+    daemon.chmod(0o755)
+    here = os.environ | {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "DAGSTER_HOME": str(tmp_path),
+        "DEPLOY_HOST": "here",
+    }
+    started = subprocess.Popen(
+        [deploy / "start", "daemon"], env=here, stdout=subprocess.DEVNULL, start_new_session=True
+    )
+    time.sleep(1)
+    os.killpg(started.pid, signal.SIGTERM)
+    started.wait(30)
+    assert said.read_text() == "given back\n"

@@ -99,7 +99,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
         kind = context.dagster_type.typing_type
         if getattr(kind, "__module__", "").startswith("pyspark."):
             return self._spark_frame(uri, table, columns, windows)
-        frame = pl.scan_delta(table, storage_options=self.lake.options)
+        frame = pl.scan_delta(table, storage_options=self.lake.polars_options)
         if windows is not None:
             frame = frame.filter(pl.col(WINDOW).is_in(windows))
         if kind is pl.LazyFrame:
