@@ -143,8 +143,8 @@ class Lake(BaseModel):
 
     @property
     def polars_options(self) -> dict[str, Any] | None:
-        """What `pl.scan_delta` is told, which adds the options of its table and takes `max_retries` as a number alone."""
-        return self.options and {**self.options, "max_retries": int(_PATIENCE["max_retries"])}
+        """What Polars is told of a table that delta-rs opened: it takes that one's options, but `max_retries` no text."""
+        return self.patient_options and {**self.patient_options, "max_retries": int(self.patient_options["max_retries"])}
 
     def _at(self, path: str) -> str:
         """A path as the file system takes it: without the scheme of an object store."""

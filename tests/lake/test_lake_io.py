@@ -17,6 +17,7 @@ from pipeline_platform.orchestration.resources.lake_resources import LakeIOManag
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.trace import trace
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
 from tests.fixtures.flow import run
 from tests.fixtures.pipelines_under_test import SINCE, Told
@@ -48,7 +49,10 @@ def texts(frame: Any) -> list[tuple[str, str]]:
 
 
 def materialise(asset: dg.AssetsDefinition, location: Location, spark: SparkResource, **options: Any) -> Any:
-    lake = LakeResource(root=str(location.root / "lake"))
+    return materialise_in(LakeResource(root=str(location.root / "lake")), asset, spark, **options)
+
+
+def materialise_in(lake: LakeResource, asset: dg.AssetsDefinition, spark: SparkResource, **options: Any) -> Any:
     resources = {"io_manager": LakeIOManager(lake=lake, spark=spark)}
     return dg.materialize([LINES, asset], resources=resources, selection=[asset], **options)
 
@@ -139,12 +143,18 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
     queue.create()
     lake = Lake(root="s3://lake/here", storage_options=s3)
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    there = LakeResource(root="s3://lake/here", storage_options=s3)
     with closing(warm_spark.resource()) as spark:
         flow = Flow(Told, queue, lake, control, lambda: spark.spark_session)
         for payloads in ([b"one", b"fail", b"letter a"], [b"two"]):
             queue.enqueue(payloads)
             receive = run(flow, windows=[WINDOW])
             assert queue.held() == [], "all is acknowledged"
+        for kind in (pa.Table, pl.DataFrame, pl.LazyFrame):
+            asset, got = reading(kind, HOURLY)
+            materialise_in(there, asset, spark, partition_key=WINDOW)
+            assert got == [(kind, [("one", WINDOW), ("two", WINDOW)])]
+            materialise_in(there, returning(pl.DataFrame({"n": [1]}), HOURLY), spark, partition_key=WINDOW)
 
     lines = pl.read_delta("s3://lake/here/told/lines", storage_options=lake.options)
     assert sorted(lines["text"]) == ["one", "two"]
@@ -153,3 +163,5 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
     assert queue.backlog().messages == 0
     again = intake_of(flow, receive.model_copy(update={"origin": "failed"})).source
     assert again.backlog().messages == 1
+    (failed,) = pl.read_delta("s3://lake/here/told/failed", storage_options=lake.options)["message_id"]
+    assert [one.rows for one in trace(flow, failed)] == [[]]
