@@ -143,8 +143,9 @@ class Lake(BaseModel):
 
     @property
     def polars_options(self) -> dict[str, Any] | None:
-        """What Polars is told of a table that delta-rs opened: it takes that one's options, but `max_retries` no text."""
-        return self.patient_options and {**self.patient_options, "max_retries": int(self.patient_options["max_retries"])}
+        """What Polars is told of a table that delta-rs opened. It takes that one's options, except for a text `max_retries`."""
+        options = self.patient_options
+        return options and {**options, "max_retries": int(options["max_retries"])}
 
     def _at(self, path: str) -> str:
         """A path as the file system takes it: without the scheme of an object store."""
