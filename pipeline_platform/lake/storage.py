@@ -143,7 +143,7 @@ class Lake(BaseModel):
 
     @property
     def polars_options(self) -> dict[str, Any] | None:
-        """What Polars is told of a table that delta-rs opened. It takes that one's options, except for a text `max_retries`."""
+        """What Polars is told of a table that delta-rs opened: that one's options, but `max_retries` as a number."""
         options = self.patient_options
         return options and {**options, "max_retries": int(options["max_retries"])}
 
