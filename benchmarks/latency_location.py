@@ -68,7 +68,7 @@ def nothing() -> None:
     """Do nothing."""
 
 
-@dg.job
+@dg.job(executor_def=dg.in_process_executor)  # as those of pipelines
 def empty() -> None:
     """What a run costs in Dagster before it does anything."""
     nothing()
