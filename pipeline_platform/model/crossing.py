@@ -132,4 +132,5 @@ def _stripped(annotation: Any) -> Any:
         kind = type(next(iter(annotation)).value)
     else:
         kind = next(base for base in PLAIN if issubclass(annotation, base))
-    return Annotated[kind, AfterValidator(annotation)]
+    # Since Python 3.12 the signature of an enum is one that pydantic refuses.
+    return Annotated[kind, AfterValidator(lambda value: annotation(value))]  # noqa: PLW0108
