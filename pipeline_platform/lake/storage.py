@@ -1,7 +1,6 @@
 """Where the lake lies: a local folder or an object store, by one set of calls."""
 
 import os
-import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,6 +11,7 @@ from urllib.parse import quote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 AWAY_S = 120
 """Seconds that each request is tried again while an object store is away: it may start anew, and its host reboot."""
@@ -255,19 +255,13 @@ class Lake(BaseModel):
     def _remove_objects(self, folder: str, first: str) -> None:
         from deltalake.fs import DeltaStorageHandler  # PyArrow takes three times as many requests
 
-        away_since = time.monotonic()
-        while True:
-            try:
+        again: dict[str, Any] = {"stop": stop_after_delay(AWAY_S), "wait": wait_fixed(1), "reraise": True}
+        for attempt in Retrying(retry=retry_if_exception_type(OSError), **again):
+            with attempt:
                 store = DeltaStorageHandler(self.root, {**(self.options or {}), **_BRIEF})
                 with suppress(FileNotFoundError):
                     store.delete_file(f"{folder}/{first or '_'}")
                 store.delete_dir(folder)
-            except OSError:
-                if time.monotonic() - away_since > AWAY_S:
-                    raise
-                time.sleep(1)
-            else:
-                return
 
 
 def _first(given: Mapping[str, str], names: Iterable[str]) -> str | None:
