@@ -1,5 +1,6 @@
 """Where the lake lies: a local folder or an object store, by one set of calls."""
 
+import errno
 import os
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -249,8 +250,11 @@ class Lake(BaseModel):
         if first:
             self.remove_file(f"{folder}/{first}")
         while self._filesystem.get_file_info(self._at(folder)).type != pafs.FileType.NotFound:
-            with suppress(FileNotFoundError):  # of a file in it that another process removed first
+            try:
                 self._filesystem.delete_dir(self._at(folder))
+            except OSError as error:  # another process removed a file in it first, or wrote one
+                if error.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise
 
     def _remove_objects(self, folder: str, first: str) -> None:
         from deltalake.fs import DeltaStorageHandler  # PyArrow takes three times as many requests

@@ -44,7 +44,7 @@ def test_what_changes_a_pipeline_prints_it_as_json_alone(cli):
     assert json.loads(cli("repair", "told", "--json").stdout) == {"unreadable": [], "taken_out": False, "open_again": 0}
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error::UserWarning")
 def test_show_names_functions_and_what_the_class_itself_says(beside):
     cli = beside(Talkative, Lettered, queue=Memory())
     talkative, lettered = cli("show", "talkative").stdout, cli("show", "lettered").stdout

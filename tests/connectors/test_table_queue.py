@@ -98,7 +98,7 @@ def test_metadata_that_are_no_text_cost_no_message(tmp_path):
 def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url, kind):
     queue = TableQueue(name="flights", url=postgres_url, metadata_column="notes")
     do(postgres_url, f"CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea, notes {kind})")
-    deep = "[" * 2_000 + "]" * 2_000
+    deep = "[" * 12_000 + "]" * 12_000
     for notes in (deep, '{"key": 1.5}', None):
         do(postgres_url, f"INSERT INTO messages (data, notes) VALUES ('', CAST(:notes AS {kind}))", notes=notes)
     queue.create()

@@ -3,6 +3,9 @@
 import os
 import socket
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import polars as pl
 import pyarrow as pa
@@ -111,3 +114,20 @@ def test_other_threads_run_while_a_store_does_not_answer_and_then_it_is_an_error
         assert asking.is_alive(), "this thread goes on before it has its answer"
         asking.join(20)
     assert len(errors) == 1
+
+
+def test_a_folder_is_removed_into_which_another_process_still_writes(tmp_path):
+    lake, until = Lake(root=str(tmp_path)), time.monotonic() + 0.5
+
+    def write() -> None:
+        while time.monotonic() < until:
+            with suppress(FileNotFoundError):  # it was removed beneath it
+                lake.write("_receives/r1/steps.json", b"{}")
+
+    with ThreadPoolExecutor(1) as threads:
+        writing = threads.submit(write)
+        while not writing.done():
+            lake.remove("_receives/r1")
+        writing.result()
+    lake.remove("_receives/r1")
+    assert lake.names("_receives") == []

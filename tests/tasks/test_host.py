@@ -5,8 +5,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -259,6 +261,23 @@ def test_a_fault_of_the_platform_in_a_fork_is_raised_and_is_no_messages():
 
     with pytest.raises(RuntimeError, match="no such table"):
         in_a_fork(work, lambda written: None)
+
+
+def test_forks_of_several_threads_do_not_overlap(monkeypatch):
+    fork, under_way, overlaps = os.fork, threading.Semaphore(), list[int]()
+
+    def watched() -> int:
+        if not under_way.acquire(blocking=False):
+            overlaps.append(1)
+        time.sleep(0.01)
+        child = fork()
+        under_way.release()
+        return child
+
+    monkeypatch.setattr("os.fork", watched)
+    with ThreadPoolExecutor(4) as threads:
+        deaths = list(threads.map(lambda _: in_a_fork(lambda progress, give: None, lambda written: None), range(8)))
+    assert (deaths, overlaps) == ([None] * 8, [])
 
 
 def test_a_fork_ends_with_its_parent():

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -35,6 +36,8 @@ _HAS_PIDFD = hasattr(os, "pidfd_open")
 _NAP_S = 1.0 if _HAS_PIDFD else 0.01
 """The longest time between two looks. Where the end of a process wakes nobody, each fork may take so much longer."""
 
+_forking = threading.Lock()
+"""One fork at a time: filelock, which Dagster loads, refuses one that begins during another from Python 3.12 on."""
 
 Errors = tuple[type[Exception], ...]
 
@@ -166,11 +169,13 @@ def in_a_fork(
     out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as small as can be: a host is ahead by few
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # else the child would print it once more
-    gc.freeze()  # or the child would collect the parent's garbage: destructors of native libraries, without threads
-    parent, child = os.getpid(), os.fork()
+    with _forking:
+        gc.freeze()  # or the child would collect the parent's garbage: destructors of native libraries, without threads
+        parent, child = os.getpid(), os.fork()
+        if child:
+            gc.unfreeze()
     if child == 0:
         _be_host(work, progress, out, parent, outside)
-    gc.unfreeze()
     out.close()
 
     def take_or_note(written: Written) -> None:
