@@ -241,7 +241,7 @@ def main(words: list[str]) -> int:
     survived = 0
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder, "tree")
-        ignored = shutil.ignore_patterns(".venv", ".git", "__pycache__", ".*_cache", ".hypothesis", ".demo")
+        ignored = shutil.ignore_patterns(".venv*", ".git", "__pycache__", ".*_cache", ".hypothesis", ".demo")
         shutil.copytree(HOME, home, symlinks=True, ignore=ignored)
         for guard in chosen:
             began = time.monotonic()

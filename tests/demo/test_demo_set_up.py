@@ -24,10 +24,12 @@ def test_a_python_without_ensurepip_is_told_its_package_before_anything_is_made(
     python.write_text(LACKING.format(python=sys.executable))
     python.chmod(0o755)
 
+    # What `make test` was given would be handed on.
+    kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     made = subprocess.run(
         ["make", "demo"],
         cwd=tmp_path,
-        env={**os.environ, "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHON": "python3"},
+        env={**kept, "PATH": f"{python.parent}:{os.environ['PATH']}", "PYTHON": "python3"},
         capture_output=True,
         text=True,
         check=False,

@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +27,7 @@ class Reader:
 
     def __init__(self, folder: Path, page: str) -> None:
         self.folder, self.page, self.typed = folder, (DOCS / "start" / page).read_text(), 0
-        scripts = f"{PROJECT / '.venv' / 'bin'}:{os.environ['PATH']}"
+        scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIPELINE_"))}
         self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / ".dagster")}
         (folder / ".dagster").mkdir()
