@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pipeline_platform.lake.storage import Lake
 from servers import sqs
@@ -41,6 +42,9 @@ pytest_plugins = [
 os.environ.update(sqs.ENVIRONMENT)
 # Java's second compiler pays in a long life, which a test's Spark has not; without it that starts a fifth sooner.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
+settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault
+settings.load_profile("unhurried")
 
 # In this order: files that fork for each message while this process is small, for a fork copies what it has mapped; and
 # a file that takes minutes, begun last, would keep one process busy while the others have nothing left.

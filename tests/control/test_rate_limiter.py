@@ -300,7 +300,7 @@ class Task:
         return False
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     allowed=st.integers(1, 12),
     steps=st.lists(
@@ -328,7 +328,7 @@ def test_no_interval_sees_more_than_its_permits_whoever_stalls_or_dies(store, cl
     assert all(count <= allowed for count in handled.values())
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     allowed=st.integers(1, 300), interval=st.floats(0.05, 5), work=st.floats(0.0001, 0.5), messages=st.integers(1, 400)
 )

@@ -129,7 +129,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @example([("decide", 0), ("decide", 1), ("decide", 2)])
 @example([("decide", 0), ("fence", 0), ("decide", 1)])
 @example([("decide", 0), ("decide", 0), ("publish", 0), ("finish", 0)])

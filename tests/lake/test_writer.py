@@ -198,7 +198,7 @@ def table_of(lake: Lake, *files: list[dict[str, Any]], schema: pa.Schema = VALUE
     return table
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.lists(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -118,7 +118,6 @@ def by_rows(payloads: list[bytes | None], model: ModelClass) -> list[dict[str, A
 
 @pytest.mark.parametrize("kind", [pa.Table, pl.DataFrame])
 @pytest.mark.parametrize("model", MODELS)
-@settings(deadline=None)
 @given(payloads=PAYLOADS)
 @example(payloads=ODD)
 @example(payloads=[GOOD + b"}"] * 3)

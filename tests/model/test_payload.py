@@ -61,7 +61,7 @@ REFUSED = [
     (b'{"hunter2": [1e999]}', "Number out of range - at `$[...][0]`"),
     (b"1" * 5_000, "number out of range at line 1 column 4302"),
     (b'"\\ud83d"', "unexpected end of hex escape at line 1 column 8"),
-    (b'"\xed\xa0\xbd"', "invalid unicode code point at line 1 column 2"),
+    (b'"hunter2 \xed\xa0\xbd"', "invalid unicode code point at line 1 column 10"),
     (b'"hunter2 \xff"', "invalid unicode code point at line 1 column 10"),
     (b"\xef\xbb\xbf{}", "expected value at line 1 column 1"),
     ("{}".encode("utf-16"), "expected value at line 1 column 1"),
@@ -74,7 +74,8 @@ REFUSED = [
 def test_what_is_no_json_is_refused_with_its_place_and_without_its_words(payload, why):
     with pytest.raises(PayloadError) as refused:
         message_of(payload).json()
-    assert str(refused.value) == f"the payload is no JSON: {why}"
+    before = why.replace("code point at line 1 column 10", "code point at line 1 column 11")  # pydantic up to 2.14.2
+    assert str(refused.value) in (f"the payload is no JSON: {why}", f"the payload is no JSON: {before}")
     assert "hunter2" not in str(refused.value)
     assert refused.value.__suppress_context__, "what it arose from may quote the payload"
 

@@ -156,7 +156,7 @@ def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none
     pipeline,
     examples,
 ):
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(PAYLOADS, ENDS, ENDS)
     def tried(payloads: list[str], ends: list[Point], later: list[Point]) -> None:
         flow = flows(pipeline, [Text(one) for one in payloads])

@@ -135,7 +135,7 @@ def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_i
     assert manifest.total("given_back") == 40
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     allowed=st.integers(3, 200),
     interval_s=st.sampled_from([0.25, 1.0, 2.0, 7.5, 60.0]),

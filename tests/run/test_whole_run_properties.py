@@ -169,7 +169,7 @@ ENDS = st.lists(POINTS, min_size=2, max_size=4)
 @pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("pipeline", [Moody, pytest.param(Split, marks=pytest.mark.faults)])
 def test_wherever_runs_end_each_message_ends_once(flows, pipeline, examples):
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(MESSAGES, ENDS)
     def tried(messages: list[Mood], ends: list[Point]) -> None:
         check(messages, run_to_end(flows(pipeline, messages), ends))
@@ -180,7 +180,7 @@ def test_wherever_runs_end_each_message_ends_once(flows, pipeline, examples):
 @pytest.mark.faults
 @pytest.mark.parametrize("examples", [2, pytest.param(50, marks=pytest.mark.soak)])
 def test_a_message_that_hangs_costs_no_other(flows, examples):
-    @settings(max_examples=examples, deadline=None)
+    @settings(max_examples=examples)
     @given(MESSAGES, st.integers(0, 59), st.lists(POINTS, max_size=1))
     def tried(messages: list[Mood], hanging: int, ends: list[Point]) -> None:
         number = hanging % len(messages)

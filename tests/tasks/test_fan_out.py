@@ -219,7 +219,7 @@ def test_children_stay_in_their_order_in_a_batch():
 _WORDS = st.sampled_from([*FAULTS, "lake=a", "left=b", "right=c", "left=ack"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.lists(_WORDS, max_size=4).map(" ".join) | st.just("plain"), min_size=1, max_size=8))
 def test_each_message_ends_once_and_fails_exactly_if_a_child_does(payloads):
     told = testing.test_batch(Families, payloads)

@@ -118,7 +118,7 @@ def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[
     def tried(holds: Callable[[list[Mood], Told], None]) -> Any:
         @pytest.mark.parametrize("examples", [100, pytest.param(3_000, marks=pytest.mark.soak)])
         def test(examples: int) -> None:
-            settings(max_examples=examples, deadline=None)(given(messages, options())(holds))()
+            settings(max_examples=examples)(given(messages, options())(holds))()
 
         return test
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform import Message, Processors
@@ -150,7 +150,6 @@ def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lak
     assert set(told.values()) == {"handled", "returned"}
 
 
-@settings(deadline=None)
 @given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.integers())
 def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(lanes, threads, permits, seed):
     begun: list[int] = []
