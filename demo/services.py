@@ -21,6 +21,7 @@ from demo.place import MARK, PROJECT, DemoError, Place
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.spark import server as spark_server
 from pipelines.flights import Flights
+from servers.server import free_ports
 
 
 class Run(NamedTuple):
@@ -76,12 +77,6 @@ def stop(place: Place) -> None:
     spark_server.stop(place.home)  # what it left: its state and its scratch files
 
 
-def free_port() -> int:
-    """Return a port of the loopback address that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 class Services:
     """The processes of one demo, with the variables of this process. Spark and the web server start at once.
 
@@ -89,7 +84,7 @@ class Services:
     """
 
     def __init__(self, place: Place, port: int) -> None:
-        self._logs, self._port = place.logs, port or free_port()
+        self._logs, self._port = place.logs, port or free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self._port}"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         for folder in (place.dagster, place.logs):

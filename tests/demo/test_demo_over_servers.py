@@ -13,7 +13,7 @@ from tests.fixtures.postgres import administrator
 @pytest.fixture(params=["sqs", "kafka", "rabbitmq", "pubsub", "postgres"])
 def demo(tmp_path, request):
     """One with a server of its own; the session's server says if there can be one."""
-    request.getfixturevalue("postgres" if request.param == "postgres" else f"{request.param}_server")
+    request.getfixturevalue(f"{request.param}_server")
     demo = Demo(tmp_path / "demo", request.param, 300)
     yield demo
     demo.clear_up()

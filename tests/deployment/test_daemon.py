@@ -19,10 +19,10 @@ import dagster as dg
 import polars as pl
 import pytest
 
-from demo.services import free_port
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.jobs import RunTags
+from servers.server import free_ports
 from tests.fixtures.pipelines_under_test import Told
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def deployment(
         patch.setenv("DAGSTER_HOME", str(home))
         # Opened before any process: two that make the same SQLite storage at once leave it unusable.
         with dg.DagsterInstance.get() as instance:
-            deployment = Deployed(folder, free_port(), environment, instance)
+            deployment = Deployed(folder, free_ports(1)[0], environment, instance)
             deployment.queue.create()
             try:
                 deployment.start("daemon", "-c", DAEMON, "run", "-w", str(workspace))

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 
-from demo.services import free_port
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import storage
@@ -14,6 +13,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.outages import OutageError, naming_outages
 from pipeline_platform.spark.engine import TaskError
+from servers.server import free_ports
 from tests.fixtures.flow import begun
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.s3 import lake_on, options_of
@@ -62,7 +62,7 @@ def test_a_run_waits_in_each_step_for_a_lake_that_is_away_and_loses_nothing(task
 def test_a_lake_that_stays_away_is_named_in_one_sentence(monkeypatch, ask):
     monkeypatch.setattr(storage, "_ATTEMPTS", 1)
     monkeypatch.setattr(storage, "_PATIENCE", {"max_retries": "1", "retry_timeout": "1s"})
-    nobody = Lake(root="s3://lake/here", storage_options=options_of(f"http://127.0.0.1:{free_port()}"))
+    nobody = Lake(root="s3://lake/here", storage_options=options_of(f"http://127.0.0.1:{free_ports(1)[0]}"))
     said = r"^the lake s3://lake/here did not answer for about 120 s \(.+\): see that the store runs. The next run"
     with pytest.raises(OutageError, match=said) as raised, naming_outages(nobody, SPARK):
         ask(nobody)

@@ -16,13 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from demo.services import free_port
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.resources import spark_resource
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
+from servers.server import free_ports
 from tests.spark.test_spark_server import spark_processes
 
 TOLD = pa.schema([("pid", pa.int64())])
@@ -149,7 +149,7 @@ def test_a_server_that_runs_out_of_memory_dies_of_it_and_another_is_started(reso
 
 
 def write_down_a_dead_server(folder: Path, **told: str) -> None:
-    dead = spark_server.SparkServer(os.getpid(), "before", free_port(), "", "before", str(folder), cores=1, **told)
+    dead = spark_server.SparkServer(os.getpid(), "before", free_ports(1)[0], "", "before", str(folder), cores=1, **told)
     (folder / "spark.json").write_text(json.dumps(asdict(dead)))
 
 
@@ -167,7 +167,7 @@ def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path):
 
 def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr(spark_resource, "_OUTAGE_S", 1.0)
-    nobody = SparkResource(remote=f"sc://localhost:{free_port()}", packages=["pipeline_platform"])
+    nobody = SparkResource(remote=f"sc://localhost:{free_ports(1)[0]}", packages=["pipeline_platform"])
     with closing(nobody), pytest.raises(Exception, match="refused"):
         _ = nobody.spark_session
 
