@@ -169,8 +169,7 @@ def log_tail(folder: Path, lines: int = 20) -> str:
 
 def _start(folder: Path, cores: int, memory: str, timeout_s: float, log: Callable[[str], None]) -> SparkServer:
     _sweep(folder)
-    for name in ("scratch", "artifacts"):  # blocks of messages; the project's code
-        (folder / name).mkdir(mode=0o700)
+    (folder / "scratch").mkdir(mode=0o700)  # blocks of messages; the project's code
     # One log per life of a server, and that of the life before. It may quote data of failed tasks, hence private.
     with suppress(FileNotFoundError):
         (folder / _LOG_FILE).replace(folder / f"{_LOG_FILE}.1")
@@ -211,6 +210,8 @@ def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str)
         "spark.connect.execute.manager.maintenanceInterval": "10s",
         "spark.local.dir": str(folder / "scratch"),
     }
+    # The project's code and native libraries, which Java would leave with the system's when it is killed.
+    settings["spark.driver.defaultJavaOptions"] += f' "-Djava.io.tmpdir={folder / "scratch"}"'
     # The token goes by this file: arguments show in the process list, variables in every worker.
     _write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
     # A client in this process leaves these, which would make a client of the server; and another Spark's
@@ -279,7 +280,7 @@ def _sweep(folder: Path) -> None:
     if half_started := _known(folder / _STARTING):
         _end(half_started)
     (folder / _STARTING).unlink(missing_ok=True)
-    for leftover in ("scratch", "artifacts", "spark-warehouse"):
+    for leftover in ("scratch", "spark-warehouse"):
         shutil.rmtree(folder / leftover, ignore_errors=True)
 
 

@@ -3,6 +3,7 @@
 import os
 import stat
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -66,8 +67,19 @@ def test_data_follows_the_umask_of_who_started_it_and_its_own_files_are_private(
     assert mode(tmp_path / "lake" / "table" / "rows") == 0o640
     assert mode(tmp_path / "lake" / "table") == 0o750
     private = {path.name: mode(path) & 0o077 for path in started.folder.iterdir() if path.name != ".gitignore"}
-    assert {"spark.json", "spark.log", "scratch", "artifacts"} <= private.keys()
+    assert {"spark.json", "spark.log", "scratch"} <= private.keys()
     assert set(private.values()) == {0}, private
+
+
+def test_the_projects_code_lies_in_the_servers_folder_alone_where_its_next_start_removes_it(
+    started, monkeypatch, tmp_path
+):
+    started.resource.close()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert started.resource.spark_session
+
+    assert list((started.folder / "scratch").glob("artifacts-*/**/code-*.zip"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(started):

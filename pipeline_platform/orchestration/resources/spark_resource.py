@@ -289,8 +289,7 @@ def _hold(place: _Place) -> _Held:
             dead, _current = _current, None
             dead.closing_up.close()
         if _current is None:
-            with ExitStack() as closing_up:
-                folder = closing_up.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
+            with ExitStack() as closing_up, tempfile.TemporaryDirectory(prefix="spark-code-") as folder:
                 session = place.open(closing_up, shipping.pack(place.packages, Path(folder)))
                 _current = _Held(place, session, closing_up.pop_all())
         elif _current.place != place:
