@@ -1,4 +1,4 @@
-"""All benchmarks, one after the other: `make bench`."""
+"""The benchmarks of `make bench`, one after the other; others are run by name."""
 
 import sys
 

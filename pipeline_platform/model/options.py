@@ -165,10 +165,9 @@ class Processors(Options):
     message_timeout: Duration | None = Field(
         None,
         description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
-        "message fails), of prepare_messages or handle_failed (its chunk fails), of acknowledge, for each of its "
-        "messages (the next run calls it again). Callbacks are called in a host, a fork with an "
-        "instance of the pipeline of its own. In the fast lane it holds for handle_failed and acknowledge: a query of "
-        "Spark cannot be timed. None waits for ever.",
+        "message fails), of prepare_messages (its chunk fails), of handle_failed (its failures are recorded as "
+        "time-outs), of acknowledge, for each of its messages (the next run calls it again). With column expressions "
+        "it holds for handle_failed and acknowledge only: a query of Spark cannot be timed. None waits for ever.",
     )
 
     @model_validator(mode="before")
@@ -304,8 +303,7 @@ class Batcher(Options):
     message_timeout: Duration | None = Field(
         None,
         description="How long one call may take: of handle_batch (its batch fails), a splitter, a decoder or a "
-        "serializer (its message fails), handle_failed (its chunk fails). Each batch is then handled in a fork, with "
-        "an instance of the pipeline of its own. None waits for ever.",
+        "serializer (its message fails), handle_failed (its failures are recorded as time-outs). None waits for ever.",
     )
     table_schema: Schema | None = Field(
         None,
