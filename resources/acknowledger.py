@@ -1,4 +1,4 @@
-"""Acknowledges what is decided and published, in groups: what a source refuses is asked again three times."""
+"""Acknowledges what is decided and published, in groups: what a source refuses is asked for three times in all."""
 
 from pipeline_platform.orchestration import AcknowledgerResource
 
