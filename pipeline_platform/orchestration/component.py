@@ -124,6 +124,7 @@ def _defaults() -> dict[str, Any]:
         "spark": SparkResource(
             remote=os.environ.get(variables["SPARK"], WARM),
             token=named.get("SPARK_TOKEN"),
+            ui=os.environ.get("PIPELINE_PLATFORM_SPARK_UI", ""),
         ),
     }
 

@@ -240,8 +240,8 @@ def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
         executor = context.job_def.executor_def.name
         raise SourceError(
             f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
-            "the connection that receives messages has to acknowledge them. Leave the job to dg.in_process_executor, "
-            "which platform_definitions sets"
+            "the connection that receives messages has to acknowledge them. Run the pipeline's own job, or give yours "
+            "dg.in_process_executor"
         )
 
 

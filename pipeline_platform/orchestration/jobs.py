@@ -106,7 +106,7 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
     selection = dg.AssetSelection.assets(*assets.keys).without_checks()
     jobs: dict[Origin, tuple[str, str]] = {
         "source": ("pull", "Pulls messages from the source."),
-        "failed": ("backfill", "Drives the open failures of the chosen windows once more."),
+        "failed": ("backfill", "Retries the open failures of the chosen windows."),
         "messages": ("replay", "Replays all messages of the chosen windows; the new rows replace the old ones."),
     }
     replay = {"messages": {REPLAY_TAG: pipeline.name}}

@@ -49,7 +49,8 @@ class ReceiveConfig(dg.Config):
     failures: dict[str, Any] = Field(
         default_factory=dict,
         description="Which open failures a run on `failed` retries: `state` (`open`, dead ones included; "
-        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `message_id`. Empty for all.",
+        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `source`, `message_id`. "
+        "Empty for all.",
     )
 
     def overrides(self) -> dict[str, Any]:

@@ -136,6 +136,16 @@ def test_a_variable_is_handed_on_by_its_name(project, monkeypatch):
         assert made.control.url.password == "a-secret"
 
 
+def test_where_spark_is_comes_from_the_environment_if_no_component_says_it(project, monkeypatch):
+    scaffold(project, "orders")
+    monkeypatch.setenv("PIPELINE_PLATFORM_SPARK", "sc://a-host:15002")
+    monkeypatch.setenv("PIPELINE_PLATFORM_SPARK_UI", "http://a-host:4040")
+
+    spark = load(project).resources["spark"]
+
+    assert (spark.remote, spark.ui) == ("sc://a-host:15002", "http://a-host:4040")
+
+
 @pytest.mark.parametrize("path", [".orders.Row", ".orders.Nobody", "json.loads"])
 def test_a_path_of_no_pipeline_is_refused(project, path):
     scaffold(project, "orders", pipeline=path)

@@ -58,7 +58,7 @@ def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefiniti
         job_name=f"{pipeline.name}_backfill",
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Drives the open failures of all windows once more, except dead ones.",
+        description="Retries the open failures of all windows, except dead ones.",
         required_resource_keys={"lake", "control"},
     )
     def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
