@@ -29,7 +29,9 @@ lake/decision.py: lake/test_decision.py
 lake/decision.py: run/test_takeover.py
     if found.owner != receive.owner:
     if not found.is_of(run_id) and any(
-    ledger.disown(mine)
+    < found.owner => < 2**99 + found.owner
+lake/ledger.py: run/test_takeover.py
+    self._lake.remove(self._path(mine))
 lake/decision.py: run/test_steps_again.py
     if received != known:
 lake/tables.py: lake/test_decision.py

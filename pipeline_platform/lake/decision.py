@@ -185,8 +185,10 @@ def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> 
     outcomes, receive_id = tables["outcomes"], receive.receive_id
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):
-            found, owners = Transaction.of(outcomes, handle, receive_id, receive), ledger.owners(receive_id)
-            if not found.is_of(run_id) and any(Transaction(TAKEN, owner).is_of(run_id) for owner in owners):
+            found = Transaction.of(outcomes, handle, receive_id, receive)
+            # A later one is of a take-over that was not committed.
+            before = [owner for owner in ledger.owners(receive_id) if owner >> _RUN_BITS < found.owner >> _RUN_BITS]
+            if not found.is_of(run_id) and any(Transaction(TAKEN, owner).is_of(run_id) for owner in before):
                 raise FencedError.taken(receive_id, run_id)
             if found.mark == FENCED:
                 raise FencedError.given_up(receive_id)
@@ -194,12 +196,9 @@ def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> 
             if found.is_decided or found.is_of(run_id):
                 return receive, found.is_decided
             taken = found.taken_by(run_id)
+            # They stay there if this fails: the commit may have come through all the same.
             mine = ledger.hand_over(receive, taken.owner)
-            try:
-                outcomes.swap(handle, receive_id, [], state=taken.version)
-            except BaseException:
-                ledger.disown(mine)
-                raise
+            outcomes.swap(handle, receive_id, [], state=taken.version)
             return mine, False
 
 

@@ -146,14 +146,11 @@ class Ledger:
     def hand_over(self, receive: Receive, owner: int) -> Receive:
         """Copy the manifests of one owner, as they are now, for the next; return the receive as the next one's."""
         mine = receive.model_copy(update={"owner": owner})
+        self._lake.remove(self._path(mine))  # what an earlier try copied may be outdated
         for step in self.steps(receive):
             if (content := self._lake.read(self._path(receive, step))) is not None:
                 self._lake.write(self._path(mine, step), content)
         return mine
-
-    def disown(self, receive: Receive) -> None:
-        """Remove the manifests of its owner."""
-        self._lake.remove(self._path(receive))
 
     def write(self, receive: Receive, step: str, manifest: Manifest) -> None:
         """Write what a step wrote, in the place of what it wrote before."""

@@ -8,6 +8,7 @@ import pytest
 from pipeline_platform import Message, Producer
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake import decision
+from pipeline_platform.lake.tables import CommitConflictError
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import give_up, steps
 from pipeline_platform.run.begin import resume
@@ -15,6 +16,7 @@ from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.early import POINTS, Early, handle_here, killed
 from tests.fixtures.flow import finish, received, rows, run
+from tests.run.test_takeover import failing_once
 
 
 def acknowledged(flow: Flow) -> dict[str, list[str]]:
@@ -113,6 +115,17 @@ def test_a_clear_up_that_fails_half_way_is_done_again(filled, monkeypatch, momen
     assert acknowledged(flow) == {"early": ["failed"], "plain": ["handled"]}
     assert rows(flow, "failed")["kind"].to_list() == ["not decided"]
     assert flow.ledger.unfinished() == []
+
+
+@pytest.mark.parametrize("error", [CommitConflictError, OSError])
+def test_a_clear_up_whose_commit_lost_its_answer_loses_no_message(filled, monkeypatch, error):
+    flow = filled(Early, [b"early", b"plain"])
+    killed(flow, "before the decision")
+    with monkeypatch.context() as patch:
+        failing_once(patch, error, commits=True)
+        clear_up(flow)
+    run(flow)
+    assert acknowledged(flow) == {"early": ["failed"], "plain": ["handled"]}
 
 
 @pytest.mark.parametrize("moment", [*POINTS, "before the decision"])

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.tables import DECIDED, Table
+from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
 from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import resume
@@ -31,6 +31,20 @@ def before_the_swap(patch: pytest.MonkeyPatch, step: Callable[[], object]) -> No
         if table.name == "outcomes" and pending and options.get("state", DECIDED) == DECIDED:
             pending.pop()()
         SWAP(table, *args, **options)
+
+    patch.setattr(Table, "swap", swap)
+
+
+def failing_once(patch: pytest.MonkeyPatch, error: type[BaseException], *, commits: bool) -> None:
+    """Have the next commit to `outcomes` raise, before it is made, or once it is made and the answer is lost."""
+    pending = [error]
+
+    def swap(table: Table, *args: Any, **options: Any) -> None:
+        fails = table.name == "outcomes" and pending
+        if commits or not fails:
+            SWAP(table, *args, **options)
+        if fails:
+            raise pending.pop()("cut off")
 
     patch.setattr(Table, "swap", swap)
 
@@ -145,6 +159,35 @@ def test_every_step_of_a_re_execution_goes_on_as_the_same_owner(filled):
     owners = {resume(flow, first, "another run").owner for _ in range(3)}
     assert len(owners) == 1
     assert flow.tables["outcomes"].open().version() == 1, "taken over once"
+
+
+@pytest.mark.parametrize("error", [CommitConflictError, OSError])
+def test_a_take_over_whose_answer_is_lost_goes_on_with_what_was_received(filled, monkeypatch, error):
+    """An object store may have taken the commit all the same, and say on the next try that it is there."""
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    failing_once(monkeypatch, error, commits=True)
+    if error is OSError:
+        with pytest.raises(OSError, match="cut off"):
+            resume(flow, first, "another run")
+    finish(flow, resume(flow, first, "another run"))
+    assert_each_once(flow)
+
+
+def test_a_take_over_that_died_before_its_commit_is_tried_again(filled, monkeypatch):
+    flow = filled(Obedient, PAYLOADS)
+    first = worked(flow)
+    failing_once(monkeypatch, SystemExit, commits=False)
+    with pytest.raises(SystemExit):
+        resume(flow, first, "another run")
+    steps.handle_messages(flow, first)
+
+    later = resume(flow, first, "another run")
+
+    assert flow.ledger.steps(later) == flow.ledger.steps(first) == ["handle", "receive"], "as they are by now"
+    steps.batch_messages(flow, later, "batches")
+    finish(flow, later)
+    assert_each_once(flow)
 
 
 def test_a_re_execution_that_is_re_executed_itself_ends_red(filled):
