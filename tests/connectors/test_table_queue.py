@@ -172,6 +172,15 @@ def test_a_table_of_ones_own_is_a_queue_of_rows(url, run_sql):
         queue.enqueue([b"1"])
 
 
+def test_metadata_and_partition_are_put_into_their_own_columns(url):
+    queue = TableQueue(name="both", url=url, metadata_column="notes", partition_column="customer")
+    queue.create()
+    queue.enqueue([b"1", b"2"], [{"customer": "c1", "key": 1}, None])
+    rows = receive(queue, "a")
+    assert [row["partition"] for row in rows] == ["c1", None]
+    assert [row["metadata"] for row in rows] == ['{"customer": "c1", "key": 1}', None]
+
+
 def test_text_columns_come_as_utf_8(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
     run_sql("INSERT INTO messages VALUES (1, 'Zürich'), (2, NULL)")

@@ -355,8 +355,9 @@ def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[s
     """Insert rows as they come, by the driver: SQLAlchemy takes a dict for each, and up to five times as long."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        insert = queue.insert().values({name: sa.bindparam(name) for name in names})
-        return int(raw.executemany(str(insert.compile(dialect=connection.dialect)), rows).rowcount)
+        in_order = sa.table(queue.name, *map(sa.column, names), schema=queue.schema)  # which is not the table's own
+        insert = str(in_order.insert().compile(dialect=connection.dialect))
+        return int(raw.executemany(insert, rows).rowcount)
     quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
     into = ".".join(quote(part) for part in (queue.schema, queue.name) if part)
     with raw.cursor() as cursor:
