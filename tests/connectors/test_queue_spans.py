@@ -59,6 +59,20 @@ def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue, ru
     assert queue.backlog().messages == 0
 
 
+def test_the_lowest_and_the_highest_ids_are_given_out_once(url, run_sql):
+    run_sql("CREATE TABLE messages (id BIGINT PRIMARY KEY, data TEXT)")
+    all_ids = [-(2**63), 1 - 2**63, -1, 0, 2**63 - 2, 2**63 - 1]
+    insert(run_sql, *all_ids)
+    queue = TableQueue(name="q", url=url)
+    queue.create()
+    assert ids(receive(queue, "a", demand=3)) == list(map(str, all_ids[:3]))
+    assert queue.backlog().messages == 3
+    assert ids(receive(queue, "b")) == list(map(str, all_ids[3:]))
+    assert queue.backlog().messages == 0
+    queue.abandon("a", list)
+    assert ids(receive(queue, "c")) == list(map(str, all_ids[:3]))
+
+
 def test_messages_with_scattered_ids_have_a_row_each(queue, run_sql):
     scattered = [number * 3 for number in range(1, 301)]
     insert(run_sql, *scattered)

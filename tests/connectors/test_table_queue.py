@@ -172,6 +172,33 @@ def test_a_table_of_ones_own_is_a_queue_of_rows(url, run_sql):
         queue.enqueue([b"1"])
 
 
+def test_a_column_may_have_the_name_of_its_table(url, run_sql):
+    run_sql("CREATE TABLE message (id INTEGER PRIMARY KEY, message TEXT)")
+    run_sql("INSERT INTO message VALUES (1, 'hello')")
+    queue = TableQueue(name="greetings", url=url, table="message", data_column=None)
+    queue.create()
+    assert [json.loads(row["data"]) for row in receive(queue, "a")] == [{"id": 1, "message": "hello"}]
+
+
+def test_tables_and_columns_may_have_any_name(url):
+    queue = TableQueue(
+        name="odd",
+        url=url,
+        table='a "100%" table\'s %(name)s',
+        id_column="I%d",
+        data_column='Da:ta "x"',
+        metadata_column="m'%s",
+        partition_column="Übrig (%)",
+    )
+    queue.create()
+    assert queue.enqueue([b"1", b"2"], [{"Übrig (%)": "p"}, None]) == 2
+    assert [(row["data"], row["partition"]) for row in receive(queue, "a")] == [(b"1", "p"), (b"2", None)]
+    assert queue.release("a", ["1"]) == queue.ack("a", ["2"]) == []
+    whole = queue.model_copy(update={"data_column": None})
+    assert [json.loads(row["data"])["I%d"] for row in receive(whole, "b")] == [1]
+    assert queue.backlog().messages == 0
+
+
 def test_metadata_and_partition_are_put_into_their_own_columns(url):
     queue = TableQueue(name="both", url=url, metadata_column="notes", partition_column="customer")
     queue.create()

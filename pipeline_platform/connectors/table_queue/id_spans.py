@@ -36,7 +36,8 @@ def merged(spans: Iterable[IdSpan]) -> list[IdSpan]:
 def gaps(spans: Sequence[IdSpan]) -> list[IdSpan]:
     """What lies before and between merged spans, ids or none."""
     befores = [_LOWEST, *(last + 1 for _, last in spans)]
-    return [(before, first - 1) for before, (first, _) in zip(befores, spans, strict=False)]
+    # Of none before the lowest id, the last one would be no id.
+    return [(before, first - 1) for before, (first, _) in zip(befores, spans, strict=False) if before < first]
 
 
 def size(spans: Iterable[IdSpan]) -> int:
@@ -87,7 +88,7 @@ def islands(connection: sa.Connection, ids: sa.Select[Any]) -> list[IdSpan]:
     first, last, count = connection.execute(sa.select(sa.func.min(id_), sa.func.max(id_), sa.func.count())).one()
     if not count or last - first + 1 == count:  # the common case: to number rows takes four times as long
         return [(first, last)] if count else []
-    island = (id_ - sa.func.row_number().over(order_by=id_)).label("island")
+    island = (id_ - (sa.func.row_number().over(order_by=id_) - 1)).label("island")  # no less than the lowest id
     of = sa.select(id_.label("id"), island).subquery("of_islands")
     ends = sa.select(sa.func.min(of.c.id), sa.func.max(of.c.id)).group_by(of.c.island)
     return sorted((first, last) for first, last in connection.execute(ends))

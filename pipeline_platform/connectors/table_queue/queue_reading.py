@@ -5,7 +5,6 @@ from itertools import compress
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import id_spans
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
@@ -91,8 +90,9 @@ def _payload(table: LeasedTable) -> sa.ColumnElement[Any]:
     if data is not None and isinstance(data.type, sa.LargeBinary):
         return data
     if data is None:
-        quoted = postgresql.dialect().identifier_preparer.quote(table.queue.name)  # type: ignore[no-untyped-call]
-        text: sa.ColumnElement[Any] = sa.func.row_to_json(sa.literal_column(quoted))
+        name = table.queue.name.replace('"', '""')
+        # With a star: a column may have the table's name, and would be taken for the row.
+        text: sa.ColumnElement[Any] = sa.func.row_to_json(sa.literal_column(f'"{name}".*'))
     else:
         text = data
     return sa.func.convert_to(sa.cast(text, sa.Text), "UTF8")

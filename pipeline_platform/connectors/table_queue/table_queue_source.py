@@ -358,10 +358,12 @@ def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[s
         in_order = sa.table(queue.name, *map(sa.column, names), schema=queue.schema)  # which is not the table's own
         insert = str(in_order.insert().compile(dialect=connection.dialect))
         return int(raw.executemany(insert, rows).rowcount)
-    quote = postgresql.dialect().identifier_preparer.quote  # type: ignore[no-untyped-call]
-    into = ".".join(quote(part) for part in (queue.schema, queue.name) if part)
+    from psycopg import sql
+
+    into = sql.Identifier(*filter(None, (queue.schema, queue.name)))
+    columns = sql.SQL(", ").join(map(sql.Identifier, names))
     with raw.cursor() as cursor:
-        with cursor.copy(f"COPY {into} ({', '.join(map(quote, names))}) FROM STDIN") as copy:
+        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(into, columns)) as copy:
             for row in rows:
                 copy.write_row(row)
         return int(cursor.rowcount)
