@@ -15,7 +15,8 @@ class Backlog(NamedTuple):
         oldest: When the oldest of them came; None where no message waits or the source cannot tell.
         counts_held: Whether `messages` counts those that receives hold, too.
         counts_gaps: Whether `messages` counts numbers that no message has, too: then no more than so many wait.
-        lost: Which messages the source lost before anybody read them, until a run goes on behind them; empty if none.
+        lost: Which messages the source lost before anybody read them, until a run goes on behind them, or where it was
+            cut off before what was read; empty if none.
         at_least: Whether there may be more than `messages`: they were counted no further.
         others: Which deployments read it lately besides this one, in words; empty if none, None where nothing can be
             known of that.

@@ -234,6 +234,7 @@ def _start(now: Place, extent: Extent, before: Place | None) -> _Start:
             what=f"ends at offset {extent.end}, before {found.offset}, where reading goes on: it was cut off, or set "
             "beyond its end. Messages that come to offsets before that are not read: set the log back, to read them",
             level=logging.ERROR,
+            is_loss=True,
         )
     if found.offset < extent.low:
         what = (

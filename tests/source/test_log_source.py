@@ -164,10 +164,13 @@ def test_a_log_that_was_cut_off_is_said_loudly(log, journal, caplog):
     source.finish("a")
     journal.past["p"] = 6
     assert planned(source, "b") == {}
-    assert waiting(source) == 0
     assert caplog.messages[0].startswith("log: p ends at offset 6, before 10, where reading goes on: it was cut off")
+    backlog = source.backlog()
+    assert backlog.messages == 0, "so no run is asked for, which would say it"
+    assert backlog.lost.startswith("p ends at offset 6, before 10")
     journal.set_to("p", 6)
     journal.add("p", 3)
+    assert source.backlog().lost == ""
     assert planned(source, "c") == {"p": [6, 7, 8]}
 
 
