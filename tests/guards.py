@@ -65,6 +65,8 @@ lake/maintenance.py: lake/test_maintenance.py
     - wanted - set(busy) => - wanted
     old = {window for window in old if not _has_open(table, files, window)}
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)]) => age = SAFE_AGE
+run/intake.py: run/test_steps_again.py
+    if done := ReceiveState(self.flow, receive_id).unfinished:
 run/clear_up.py: run/test_lease.py
     is_free = not is_live and _is_ours(flow, record) => is_free = _is_ours(flow, record)
 run/clear_up.py: run/test_several_producers.py

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pipeline_platform.lake.decision import publish
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.source.contract import Source
 from pipeline_platform.telemetry.tracing import traceparent
 
@@ -182,8 +184,12 @@ class Replay(Intake):
         return granted == wanted
 
     def replaces(self) -> tuple[str, ...]:
-        """The receives that decided something in the windows."""
-        return self.source.finished()
+        """The receives that decided something in the windows. What is published later would come beside its rows."""
+        found, ledger = self.source.finished(), self.flow.ledger
+        for receive_id in {*found} & {*ledger.unfinished()}:
+            if done := ReceiveState(self.flow, receive_id).unfinished:
+                publish(self.flow.tables, done, ledger.manifest(done))
+        return found
 
 
 INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": Backfill, "messages": Replay}

@@ -6,12 +6,15 @@ from typing import Any, NoReturn
 import pytest
 
 from pipeline_platform.lake.decision import FencedError, UnhandledError
+from pipeline_platform.lake.tables import CommitError, Table
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import resume
 from pipeline_platform.run.clear_up import clear_up
 from tests.fixtures.flow import begun, finish, handled, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
+from tests.lake.test_decision import SWAP
 
 
 def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled):
@@ -76,6 +79,49 @@ def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(fi
     answer = finish(flow, other)
     assert answer.acknowledged == 1
     assert rows(flow, "words")["word"].to_list() == ["one"]
+
+
+def refusing(patch: pytest.MonkeyPatch, refuses: str) -> None:
+    """Have a table refuse each commit."""
+
+    def swap(table: Table, *args: Any, **options: Any) -> None:
+        if table.name == refuses:
+            raise CommitError(f"{refuses} refuses to be committed to")
+        SWAP(table, *args, **options)
+
+    patch.setattr(Table, "swap", swap)
+
+
+def test_a_replay_waits_for_what_it_replaces_to_be_published(filled, monkeypatch):
+    """What is published after it would come beside its rows."""
+    flow = filled(Obedient, [b"one", b"two"])
+    receive = worked(flow)
+    steps.decide(flow, receive)
+    with monkeypatch.context() as patch:
+        refusing(patch, "words")
+        with pytest.raises(CommitError):
+            steps.publish(flow, receive)
+        flow.control.let_go(receive.run_id)
+        with pytest.raises(CommitError, match="words refuses"):
+            begun(flow, origin="messages")
+    finish(flow, handled(flow, origin="messages"))
+    clear_up(flow)
+    assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
+
+
+def test_a_replay_has_published_what_was_decided_while_it_began(filled, monkeypatch):
+    flow = filled(Obedient, [b"one", b"two"])
+    receive = worked(flow)
+
+    def decided_after(*given: Any) -> list[str]:
+        found = clear_up(*given)
+        steps.decide(flow, receive)
+        return found
+
+    monkeypatch.setattr(beginning, "clear_up", decided_after)
+    finish(flow, handled(flow, origin="messages"))
+    finish(flow, receive)
+    assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
 
 def test_acknowledging_alone_publishes_what_is_decided_first(filled):
