@@ -56,6 +56,8 @@ lake/rewriting.py: lake/test_decision.py run/test_steps_again.py
     theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"]))) => theirs = rows
 lake/rewriting.py: run/test_fan_out.py
     {"messages", "outcomes", "failed"} if => set() if
+lake/closing.py: run/test_closing.py
+    or table.lost_rows_since(handle, looked) => or False
 lake/early_acks.py: run/test_early.py
     return is_ours and => return
 lake/early_acks.py: tasks/test_early.py

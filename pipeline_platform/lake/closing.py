@@ -1,7 +1,7 @@
 """Failures that a person closes, and opens again: events in the table of failures, as those that runs write."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, keys_of
 from pipeline_platform.lake.tables import FAILED, CommitConflictError, Tables
 from pipeline_platform.lake.writer import write_rows
@@ -26,7 +27,7 @@ def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
 
     A run that drives one of them at this moment has the last word.
     """
-    return _commit(tables, failed, _closing(failed, f"{who}: {why}"))
+    return _commit(tables, failed, lambda: _closing(failed, f"{who}: {why}"))
 
 
 def reopen(tables: Tables, failed: FailedMessages) -> int:
@@ -34,7 +35,7 @@ def reopen(tables: Tables, failed: FailedMessages) -> int:
 
     Each is open at the next attempt, with its payload and its own reason; only a backfill by hand drives it.
     """
-    return _commit(tables, failed, _opening(failed))
+    return _commit(tables, failed, lambda: _opening(failed))
 
 
 def _closing(failed: FailedMessages, reason: str) -> Iterator[tuple[str, pa.Table]]:
@@ -72,12 +73,15 @@ def _failures(rows: pa.Table, closed: pa.ChunkedArray) -> pa.Table:
     return rows.filter(is_one)
 
 
-def _commit(tables: Tables, failed: FailedMessages, events: Iterator[tuple[str, pa.Table]]) -> int:
-    table, transaction = tables["failed"], f"by-hand-{uuid.uuid4().hex}"
-    parts = ((table.name, window, rows) for window, rows in events)
-    files = write_rows(failed.lake, failed.pipeline, transaction, parts)
-    while files:
-        with table.look() as handle, suppress(CommitConflictError):  # appending needs no other look at the rows
-            table.swap(handle, transaction, files)
+def _commit(tables: Tables, failed: FailedMessages, events: Callable[[], Iterator[tuple[str, pa.Table]]]) -> int:
+    table, transaction, looked, files = tables["failed"], f"by-hand-{uuid.uuid4().hex}", -1, list[File]()
+    while table.exists():
+        with table.look() as handle, suppress(CommitConflictError):
+            # What is added meanwhile needs no other look; of what a replay took out, these are no events any more.
+            if looked < 0 or table.lost_rows_since(handle, looked):
+                looked, parts = handle.version(), ((table.name, window, rows) for window, rows in events())
+                files = write_rows(failed.lake, failed.pipeline, transaction, parts)
+            if files:
+                table.swap(handle, transaction, files)
             break
     return sum(file.rows for file in files)

@@ -203,6 +203,11 @@ class Table:
         adds = (action.get("add") for action in self._actions_since(handle, version))
         return [str(add["path"]) for add in adds if add and add["dataChange"]]
 
+    def lost_rows_since(self, handle: DeltaTable, version: int) -> bool:
+        """Whether a commit after `version` took rows out, up to this handle. Compaction takes none."""
+        removes = (action.get("remove") for action in self._actions_since(handle, version))
+        return any(remove and remove["dataChange"] for remove in removes)
+
     def begins(self, receive_id: str) -> None:
         """Note that nobody knows a receive yet: its transaction can only be in commits that come."""
         if self._idle:

@@ -1,0 +1,42 @@
+"""Failures that a person closes or opens while runs decide their messages."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake import closing
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.model.message import Message
+from tests.fixtures.flow import finish, handled, rows
+from tests.fixtures.flow_pipelines import Obedient, Word
+
+WRITE = closing.write_rows
+
+
+class Mended(Obedient):
+    """The same pipeline after an edit: nothing fails."""
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put(Word(word=message.data.decode()), batcher="words")
+
+
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_what_a_replay_handles_meanwhile_is_not_opened_again(filled, monkeypatch, is_replayed):
+    """Its failure is gone, and a backfill would put its rows there a second time."""
+    flow = filled(Obedient, [b"raise"])
+    finish(flow, handled(flow))
+    failed = FailedMessages(name="queue", lake=flow.lake, pipeline="obedient")
+    assert closing.close(flow.tables, failed, "me", "known") == 1
+    mended, replays = dataclasses.replace(flow, pipeline=Mended), [is_replayed]
+
+    def write(*given: Any) -> Any:
+        written = WRITE(*given)
+        if replays and replays.pop():
+            finish(mended, handled(mended, origin="messages"))
+        return written
+
+    monkeypatch.setattr(closing, "write_rows", write)
+    assert closing.reopen(flow.tables, failed) == (0 if is_replayed else 1)
+    assert sum(failed.open_by_window().values()) == (0 if is_replayed else 1)
+    assert rows(flow, "words").height == is_replayed
