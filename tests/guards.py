@@ -69,6 +69,7 @@ lake/maintenance.py: lake/test_maintenance.py
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)]) => age = SAFE_AGE
 run/intake.py: run/test_steps_again.py
     if done := ReceiveState(self.flow, receive_id).unfinished:
+    return min([self.version, => return max([self.version,
 run/clear_up.py: run/test_lease.py
     is_free = not is_live and _is_ours(flow, record) => is_free = _is_ours(flow, record)
 run/clear_up.py: run/test_several_producers.py

@@ -84,9 +84,8 @@ def begin(
     try:
         while True:
             # After the clear-up: what that decides is a message like any other to a backfill or a replay.
-            base = flow.tables["outcomes"].version()
-            intake = INTAKES[origin](flow, tuple(windows), base, selection)
-            asked = intake.asked(demand)
+            intake = INTAKES[origin](flow, tuple(windows), flow.tables["outcomes"].version(), selection)
+            base, asked = intake.base(), intake.asked(demand)
             # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
             replaces = intake.replaces()
             wanted = intake.wanted(asked, log)

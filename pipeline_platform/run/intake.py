@@ -76,6 +76,10 @@ class Intake(ABC):
         """Whether the run may begin with the room that it got."""
         return True
 
+    def base(self) -> int:
+        """The version of `outcomes` from which the decision looks at what others decided."""
+        return self.version
+
     def replaces(self) -> tuple[str, ...]:
         """The receives whose rows this run's rows replace."""
         return ()
@@ -125,6 +129,11 @@ class Backfill(Intake):
             windows=self.windows,
             selection=self.selection,
         )
+
+    def base(self) -> int:
+        """Before what others that drive such failures have decided: until that is published, these seem open."""
+        others = (one for one in self.flow.ledger.under_way()[0] if one.origin != "source")
+        return min([self.version, *(one.base for one in others if {*one.windows} & {*self.windows})])
 
     def asked(self, demand: int | None) -> int:
         """These failures, up to the demand."""

@@ -174,6 +174,26 @@ def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(fi
     assert rows(flow, "outcomes").height == 2
 
 
+@pytest.mark.parametrize("origin", ["failed", "messages"])
+def test_a_failure_that_another_run_ended_and_has_not_published_is_not_ended_again(filled, monkeypatch, origin):
+    """The other decides when the clear-up is over, and its tables show it when the failures were read."""
+    flow = filled(Obedient, [b"raise"])
+    run(flow)
+    mended = dataclasses.replace(flow, pipeline=Mended)
+    first = handled(mended, origin=origin, run_id="first")
+
+    def decided_after(*given: Any) -> list[str]:
+        found = clear_up(*given)
+        steps.decide(mended, first)
+        return found
+
+    monkeypatch.setattr(beginning, "clear_up", decided_after)
+    second = handled(mended, origin="failed", run_id="second")
+    finish(mended, first)
+    finish(mended, second)
+    assert rows(flow, "words")["word"].to_list() == ["raise"]
+
+
 def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(filled):
     """Pulled into a window of long ago, as one can from the Partitions tab, and delivered once more."""
     flow = filled(Obedient, [b"one"])
