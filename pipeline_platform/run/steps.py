@@ -226,7 +226,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
         work = flow.work(receive.receive_id, "acknowledge")
         answer = work.run(task, len(parts), messages if source.in_tasks else 0)
     event.add(tasks=tasks_of(answer))
-    acknowledged, lost, is_over = answer.total("acknowledged"), answer.total("lost"), True
+    acknowledged, lost = answer.total("acknowledged"), answer.total("lost")
+    is_over = source.acknowledges_by_id or not unpublished
     if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost

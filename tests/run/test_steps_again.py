@@ -5,15 +5,19 @@ from typing import Any, NoReturn
 
 import pytest
 
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.decision import FencedError, UnhandledError
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.tables import CommitError, Table
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import resume
 from pipeline_platform.run.clear_up import clear_up
-from tests.fixtures.flow import begun, finish, handled, publish, received, rows, run, worked
+from tests.fixtures.flow import begun, finish, flow_of, handled, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.log import Journal, paper_log
 from tests.lake.test_decision import SWAP
 
 
@@ -172,6 +176,22 @@ def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(fi
     assert sorted(rows(flow, "words")["word"]) == ["batch a", "batch b"]
     assert rows(flow, "batches").height == 0
     assert rows(flow, "outcomes").height == 2
+
+
+def test_offsets_that_wait_for_what_others_decided_are_asked_for_again(tmp_path, tasks_here, monkeypatch):
+    """They are in nobody's backlog: the claim alone has the sensor ask for the run that moves over them."""
+    journal = Journal()
+    journal.add("p", 2)
+    flow = flow_of(tmp_path, Obedient, paper_log(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), journal))
+    receive = handled(flow)
+    publish(flow, receive)
+    flow.ledger.write(receive, DROPPED, Manifest(notes=[{DROPPED: 1}]))
+    with monkeypatch.context() as patch:
+        patch.setattr(steps, "_publish_others", lambda *_: ["receive x cannot be finished"])
+        assert steps.acknowledge(flow, receive).unacknowledged == 2
+    assert [claim.receive_id for claim in flow.control.over("obedient")] == [receive.receive_id]
+    clear_up(flow)
+    assert journal.at("p") == 2
 
 
 @pytest.mark.parametrize("origin", ["failed", "messages"])
