@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import BaseModel, Field
+from pydantic import AwareDatetime, BaseModel, Field
 
 from pipeline_platform.lake.reader import keys_of, only, row_groups, rows_with
 from pipeline_platform.lake.storage import Lake
@@ -24,7 +24,9 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
     source: str | None = Field(None, description="Of this source alone, by its name: ids are unique per source.")
     kind: str | None = Field(None, description="Of this kind, exactly.")
     reason: str | None = Field(None, description="Whose reason contains this text.")
-    due_by: datetime | None = Field(None, description="What `due` goes by; the time that the run begins if unset.")
+    due_by: AwareDatetime | None = Field(
+        None, description="What `due` goes by, with its zone; the time that the run begins if unset."
+    )
 
     def at(self, now: datetime) -> Self:
         """The same at a fixed time: each look of a run finds the same failures due."""

@@ -171,7 +171,10 @@ def test_what_is_due_is_due_by_one_time():
     assert Selection(state="dead").at(NOON) == Selection(state="dead")
 
 
-@pytest.mark.parametrize("wrong", [{"state": "closed"}, {"window": "w"}, {"message_id": 7}, {"kind": ["a"]}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"state": "closed"}, {"window": "w"}, {"message_id": 7}, {"kind": ["a"]}, {"due_by": "2026-01-01T00:00:00"}],
+)
 def test_a_selection_by_what_does_not_exist_is_refused(wrong):
     with pytest.raises(ValidationError):
         Selection(**wrong)
