@@ -208,6 +208,18 @@ def test_metadata_and_partition_are_put_into_their_own_columns(url):
     assert [row["metadata"] for row in rows] == ['{"customer": "c1", "key": 1}', None]
 
 
+@pytest.mark.parametrize("type_", ["TIMESTAMPTZ", "TIMESTAMP", "DATE"])
+def test_a_time_that_python_has_not_is_unknown(postgres_url, type_):
+    do(postgres_url, f"CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT, came {type_})")
+    do(postgres_url, "INSERT INTO messages VALUES (1, 'x', 'infinity'), (2, 'x', '2026-01-01')")
+    queue = TableQueue(name="odd", url=postgres_url, created_column="came")
+    queue.create()
+    queue.check_ready()
+    assert (queue.backlog().messages, queue.backlog().oldest) == (2, None)
+    receive(queue, "a", demand=1)
+    assert queue.backlog().oldest == datetime(2026, 1, 1, tzinfo=UTC)
+
+
 def test_text_columns_come_as_utf_8(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
     run_sql("INSERT INTO messages VALUES (1, 'Zürich'), (2, NULL)")

@@ -79,7 +79,11 @@ class LeasedTable:
         if "created_column" not in self.columns:
             return None
         # Without its type: SQLite holds what it likes.
-        came: sa.ColumnElement[Any] = sa.type_coerce(self.columns["created_column"], sa.types.NullType())
+        created = self.columns["created_column"]
+        came: sa.ColumnElement[Any] = sa.type_coerce(created, sa.types.NullType())
+        if not self.database.is_sqlite and isinstance(created.type, sa.DateTime | sa.Date):
+            # One row with infinity, which Python's times have not, must not cost the others.
+            came = sa.case((came.between(sa.literal_column("'0001-01-02'"), sa.literal_column("'9999-12-30'")), came))
         held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
         for waiting in (self._again(self._live(connection)), *self._fresh(held)):
             if row := connection.execute(waiting.add_columns(came).limit(1)).first():
