@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -96,7 +97,12 @@ def _source(scene: Scene) -> float:
 
 def _stall(scene: Scene) -> float:
     pid = process_of(scene.run).pid
-    scene.at_end(STALLED_S, lambda: os.kill(pid, signal.SIGCONT))
+
+    def go_on() -> None:
+        with suppress(ProcessLookupError):  # something else killed it meanwhile
+            os.kill(pid, signal.SIGCONT)
+
+    scene.at_end(STALLED_S, go_on)
     return _kill(pid, signal.SIGSTOP)
 
 
