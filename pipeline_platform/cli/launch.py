@@ -42,7 +42,7 @@ def retry_failures(
         message_id: Of this message alone.
         source: Of the source of this name alone: ids are unique per source.
         windows: Of these windows alone; all if empty.
-        module: Of the deployment; by default what `workspace.yaml` names.
+        module: Of the deployment; by default what `loading.location_of` finds.
 
     Returns:
         A run for each range of neighbouring windows; none where no failure is such.

@@ -5,11 +5,14 @@ with 1.13; where another release lacks one, the command itself is run for each.
 """
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from pipeline_platform.cli.loading import Location, SetUpError, location_of
@@ -20,9 +23,9 @@ Launch = Callable[[Mapping[str, Any], Mapping[str, str]], str]
 
 @contextmanager
 def launching(job: str, module: str | None) -> Iterator[Launch]:
-    """Load the deployment, of a module or of `workspace.yaml`, and lend what launches runs of a job of it.
+    """Load the deployment, and lend what launches runs of a job of it.
 
-    The daemon finds a run's code by the name of its location: what `workspace.yaml` names is loaded by that.
+    The daemon finds a run's code by the name of its location: it is loaded under the name that it has there.
 
     Raises:
         SetUpError: Dagster would not.
@@ -35,14 +38,15 @@ def launching(job: str, module: str | None) -> Iterator[Launch]:
         from dagster._cli.workspace import cli_target
         from dagster_shared.cli import WorkspaceOpts
     except ImportError:
-        yield lambda config, tags: _by_command(job, config, tags, of)
+        with _workspace(of) as file:
+            yield lambda config, tags: _by_command(job, config, tags, file, of.name)
         return
-    options = WorkspaceOpts(workspace=("workspace.yaml",)) if of.name else WorkspaceOpts(module_name=(of.module,))
     opened = cli_target.get_workspace_from_cli_opts
     try:
         with (
             dg.DagsterInstance.get() as instance,
-            opened(instance, dg.__version__, options, log_level="WARNING") as workspace,
+            _workspace(of) as file,
+            opened(instance, dg.__version__, WorkspaceOpts(workspace=(file,)), log_level="WARNING") as workspace,
         ):
             location = cli_target.get_code_location_from_workspace(workspace, of.name)
             of_location = cli_target.get_remote_repository_from_code_location(location, None)
@@ -59,9 +63,22 @@ def launching(job: str, module: str | None) -> Iterator[Launch]:
         raise SetUpError(f"Dagster did not launch {job}: {str(error).strip().splitlines()[-1]}") from None
 
 
-def _by_command(job: str, config: Mapping[str, Any], tags: Mapping[str, str], of: Location) -> str:
+@contextmanager
+def _workspace(of: Location) -> Iterator[str]:
+    """A workspace file that has the location: the deployment's, or one that is removed in the end."""
+    if of.listed:
+        yield "workspace.yaml"
+        return
+    entry = {"module_name": of.module, "working_directory": os.getcwd(), "location_name": of.name}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "workspace.yaml")
+        file.write_text(json.dumps({"load_from": [{"python_module": entry}]}))  # JSON is YAML
+        yield str(file)
+
+
+def _by_command(job: str, config: Mapping[str, Any], tags: Mapping[str, str], file: str, location: str) -> str:
     run_id = str(uuid.uuid4())
-    where = ["--workspace", "workspace.yaml", "--location", of.name] if of.name else ["--module-name", of.module]
+    where = ["--workspace", file, "--location", location]
     command = [sys.executable, "-m", "dagster", "job", "launch", "--job", job, "--run-id", run_id, *where]
     given = ["--config-json", json.dumps(config), "--tags", json.dumps(tags)]
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell

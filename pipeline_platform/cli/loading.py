@@ -1,8 +1,12 @@
-"""The deployment that the command line works on: what `workspace.yaml` or `-m` names. Dagster need not run."""
+"""The deployment that the command line works on: what `workspace.yaml`, `pyproject.toml` or `-m` names.
+
+Dagster need not run.
+"""
 
 import importlib
 import os
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -33,11 +37,15 @@ class SetUpError(Exception):
 
 
 class Location(NamedTuple):
-    """A code location: the module that it loads, the folders to find that in, and its name in `workspace.yaml`."""
+    """A code location: the module that it loads, its name, and the folders to find the module in.
+
+    `listed` says whether `workspace.yaml` has it.
+    """
 
     module: str
+    name: str
     folders: tuple[str, ...] = ()
-    name: str | None = None
+    listed: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ def load(module: str | None = None) -> "Built":
 
     from pipeline_platform.orchestration.deployment import BUILT
 
-    module, folders, _ = location_of(module or chosen())
+    module, _, folders, _ = location_of(module or chosen())
     for folder in map(os.path.abspath, (os.curdir, *folders)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -144,28 +152,35 @@ def counted(number: int, noun: str) -> str:
 
 
 def choose(module: str | None) -> None:
-    """Work on this module from now on; without one on that of `workspace.yaml`."""
+    """Work on this module from now on; without one on what `location_of` finds."""
     _CHOSEN.clear()
     if module is not None:
         _CHOSEN["module"] = module
 
 
 def chosen() -> str | None:
-    """The module that was chosen; None for that of `workspace.yaml`."""
+    """The module that was chosen; None for what `location_of` finds."""
     return _CHOSEN.get("module")
 
 
 def location_of(module: str | None) -> Location:
     """The code location of a module, or of a name in `workspace.yaml`; without one the only one there.
 
+    Where there is no `workspace.yaml`, the one that `pyproject.toml` has for `dg`.
+
     Raises:
-        SetUpError: `workspace.yaml` cannot be read, or leaves open which is meant.
+        SetUpError: Neither file is there, `workspace.yaml` cannot be read, or it leaves open which is meant.
     """
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
+        if (project := _project()) and module in (None, project.name, project.module):
+            return project
         if module:
-            return Location(module)
-        raise SetUpError(f"there is no workspace.yaml in {Path.cwd()}: go where it lies, or name a module with -m")
+            return Location(module, module)
+        raise SetUpError(
+            f"there is no workspace.yaml and no project of dg in {Path.cwd()}: go where one lies, or name a module "
+            "with -m"
+        )
     try:
         entries = yaml.safe_load(workspace.read_text())["load_from"]
         known = [_location(*loaded) for entry in entries for loaded in entry.items()]
@@ -177,8 +192,8 @@ def location_of(module: str | None) -> Location:
     if len(found) == 1:
         return found[0]
     if module and not found:
-        return Location(module)
-    names = ", ".join(str(one.name) for one in found)
+        return Location(module, module)
+    names = ", ".join(one.name for one in found)
     raise SetUpError(f"workspace.yaml names {len(found)} code locations ({names}): choose one with -m")
 
 
@@ -193,4 +208,14 @@ def _location(kind: str, entry: Any) -> Location | None:
         file = Path(loaded)
         folders, module, loaded = [*folders, str(file.parent)], file.stem, file.name
     attribute = f":{options['attribute']}" if options.get("attribute") else ""
-    return Location(module, tuple(folders), options.get("location_name") or f"{loaded}{attribute}")
+    return Location(module, options.get("location_name") or f"{loaded}{attribute}", tuple(folders), listed=True)
+
+
+def _project() -> Location | None:
+    """What `dg` loads here, named as `dg dev` names it; None where there is no project of it."""
+    file = Path("pyproject.toml")
+    tool = tomllib.loads(file.read_text()).get("tool", {}) if file.is_file() else {}
+    if not (project := tool.get("dg", {}).get("project")):
+        return None
+    module = project.get("code_location_target_module") or f"{project['root_module']}.definitions"
+    return Location(module, project.get("code_location_name") or Path.cwd().name)

@@ -57,7 +57,8 @@ def options(
         typer.Option(
             "-m",
             "--module",
-            help="Module of the deployment, or name of its location in workspace.yaml; by default the only one there.",
+            help="Module of the deployment, or name of its location in workspace.yaml; by default the only one there, "
+            "or the project of dg in the working directory.",
         ),
     ] = None,
 ) -> None:

@@ -127,6 +127,25 @@ def test_a_location_is_found_by_its_name_or_its_module(tmp_path, monkeypatch, na
         loading.location_of(None)
 
 
+@pytest.mark.parametrize(
+    ("project", "module", "name"),
+    [
+        ('root_module = "ours"', "ours.definitions", "shop"),
+        ('root_module = "ours"\ncode_location_target_module = "defs"\ncode_location_name = "east"', "defs", "east"),
+    ],
+)
+def test_without_a_workspace_a_project_of_dg_is_the_deployment(tmp_path, monkeypatch, project, module, name):
+    (folder := tmp_path / "shop").mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(loading.SetUpError, match=r"^there is no workspace.yaml and no project of dg in .*shop: go "):
+        loading.location_of(None)
+    (folder / "pyproject.toml").write_text(f"[tool.dg.project]\n{project}")
+
+    assert loading.location_of(None) == loading.location_of(module) == loading.location_of(name)
+    assert loading.location_of(None)[:2] == (module, name)
+    assert loading.location_of("elsewhere")[:2] == ("elsewhere", "elsewhere")
+
+
 def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_finished(cli, keeping):
     leased(keeping, "begun00000000000")
     leased(keeping, "handled000000000", b"one").work()

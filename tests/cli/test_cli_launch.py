@@ -1,4 +1,4 @@
-"""Failures that are retried from the command line: by a real Dagster instance, with `workspace.yaml` or `-m`."""
+"""Failures that are retried from the command line: by a real Dagster instance, with `workspace.yaml`, `-m` or `dg`."""
 
 import os
 import subprocess
@@ -28,10 +28,10 @@ def cli(tmp_path):
     (tmp_path / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{QUEUE}")
     variables = {"DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)}
 
-    def call(*arguments: str) -> str:
+    def call(*arguments: str, cwd: Path = ROOT) -> str:
         command = [sys.executable, "-m", "pipeline_platform.cli.main", *arguments]
         done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | variables, capture_output=True, text=True, timeout=180, check=False
+            command, cwd=cwd, env=os.environ | variables, capture_output=True, text=True, timeout=180, check=False
         )
         assert not done.returncode, done.stderr
         return done.stdout
@@ -52,6 +52,33 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
     assert run.tags["dagster/partition"] == window
     assert run.tags["pipeline_platform.origin/flights"] == "failed"
+
+
+DG = """
+[tool.dg.project]
+root_module = "ours"
+code_location_target_module = "definitions"
+"""
+
+
+@pytest.mark.parametrize("where", [[], ["-m", "definitions"]], ids=["found", "module"])
+def test_in_a_project_of_dg_the_daemon_finds_the_run_by_the_name_of_dg(cli, tmp_path, monkeypatch, where):
+    (project := tmp_path / "shop").mkdir()
+    (project / "pyproject.toml").write_text(DG)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    record(
+        Lake(root=str(tmp_path / "lake")),
+        "r1",
+        event("a"),
+        window=window_now(Flights, datetime.now(UTC)),
+        pipeline="flights",
+    )
+
+    cli(*where, "failures", "retry", "flights", "--all", cwd=project)
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        (run,) = instance.get_runs()
+    assert run.remote_job_origin.location_name == "shop"
 
 
 def test_where_dagster_lacks_what_loads_once_its_command_launches(cli, tmp_path, monkeypatch):
