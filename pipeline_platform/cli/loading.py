@@ -20,6 +20,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.source.contract import Source
 
@@ -83,6 +84,7 @@ def load(module: str | None = None) -> "Built":
 
     Raises:
         SetUpError: There is none here.
+        PipelineError: It is refused.
     """
     from dagster.components.definitions import LazyDefinitions
 
@@ -100,7 +102,12 @@ def load(module: str | None = None) -> "Built":
         raise SetUpError(f"there is no module {module} here, in {Path.cwd()}: correct workspace.yaml, or -m") from None
     for defined in vars(loaded).values():
         if isinstance(defined, LazyDefinitions):  # as in a project of `dg`
-            defined()
+            try:
+                defined()
+            except Exception as error:
+                if isinstance(error.__cause__, PipelineError):  # Dagster says in which component, and shows its tree
+                    raise error.__cause__ from None
+                raise
     if not BUILT:
         raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
     return BUILT[-1]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pipeline_platform.cli import loading
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.new_pipeline import Kind
 from pipeline_platform.orchestration import deployment
 from pipeline_platform.orchestration.component import NewComponent, PipelineScaffolder
@@ -106,6 +107,15 @@ def test_the_command_line_loads_a_project_whose_definitions_are_late(project):
     (project.parent / "definitions.py").write_text(LATE)
 
     assert [pipeline.name for pipeline in loading.load("shop.definitions").pipelines] == ["orders"]
+
+
+def test_the_command_line_has_a_refusal_without_the_tree_that_dagster_draws_around_it(project):
+    scaffold(project, "orders", lake={"root": "/one"})
+    scaffold(project, "payments", lake={"root": "/two"})
+    (project.parent / "definitions.py").write_text(LATE)
+
+    with pytest.raises(PipelineError, match=r"^the components of Orders and Payments give the resource 'lake'"):
+        loading.load("shop.definitions")
 
 
 def test_the_document_shows_what_is_written(project):
