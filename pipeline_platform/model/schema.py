@@ -92,7 +92,8 @@ def _arrow_type(model: ModelClass, name: str, annotation: Any, inside: tuple[Mod
                 return type_
     raise ColumnError(
         f"{model.__name__}.{name} is {annotation!r}, which is no column's type; use bool, int, float, str, bytes, "
-        "datetime, date, Decimal, UUID, Enum, Literal, a model, list[...] or dict[str, ...]"
+        "datetime, date, time, timedelta, Decimal, UUID, Enum, Literal, a model, list[...], set[...], tuple[X, ...] or "
+        "dict[str, ...]"
     )
 
 
