@@ -5,6 +5,7 @@ Dagster need not run.
 
 import importlib
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -137,7 +138,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
             for key in sources:
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:
-            reasons = "; ".join(map(_refusal, error.errors))
+            reasons = "; ".join(_refusal(one, str(error)) for one in error.errors)
             raise SetUpError(f"the resources of {named} cannot be set up: {reasons}") from None
         except dg.DagsterResourceFunctionError as error:
             key, cause = str(error).rpartition(" ")[2], error.user_exception
@@ -146,9 +147,12 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
         yield Deployment(pipelines, resources.control, resources.lake, opened_sources, resources.spark.ui)
 
 
-def _refusal(error: Any) -> str:
+def _refusal(error: Any, whole: str) -> str:
     """The key and the option of a resource, and what Dagster says of its value."""
-    key = ".".join(level for level in error.stack.levels if level != "config")
+    levels = [level for level in error.stack.levels if level != "config"]
+    if one := re.match(r"Error in config for resource (\w+)\n", whole):  # then the levels are within that resource
+        levels.insert(0, one[1])
+    key = ".".join(levels)
     said = error.message.partition("PostProcessingError: ")
     return f"{key}: {(said[2] or said[0]).strip().splitlines()[0]}"
 

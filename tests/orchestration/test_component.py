@@ -118,6 +118,16 @@ def test_the_command_line_has_a_refusal_without_the_tree_that_dagster_draws_arou
         loading.load("shop.definitions")
 
 
+def test_the_command_line_names_the_source_whose_variable_is_not_set(project, monkeypatch):
+    scaffold(project, "orders", Kind.rabbitmq)
+    (project.parent / "definitions.py").write_text(LATE)
+    monkeypatch.delenv("ORDERS_RABBITMQ", raising=False)
+
+    named = pytest.raises(loading.SetUpError, match=r"cannot be set up: orders_queue.url: .*ORDERS_RABBITMQ")
+    with named, loading.opened("shop.definitions"):
+        pass
+
+
 def test_the_document_shows_what_is_written(project):
     scaffold(project, "orders", Kind.sqs)
     page = (PROJECT / "docs" / "start" / "your-project.md").read_text()
