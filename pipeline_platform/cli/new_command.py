@@ -42,7 +42,10 @@ def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:
         SetUpError: It is not here, or is not as in the template: says which lines to add by hand.
     """
     if not definitions.is_file():
-        raise SetUpError(f"there is no {definitions} in {Path.cwd()}: go to a checkout of this template")
+        raise SetUpError(
+            f"there is no {definitions} in {Path.cwd()}: go to a checkout of this template; "
+            "in a project of dg, `dg scaffold defs pipeline_platform.orchestration.PipelineComponent` does it"
+        )
     text = definitions.read_text()
     imports = [f"from pipelines.{name} import {pipeline}", f"from resources.{key} import {key}"]
     listed = re.search(r"platform_definitions\(\s*\[([^\]]*?),?\s*\]", text)

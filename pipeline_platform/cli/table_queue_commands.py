@@ -23,7 +23,8 @@ def create(
     with loading.opened() as opened:
         queue = _queue(opened, key)
         queue.create(payload)
-        typer.echo(f"{key} is ready: table {queue.table!r} with {queue.table}_leases and {queue.table}_receives.")
+        beside = ", ".join(f"{queue.table}_{name}" for name in ("leases", "receives", "readers"))
+        typer.echo(f"{key} is ready: table {queue.table!r} with {beside}.")
 
 
 @app.command()
@@ -41,7 +42,7 @@ def show(key: Key, as_json: Json = False) -> None:
     typer.echo(f"{waiting.messages:,} messages wait{since}.")
     for receive_id, left_s, messages in held:
         who = "are given back, and wait" if receive_id is None else f"are leased by receive {receive_id}"
-        until = f"for {left_s:.0f} s more" if left_s > 0 else "ran out, until somebody plans"
+        until = f"for {left_s:.0f} s more" if left_s > 0 else "until the next run: the lease ran out"
         typer.echo(f"{messages:,} messages {who} {until}.")
 
 

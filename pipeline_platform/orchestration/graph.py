@@ -284,7 +284,7 @@ def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionCont
     for batcher, manifest in steps.batch_messages(flow, receive).items():
         log_output(context, manifest)
         batches, handled, failed = map(manifest.total, ("batches", "handled", "failed"))
-        context.log.info(f"{batcher}: {batches} batches, handled {handled}, failed {failed}")
+        context.log.info(f"{batcher}: batches {batches}, handled {handled}, failed {failed}")
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
@@ -315,8 +315,8 @@ def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
         rows = steps.publish(flow, receive)
     if decision.dropped:
         context.log.info(
-            f"{decision.dropped} messages were decided by other runs meanwhile; decided the rest in "
-            f"{decision.tries} tries"
+            f"other runs decided {decision.dropped} of the messages meanwhile; the rest is decided, "
+            f"at try {decision.tries}"
         )
     context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
