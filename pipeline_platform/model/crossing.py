@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
-from pipeline_platform.model.schema import AS_TEXT, PLAIN, arrow_schema, fields_of
+from pipeline_platform.model.schema import AS_TEXT, CONSTRAINED, PLAIN, arrow_schema, fields_of
 
 
 def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
@@ -126,6 +126,8 @@ def _stripped(annotation: Any) -> Any:
         return annotation
     if origin is not None:
         return origin[tuple(map(_stripped, arguments))]
+    if annotation in CONSTRAINED:
+        return CONSTRAINED[annotation]
     if issubclass(annotation, MODELS):
         return _shape(annotation)
     if issubclass(annotation, enum.Enum):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
 
 import pyarrow as pa
-from pydantic import BaseModel
+from pydantic import AwareDatetime, BaseModel, FutureDate, FutureDatetime, NaiveDatetime, PastDate, PastDatetime
 
 from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
 
@@ -30,6 +30,11 @@ PLAIN: dict[type, pa.DataType] = {
 """Types that a column holds as they are. A subclass of one is held by the same column."""
 AS_TEXT = (UUID, time, timedelta)
 """Types that a column holds as text."""
+CONSTRAINED: dict[Any, type] = {
+    **dict.fromkeys((AwareDatetime, NaiveDatetime, PastDatetime, FutureDatetime), datetime),
+    **dict.fromkeys((PastDate, FutureDate), date),
+}
+"""What values pydantic's own types have."""
 _WHOLE = {int, type(None)}
 _DICT = attrgetter("__dict__")
 _Getter = Callable[[str], Callable[[Any], Any]]
@@ -98,14 +103,14 @@ def _arrow_type(model: ModelClass, name: str, annotation: Any, inside: tuple[Mod
 
 
 def bare(annotation: Any) -> Any:
-    """Strip `Annotated` and the None of `X | None`."""
+    """Strip `Annotated`, the None of `X | None`, and what pydantic's own types demand of a value."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):
         others = [one for one in get_args(annotation) if one is not type(None)]
         if len(others) == 1:
             return bare(others[0])
-    return annotation
+    return CONSTRAINED.get(annotation, annotation) if isinstance(annotation, type) else annotation
 
 
 def refuse_nulls(columns: Sequence[pa.Array], model: ModelClass) -> None:

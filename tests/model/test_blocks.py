@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
 
 from pipeline_platform import Message, columns
 from pipeline_platform.model.blocks import ROUTING, annotated, as_arrow, as_block
@@ -55,6 +55,7 @@ class Strict(BaseModel):
 
     number: Annotated[int, Field(ge=0)] = Field(alias="n")
     price: Decimal = Decimal(0)
+    seen: AwareDatetime | None = None
 
     @field_validator("number")
     @classmethod
@@ -77,6 +78,7 @@ VALUES = {
     "text": st.one_of(st.text(), st.integers(), st.none()),
     "flag": st.sampled_from([True, None, "true", 1, 2]),
     "at": st.one_of(st.datetimes().map(str), st.sampled_from(["2026-01-01T00:00:00.9999999Z", "2026-01-01", 5, "x"])),
+    "seen": st.sampled_from(["2026-01-01T00:00:00Z", "2026-01-01T00:00:00", None]),
     "day": st.sampled_from(["2026-01-01", "2026-01-01T00:00:00", 5, None]),
     "colour": st.sampled_from(["red", "green", 1]),
     "places": st.sampled_from([[], [{"name": "a"}], [{"name": "a", "height": "5", "b": 1}], [{}], None]),

@@ -11,7 +11,19 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 from msgspec import Struct, defstruct
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FutureDate,
+    FutureDatetime,
+    NaiveDatetime,
+    PastDate,
+    PastDatetime,
+    PositiveInt,
+    create_model,
+)
 
 from pipeline_platform.model.schema import ColumnError, RowType, arrow_schema
 
@@ -143,6 +155,23 @@ def rows(model: type[BaseModel], *data: Any) -> list[dict[str, Any]]:
 )
 def test_each_type_of_field_has_its_column(name, type_):
     assert column(Everything, name) == type_
+
+
+@pytest.mark.parametrize(
+    ("constrained", "plain"),
+    [
+        (AwareDatetime, datetime),
+        (NaiveDatetime | None, datetime),
+        (list[PastDatetime], list[datetime]),
+        (FutureDatetime, datetime),
+        (PastDate, date),
+        (FutureDate, date),
+        (PositiveInt, int),
+    ],
+)
+def test_a_type_that_pydantic_constrains_has_the_column_of_what_it_constrains(constrained, plain):
+    models = [create_model("Model", field=(kind, ...)) for kind in (constrained, plain)]
+    assert column(models[0], "field") == column(models[1], "field")
 
 
 def test_every_column_may_be_null_so_that_fields_can_come_and_go():

@@ -30,7 +30,7 @@ from pydantic import (
 
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.schema import ColumnError, RowType
+from pipeline_platform.model.schema import CONSTRAINED, ColumnError, RowType
 from tests.model.test_columns import EVERYTHING, EVERYTHING_STRUCT, Everything, LongFlight, Numbers, Open
 
 
@@ -304,6 +304,14 @@ def test_every_type_that_the_batcher_names_crosses_with_the_very_value():
         seen = crossed(model(value=value), model).value
         assert type(seen) is type(value), name
         assert seen == value or repr(seen) == repr(value) == "nan", name
+
+
+@pytest.mark.parametrize("kind", CONSTRAINED)
+def test_what_a_type_of_pydantics_own_demanded_is_not_asked_again(kind):
+    model: Any = create_model("Constrained", value=(kind | None, ...))
+    for value in (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1)):
+        data = model.model_construct(value=value if CONSTRAINED[kind] is datetime else value.date())
+        assert crossed(data, model).value == data.value
 
 
 @pytest.mark.parametrize(
