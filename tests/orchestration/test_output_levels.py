@@ -13,7 +13,7 @@ def test_lines_are_logged_at_the_level_that_they_begin_with(caplog):
         log_output(
             SimpleNamespace(log=logging.getLogger("run")), Manifest(notes=[{"said": said, "unsaid": 2, "task": 0}])
         )
-    assert [(record.levelname, record.message.splitlines()[1:]) for record in caplog.records] == [
+    assert [(record.levelname, record.getMessage().splitlines()[1:]) for record in caplog.records] == [
         ("INFO", ["printed"]),
         ("ERROR", ["ERROR message '1': as told", "  Traceback"]),
         ("WARNING", ["WARNING:root:own format"]),

@@ -108,7 +108,8 @@ def test_two_starts_at_once_make_one_server_and_stop_leaves_nothing(tmp_path):
     assert spark_processes(tmp_path) == []
     assert spark_server.status(tmp_path) is None
     assert not spark_server.stop(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".gitignore", "spark.lock", "spark.log"]
+    left = {path.name for path in tmp_path.iterdir()} - {"java"}  # that of a package, where the machine has none
+    assert left == {".gitignore", "spark.lock", "spark.log"}
 
 
 def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_path):
