@@ -251,6 +251,12 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that
     assert "after 30 s" in str(place.tick(source=mute).skip_message), "the source seems empty"
 
 
+def test_a_source_that_cannot_tell_its_backlog_is_asked_after_a_run_by_hand_that_never_came_to_receive(place):
+    place.queued({TAGS.origin: "source"}, FAILURE)  # as of `asked_pull` from its page: nobody asked it for so many
+
+    assert place.tick(source=Mute(name="queue", url=place.queue.url)).run_requests
+
+
 def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place):
     class Lossy(TableQueue):
         lost: str

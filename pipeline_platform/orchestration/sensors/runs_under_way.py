@@ -179,7 +179,7 @@ def was_filled(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer:
     pulls = {tags.origin: "source", **({tags.producer: producer} if producer else {})}
     newest = instance.get_run_records(dg.RunsFilter(tags=pulls), limit=demand.LOOK_BACK)
     run = next((run for record in newest if (run := record.dagster_run).parent_run_id is None), None)
-    return run is not None and 0 < int(run.tags[tags.demand]) <= int(run.tags.get(tags.received, 0))
+    return run is not None and 0 < int(run.tags.get(tags.demand, 0)) <= int(run.tags.get(tags.received, 0))
 
 
 def _newest(
