@@ -11,9 +11,12 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.orchestration import Alerts, platform_definitions
+from pipeline_platform.orchestration.sensors import alerts
+from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.sensor import Asked, Place, tags
 from tests.fixtures.small_lake import put
@@ -67,9 +70,9 @@ def webhook(monkeypatch):
 POSTED = dg.EnvVar("ALERTS_URL")
 
 
-def tick(place: Place, alerts: Any = POSTED, queue: TableQueue | None = None) -> str:
+def tick(place: Place, to: Any = POSTED, queue: TableQueue | None = None) -> str:
     """A tick of the sensor, which remembers its cursor; what its page in the UI says."""
-    definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"), alerts=alerts)
+    definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"), alerts=to)
     lake = Lake(root=str(place.folder / "lake"))
     context = dg.build_sensor_context(
         instance=place.instance,
@@ -174,6 +177,51 @@ def test_a_function_gets_alerts_and_one_that_raises_gets_them_again(place):
     assert [(one.about, one.over) for one in got] == [("runs", False)] * 2
     assert "ConnectionError" in refused
     assert "hush" not in refused
+
+
+def test_a_lake_that_does_not_answer_in_time_holds_up_no_alert_and_none_is_sent_twice(place, webhook, monkeypatch):
+    """Dagster gives a tick a minute; a bucket that is away takes two to say so."""
+    answers = threading.Event()
+    monkeypatch.setattr(FailedMessages, "open_by_window", lambda _: answers.wait(30) and {})
+    monkeypatch.setattr(alerts, "_LOOKS_WITHIN_S", 0.2)
+    red = place.queued(tags(5), RED)
+    tick(place), tick(place)
+    answers.set()
+    assert webhook.texts() == [f"Run {red.run_id} of any failed.", "Failures of asked cannot be counted: TimeoutError."]
+
+
+def test_alerts_that_take_too_long_to_send_are_left_to_the_next_tick(place, webhook, monkeypatch):
+    place.queued(tags(5), RED)
+    fail(place, 1)
+    monkeypatch.setattr(alerts, "_SENDS_WITHIN_S", -1.0)
+    late = tick(place)
+    monkeypatch.setattr(alerts, "_SENDS_WITHIN_S", 45.0)
+    assert webhook.texts() == []
+    assert late.startswith("There was no time to send all alerts; the next tick goes on. Run ")
+    tick(place)
+    assert len(webhook.texts()) == 2
+
+
+def test_a_source_that_raises_what_it_should_not_is_reported_without_its_words_and_the_rest_is_looked_at(
+    place, webhook
+):
+    class Odd(TableQueue):
+        def backlog(self) -> Backlog:
+            raise ConnectionError("amqp://user:hush@broker")
+
+    red = place.queued(tags(5), RED)
+    tick(place, queue=Odd(name="queue", url=place.queue.url))
+    assert webhook.texts() == [f"Run {red.run_id} of any failed.", "queue of asked does not answer: ConnectionError"]
+
+
+@pytest.mark.parametrize(
+    "cursor", ["no JSON", "[]", '{"looked_at": "yesterday"}', '{"wrong": {"asked runs source": 1}}']
+)
+def test_a_cursor_that_cannot_be_read_is_a_first_look(place, webhook, cursor):
+    red = place.queued(tags(5), RED)
+    place.cursor = cursor
+    tick(place), tick(place)
+    assert webhook.texts() == [f"Run {red.run_id} of any failed."]
 
 
 def test_a_variable_that_is_not_set_is_named(place, monkeypatch):

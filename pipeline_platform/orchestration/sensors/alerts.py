@@ -1,13 +1,17 @@
 """Alerts: a sensor looks what is wrong with the pipelines, and reports it once, and once more when it is over."""
 
 import json
+import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from urllib.error import HTTPError, URLError
 
 import dagster as dg
+from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.failed import FailedMessages
@@ -17,10 +21,15 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import judged
+from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import SourceError
 
 _EVERY_S = 60
 _ANSWERS_WITHIN_S = 10.0
+_LOOKS_WITHIN_S = 30.0
+_SENDS_WITHIN_S = 45.0
+"""Dagster gives a tick 60 s, and drops the cursor of one that takes longer: all would be sent once more. A lake that is
+away takes two minutes to say so, a cluster ten seconds for each of its sources."""
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _RED = [dg.DagsterRunStatus.FAILURE]
 
@@ -75,8 +84,23 @@ class _Look(NamedTuple):
         return f"{self.pipeline} {self.about} {self.of}"
 
 
+class _Known(BaseModel):
+    """What the cursor keeps: when the sensor last looked, and by key what is wrong, since when, as it was reported."""
+
+    looked_at: AwareDatetime
+    wrong: dict[str, tuple[AwareDatetime, str]] = {}
+
+    @classmethod
+    def from_json(cls, text: str | None, now: datetime) -> "_Known":
+        """Read a cursor; one that cannot be read counts as that of a sensor that looks for the first time."""
+        try:
+            return cls.model_validate_json(text or "")
+        except ValidationError:
+            return cls(looked_at=now)
+
+
 def alerts_sensor(pipelines: Sequence[type[Pipeline]], alerts: To) -> dg.SensorDefinition:
-    """Build the sensor `alerts` of a deployment. Its cursor keeps what is wrong, since when, and was reported."""
+    """Build the sensor `alerts` of a deployment."""
     to, allowed = alerts if isinstance(alerts, Alerts) else Alerts(alerts)
     sources = {producer.source for pipeline in pipelines for producer in pipeline.producers_of().values()}
 
@@ -91,40 +115,74 @@ def alerts_sensor(pipelines: Sequence[type[Pipeline]], alerts: To) -> dg.SensorD
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if isinstance(to, dg.EnvVar) and not to.get_value():
             raise ValueError(f"{to.env_var_name} is not set: platform_definitions(alerts=...) has alerts posted there")
-        now, before = datetime.now(UTC), json.loads(context.cursor or "{}")
-        since = datetime.fromisoformat(before.get("looked_at", now.isoformat()))
-        wrong, known, unsent = [], before.get("wrong", {}), ""
-        for one in (one for pipeline in pipelines for one in _looks(pipeline, context, allowed, since)):
+        started, now = time.monotonic(), datetime.now(UTC)
+        before = _Known.from_json(context.cursor, now)
+        since, known = before.looked_at, dict(before.wrong)
+        answers = _answers(_questions(pipelines, context.resources))
+        wrong, unsent = [], ""
+        for one in (
+            one for pipeline in pipelines for one in _looks(pipeline, context.instance, answers, allowed, since)
+        ):
             wrong += [one.wrong] if one.wrong else []
-            began, text = known.get(one.key, (now.isoformat(), ""))
+            began, text = known.get(one.key, (now, ""))
             if unsent or bool(one.wrong) == (one.key in known):
+                continue
+            if time.monotonic() - started > _SENDS_WITHIN_S:
+                unsent = "There was no time to send all alerts; the next tick goes on. "
                 continue
             text = one.wrong or f"Over: {text}"
             try:
-                _send(to, Alert(*one[:3], text, datetime.fromisoformat(began), over=not one.wrong))
+                _send(to, Alert(*one[:3], text, began, over=not one.wrong))
             except Exception as error:  # of whatever the function does; its words may hold a secret, as an address may
                 unsent = f"Alerts cannot be sent, {_kind(error)}; the next tick tries again. "
             else:
-                known = {key: said for key, said in known.items() if key != one.key}
+                known.pop(one.key, None)
                 known |= {one.key: (began, text)} if one.wrong else {}
-        cursor = {"looked_at": (since if unsent else now).isoformat(), "wrong": known}
+        cursor = _Known(looked_at=since if unsent else now, wrong=known)
         return dg.SensorResult(
-            skip_reason=f"{unsent}{' '.join(wrong) or 'Nothing is wrong.'}", cursor=json.dumps(cursor)
+            skip_reason=f"{unsent}{' '.join(wrong) or 'Nothing is wrong.'}", cursor=cursor.model_dump_json()
         )
 
     return look
 
 
+_Answers: TypeAlias = Mapping[tuple[str, str], Any]
+"""What is open by window, of each pipeline, and the backlog of each source; or what was raised in its place."""
+
+
+def _questions(pipelines: Sequence[type[Pipeline]], resources: Any) -> dict[tuple[str, str], Callable[[], Any]]:
+    lake, producers = resources.lake, (one for pipeline in pipelines for one in pipeline.producers_of().values())
+    failed = {one.name: FailedMessages(name=one.name, lake=lake, pipeline=one.name) for one in pipelines}
+    return {
+        **{("failures", name): one.open_by_window for name, one in failed.items()},
+        **{("source", one.source): partial(_backlog, resources, one.source) for one in producers},
+    }
+
+
+def _backlog(resources: Any, source: str) -> Backlog:
+    return source_of(resources, source).backlog()
+
+
+def _answers(questions: Mapping[tuple[str, str], Callable[[], Any]]) -> _Answers:
+    """Ask all at once, so that what is away holds up nothing else."""
+    threads = ThreadPoolExecutor(len(questions) or 1)
+    asked = {key: threads.submit(question) for key, question in questions.items()}
+    threads.shutdown(wait=False)
+    done, _ = wait(asked.values(), _LOOKS_WITHIN_S)
+    late = TimeoutError(f"no answer within {_LOOKS_WITHIN_S:g} s")
+    return {key: (one.exception() or one.result()) if one in done else late for key, one in asked.items()}
+
+
 def _looks(
-    pipeline: type[Pipeline], context: dg.SensorEvaluationContext, allowed: int, since: datetime
+    pipeline: type[Pipeline], instance: dg.DagsterInstance, answers: _Answers, allowed: int, since: datetime
 ) -> Iterator[_Look]:
     name, origin = pipeline.name, RunTags.of(pipeline).origin
     runs: dict[str, dict[str, Any]] = {one: {"tags": {origin: one}} for one in get_args(Origin)}
     for of, which in (runs | {"maintenance": {"job_name": f"{name}_maintenance"}}).items():
-        yield _Look(name, "runs", of, _red(context.instance, since, which))
-    yield _Look(name, "failures", "", _open_failures(pipeline, context.resources.lake, allowed))
+        yield _Look(name, "runs", of, _red(instance, since, which))
+    yield _Look(name, "failures", "", _open_failures(name, answers["failures", name], allowed))
     for producer in pipeline.producers_of().values():
-        yield from _of_source(name, producer, context.resources)
+        yield from _of_source(name, producer, answers["source", producer.source])
 
 
 def _red(instance: dg.DagsterInstance, since: datetime, which: dict[str, Any]) -> str | None:
@@ -135,20 +193,18 @@ def _red(instance: dg.DagsterInstance, since: datetime, which: dict[str, Any]) -
     return f"Run {red[0].run_id} of {red[0].job_name} failed." if red else None
 
 
-def _open_failures(pipeline: type[Pipeline], lake: Any, allowed: int) -> str | None:
-    try:
-        by_window = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).open_by_window()
-    except Exception as error:  # of whatever storage the lake is on: the rest is looked at all the same
-        return f"Failures of {pipeline.name} cannot be counted: {_kind(error)}."
+def _open_failures(name: str, by_window: dict[str, int] | Exception, allowed: int) -> str | None:
+    if isinstance(by_window, Exception):  # of whatever storage the lake is on: the rest is looked at all the same
+        return f"Failures of {name} cannot be counted: {_kind(by_window)}."
     count = sum(by_window.values())
-    return f"{count:,} failures of {pipeline.name} are open; {allowed:,} are allowed." if count > allowed else None
+    return f"{count:,} failures of {name} are open; {allowed:,} are allowed." if count > allowed else None
 
 
-def _of_source(name: str, producer: Producer, resources: Any) -> Iterator[_Look]:
-    try:
-        waiting = source_of(resources, producer.source).backlog()
-    except (SourceError, ControlStoreError) as error:  # how long messages wait is as it was
-        yield _Look(name, "source", producer.source, f"{producer.source} of {name} does not answer: {error}")
+def _of_source(name: str, producer: Producer, waiting: Backlog | Exception) -> Iterator[_Look]:
+    if isinstance(waiting, Exception):  # how long messages wait is as it was
+        known = isinstance(waiting, SourceError | ControlStoreError | TimeoutError)
+        why = str(waiting) if known else _kind(waiting)
+        yield _Look(name, "source", producer.source, f"{producer.source} of {name} does not answer: {why}")
         return
     yield _Look(name, "source", producer.source, None)
     passed, words = judged(waiting, producer.oldest_allowed)
