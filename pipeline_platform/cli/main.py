@@ -22,7 +22,10 @@ from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
 from pipeline_platform.cli.trace_command import trace
 from pipeline_platform.control.store import ControlStoreError
+from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.storage import AWAY_S
 from pipeline_platform.model.strict_options import PipelineError
+from pipeline_platform.run.outages import store_away
 from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(
@@ -73,8 +76,13 @@ def main() -> None:
     atexit.register(gc.freeze)  # else Python's end collects what Dagster loaded three times: a fifth of `status`
     try:
         app()
-    except (loading.SetUpError, ControlStoreError, PipelineError, SourceError) as error:
+    except (loading.SetUpError, ControlStoreError, PipelineError, ReceiveError, SourceError) as error:
         typer.echo(str(error), err=True)
+        sys.exit(1)
+    except Exception as error:
+        if (said := store_away(error)) is None:
+            raise
+        typer.echo(f"the lake did not answer for about {AWAY_S} s ({said}): see that the store runs", err=True)
         sys.exit(1)
 
 

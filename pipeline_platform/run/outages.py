@@ -21,6 +21,11 @@ class OutageError(Exception):
     """A server that a run needs was away for longer than the run waits."""
 
 
+def store_away(error: Exception) -> str | None:
+    """What PyArrow or delta-rs said of an object store that did not answer; None where that is not what went wrong."""
+    return found[0] if (found := _STORE.search(str(error))) else None
+
+
 @contextmanager
 def naming_outages(lake: Lake, spark: str) -> Iterator[None]:
     """Say in one sentence that the lake, or Spark at an address, was away.
@@ -32,8 +37,8 @@ def naming_outages(lake: Lake, spark: str) -> Iterator[None]:
         yield
     except Exception as error:
         said = str(error)
-        if not lake.is_local and (found := _STORE.search(said)):
-            away = f"the lake {lake.root} did not answer for about {AWAY_S} s ({found[0]})"
+        if not lake.is_local and (store_said := store_away(error)):
+            away = f"the lake {lake.root} did not answer for about {AWAY_S} s ({store_said})"
             raise OutageError(f"{away}: see that the store runs. {_NEXT}") from error
         if spark.startswith("sc://") and (found := _SPARK.search(said)):
             away = f"Spark at {spark} is away, or was started anew in the middle of this run ({found[0]})"

@@ -4,6 +4,7 @@ import importlib
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,11 +14,12 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import definitions
-from pipeline_platform.cli import loading
+from pipeline_platform.cli import loading, main
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.status_command import _seconds
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
@@ -207,6 +209,32 @@ def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keep
     assert "unreadable receives" in shown
     assert "_receives/ab12/receive.json is no record of a receive" in " ".join(shown.split())
     assert "undecided receives   cd34" in shown
+
+
+AWAY = "AWS Error NETWORK_CONNECTION during ListObjectsV2 operation: curlCode: 7, Could not connect to server"
+
+
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        (
+            OSError(f"When listing objects under key 'lake/told/_receives/' in bucket 'b': {AWAY}"),
+            f"the lake did not answer for about 120 s ({AWAY}): see that the store runs",
+        ),
+        (ReceiveError("_receives/ab12/receive.json is no record of a receive"), None),
+    ],
+)
+def test_a_lake_that_is_away_or_holds_what_cannot_be_read_is_told_in_a_line(monkeypatch, capsys, raised, line):
+    @contextmanager
+    def opened():
+        raise raised
+        yield
+
+    monkeypatch.setattr(loading, "opened", opened)
+    monkeypatch.setattr(sys, "argv", ["pipeline-platform", "trace", "told", "5"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"{line or raised}\n")
 
 
 def test_status_says_which_store_and_lake_it_looks_at(cli, tmp_path):
