@@ -315,7 +315,8 @@ def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | N
     if failed.runs < 2:
         return None
     until = failed.ended + min(LONGEST_PAUSE, interval * 2 ** min(failed.runs - 2, LOOK_BACK))
-    if now >= until:
+    # A clock that was ahead when they failed must not make anybody wait for it to come true.
+    if now >= until or until > now + 2 * LONGEST_PAUSE:
         return None
     return f"the last {failed.runs} runs failed; asking again at {_clock(until)}; see run {failed.run_id}"
 

@@ -174,6 +174,13 @@ def test_the_pause_after_failures_in_a_row_doubles_to_five_minutes(runs, pause):
     assert hold_back(failed, seconds(5), NOON + seconds(pause)) is None
 
 
+def test_failures_by_a_clock_that_was_ahead_do_not_hold_back_until_it_comes_true():
+    failed = FailedRuns(3, NOON + timedelta(days=1), "4f1e")
+
+    assert hold_back(failed, seconds(5), NOON) is None
+    assert hold_back(FailedRuns(3, NOON + seconds(1), "4f1e"), seconds(5), NOON), "no two clocks agree to the second"
+
+
 def test_a_pause_says_until_when_and_where_to_look():
     assert hold_back(FailedRuns(3, NOON, "4f1e"), seconds(5), NOON) == (
         "the last 3 runs failed; asking again at 12:00:10 UTC; see run 4f1e"
