@@ -41,7 +41,7 @@ def rate_of(ended: Iterable[Ended]) -> Rate | None:
     """What some runs tell, the latest first; None if none received anything."""
     known = None
     for one in reversed([*ended]):
-        if one.messages:
+        if one.messages and one.ended_at >= one.started_at:  # else the clock was set back meanwhile
             known = learn(known, Rate(one.messages, (one.ended_at - one.started_at).total_seconds()))
     return known
 

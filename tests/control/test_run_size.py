@@ -148,5 +148,13 @@ def test_the_last_runs_tell_the_rate_by_the_control_store(store, clock):
     assert run(1_000, 40.0) == Rate(1_000, 40.0), "and slower now"
 
 
+def test_a_run_that_ended_before_it_began_by_a_clock_that_was_set_back_tells_nothing():
+    known = Ended("r1", "run", 100, NOON, NOON + timedelta(seconds=20))
+    set_back = Ended("r2", "run", 100, NOON, NOON - timedelta(seconds=40))
+
+    assert rate_of([set_back, known]) == Rate(100, 20.0)
+    assert rate_of([set_back]) is None
+
+
 def test_a_run_that_received_nothing_tells_nothing():
     assert rate_of([Ended("r", "run", 0, NOON, NOON + timedelta(seconds=60))]) is None
