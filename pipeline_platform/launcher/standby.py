@@ -13,7 +13,8 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,9 @@ _LOAD_S = 30
 """A process that has not loaded by then is given up; the run gets one that begins with it."""
 
 _CHECK = "check"
+
+_OF_THE_SYSTEM = ("/dev/", "/proc/", "/sys/")
+"""Where files are as new as the moment in which they are looked at."""
 
 
 class Standby:
@@ -72,18 +76,37 @@ class _Loaded:
         self._location = location
         self._variables = location.variables()
         os.environ.update(self._variables)
-        location.load()
-        for module in MODULES:
-            importlib.import_module(module)
+        with _noting_what_is_read() as read:
+            location.load()
+            for module in MODULES:
+                importlib.import_module(module)
         files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
+        files += [file for file in read if os.path.isfile(file) and not file.startswith(_OF_THE_SYSTEM)]
         self._files = {file: _state(file) for file in files if isinstance(file, str)}
 
     def is_fresh(self) -> bool:
-        """Whether no loaded file was edited since this process began, and `.env` says the same."""
+        """Whether no file that was loaded or read was edited since this process began, and `.env` says the same."""
         # A file that was edited while it was being loaded may have been read before or after.
         return self._location.variables() == self._variables and all(
             known[0] <= self._started_ns and _state(file) == known for file, known in self._files.items()
         )
+
+
+@contextmanager
+def _noting_what_is_read() -> Iterator[set[str]]:
+    """The files that are opened meanwhile to be read, such as YAML. Compiled modules are not: their source counts."""
+    read: set[str] = set()
+    is_loading = True
+
+    def note(event: str, arguments: tuple[Any, ...]) -> None:
+        if is_loading and event == "open":
+            file, mode, _ = arguments
+            if isinstance(file, str) and "r" in (mode or "") and not file.endswith(".pyc"):
+                read.add(os.path.abspath(file))
+
+    sys.addaudithook(note)  # for good: there is no way to take it back
+    yield read
+    is_loading = False
 
 
 def _state(file: str) -> tuple[int, int, int]:

@@ -31,10 +31,11 @@ import time
 import dagster as dg
 
 VARIABLE = os.environ.get("STANDBY_TEST", "")
+OPTION = pathlib.Path(__file__).with_name("option.yaml").read_text()
 
 @dg.op
 def tell(context):
-    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE}})
+    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE, "option": OPTION}})
 
 @dg.op
 def sleep():
@@ -151,6 +152,7 @@ def deployed(folder: Path) -> Iterator[Launching]:
     workspace = folder / "workspace.yaml"
     workspace.write_text(json.dumps({"load_from": [{"python_file": where}]}))
     (folder / "location.py").write_text(CODE.format(said="never run"))
+    (folder / "option.yaml").write_text("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(folder))
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -205,6 +207,15 @@ def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching):
     assert launching.told(edited)["said"] == "second"
     assert launching.process(edited).pid != waiting
     assert born(waiting) is None, "what is out of date does not stay"
+
+
+def test_a_run_sees_a_file_that_was_edited_after_the_process_that_stood_by_had_read_it(launching):
+    """As the `defs.yaml` of a component."""
+    waiting = launching.standing_by()
+    (launching.folder / "option.yaml").write_text("second")
+    edited = launching.launch("telling")
+    assert launching.told(edited)["option"] == "second"
+    assert launching.process(edited).pid != waiting
 
 
 def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching):
