@@ -39,6 +39,8 @@ def drain(
         if before != (before := f"{_held(live)}, which {until}"):
             log(f"{key}: {before}")
         sleep(1.0)
+    if store.paused(key) is None:
+        return f"{key}: nothing is under way, and somebody resumed it"
     store.pause(key, reason)
     dead = store.over(key)
     left = f"; {_held(dead)} died, and the next run after `resume` finishes what they left" if dead else ""

@@ -143,3 +143,14 @@ def test_it_says_what_dead_runs_left_and_ends_when_somebody_resumes(sqlite, cloc
     sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
     said = drain(sqlite, Coasts, "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
     assert said == "coasts: somebody resumed or paused it meanwhile, and 2 messages in 1 run go on"
+
+
+def test_who_resumes_while_the_last_run_ends_is_not_paused_again(sqlite):
+    sqlite.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
+
+    def sleep(_: float) -> None:
+        sqlite.resume("told")
+        sqlite.end("a")
+
+    assert drain(sqlite, Told, "moves", log=print, sleep=sleep) == "told: nothing is under way, and somebody resumed it"
+    assert sqlite.paused("told") is None
