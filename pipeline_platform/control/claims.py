@@ -85,9 +85,10 @@ class Claims(Database):
     ) -> int:
         """Claim room for a receive, before it leases anything.
 
-        A claim of the same receive again (a re-execution) takes the place of the former one. It may be granted less
-        where the room went to others meanwhile. A grant of 0 is not recorded. All receives of the pipeline together
-        have `capacity` messages in flight at most. A claim counts for `lease_s` seconds, unless `beat` renews it.
+        A claim of the same receive again (a re-execution) takes the place of the former one, and lifts the stop of its
+        run. It may be granted less where the room went to others meanwhile. A grant of 0 is not recorded. All receives
+        of the pipeline together have `capacity` messages in flight at most. A claim counts for `lease_s` seconds,
+        unless `beat` renews it.
 
         Returns:
             Messages granted, from 0 to `wanted`.
@@ -107,6 +108,7 @@ class Claims(Database):
             room = _room(connection, pipeline, capacity, now, but=receive_id, alone=alone)
             messages = max(0, min(wanted, room))
             connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)))
+            forget_stop(connection, receive_id)
             if messages:
                 values = (receive_id, pipeline, run_id, messages, capacity, now, now + round(lease_s * SECOND), alone)
                 connection.execute(sa.insert(_RECEIVES).values(values))

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import subprocess
 import time
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
@@ -72,6 +73,22 @@ def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(locatio
 
     assert run.status == SUCCESS
     assert seen == [[(run.run_id, 2)]]
+    assert location.texts() == ["one", "two"]
+
+
+def test_a_re_execution_handles_what_a_run_that_was_asked_to_end_did_not(location):
+    """It was interrupted before it had given back the rest, as one whose callback hangs."""
+    location.enqueue("one", "two")
+
+    def interrupted(flow: Any, receive: Any) -> Any:
+        flow.control.stop(receive.receive_id, timedelta(0))
+        raise KeyboardInterrupt
+
+    with mock.patch.object(steps, "handle_messages", interrupted):
+        ended = location.run("told_pull")
+    run = location.again(ended, from_failure=True)
+
+    assert run.status == SUCCESS
     assert location.texts() == ["one", "two"]
 
 
