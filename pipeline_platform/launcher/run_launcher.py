@@ -77,12 +77,18 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         run_id = context.dagster_run.run_id
         self._instance.add_run_tags(run_id, {LAUNCHER_TAG: RunProcess.tag(run_id, os.getpid())})
         self._look_back()
-        standby = self._take(local.location.name) or Standby()
-        # Before it starts, for a run writes tags of its own, and the storage keeps those of the last who wrote.
-        self._instance.add_run_tags(run_id, {PROCESS_TAG: RunProcess.tag(run_id, standby.process.pid)})
-        standby.run(local.arguments)
+        try:
+            standby = self._hand_over(self._take(local.location.name) or Standby(), run_id, local.arguments)
+        except BrokenPipeError:  # it died meanwhile
+            standby = self._hand_over(Standby(), run_id, local.arguments)
         attend = (standby, run_id, local.location)
         threading.Thread(target=self._attend, args=attend, name="standby", daemon=True).start()
+
+    def _hand_over(self, standby: Standby, run_id: str, arguments: str) -> Standby:
+        # Before it starts, for a run writes tags of its own, and the storage keeps those of the last who wrote.
+        self._instance.add_run_tags(run_id, {PROCESS_TAG: RunProcess.tag(run_id, standby.process.pid)})
+        standby.run(arguments)
+        return standby
 
     def terminate(self, run_id: str) -> bool:
         """Ask a run's process to end, as a Ctrl-C would; return whether it was asked."""

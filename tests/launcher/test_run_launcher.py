@@ -233,6 +233,21 @@ def test_a_process_that_died_while_it_stood_by_costs_no_run(launching):
     assert launching.told(launching.launch("telling"))["said"] == "first"
 
 
+@pytest.mark.faults
+def test_a_process_that_dies_as_it_gets_its_run_costs_no_run(launching, monkeypatch):
+    take = StandbyRunLauncher._take
+
+    def taken_and_killed(launcher: StandbyRunLauncher, location: str) -> Any:
+        standby = take(launcher, location)
+        assert standby
+        standby.dismiss()
+        return standby
+
+    monkeypatch.setattr(StandbyRunLauncher, "_take", taken_and_killed)
+    run = launching.launch("telling")
+    assert launching.told(run)["said"] == "first"
+
+
 def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching):
     (launching.folder / "location.py").write_text("import nothing_of_this_name")
     run = launching.launch("telling")
