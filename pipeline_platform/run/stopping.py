@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from types import FrameType
 
 from pipeline_platform.control.store import ControlStoreError
@@ -44,7 +45,7 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
         if receive.receive_id in _ASKED:
             _call(before[signal.Signals(number)], number, frame)
             return
-        last = threading.Timer(_FINISH_S + 2 * flow.pipeline.shutdown.total_seconds(), _signal, (number,))
+        last = threading.Timer(longest_s(flow.pipeline.shutdown), _signal, (number,))
         last.daemon = True
         _ASKED[receive.receive_id] = last
         last.start()
@@ -58,6 +59,11 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def longest_s(shutdown: timedelta) -> float:
+    """Seconds that a run which was asked to end may take before it is interrupted."""
+    return _FINISH_S + 2 * shutdown.total_seconds()
 
 
 def acknowledged(receive: Receive) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline_platform import Pipeline
+from pipeline_platform.run import stopping
 from servers import go
 from servers.__main__ import FOLDER
 
@@ -99,6 +101,20 @@ def test_systemd_takes_its_unit(deploy):
     here = unit.with_name("pipeline-platform@daemon.service")
     here.write_text(unit.read_text().replace("%i", "daemon"))
     assert not [line for line in printed(needed("systemd-analyze"), "verify", here).splitlines() if here.name in line]
+
+
+@pytest.mark.parametrize(
+    ("file", "seconds"),
+    [
+        ("dagster.yaml", r"cancel_timeout_seconds: (\d+)"),
+        ("deploy/compose.yaml", r"stop_grace_period: (\d+)s"),
+        ("deploy/kubernetes/launcher.yaml", r"terminationGracePeriodSeconds: (\d+)"),
+        ("deploy/systemd/pipeline-platform@.service", r"TimeoutStopSec=(\d+)"),
+    ],
+)
+def test_a_run_that_is_to_end_gets_the_time_that_it_may_take(file, seconds):
+    (given,) = re.findall(seconds, (PROJECT / file).read_text())
+    assert int(given) > stopping.longest_s(Pipeline.shutdown)
 
 
 def test_an_unknown_process_is_refused_with_those_that_there_are(deploy):
