@@ -41,15 +41,9 @@ def _attach() -> None:
 
 @cache
 def _is_set_up() -> bool:
-    """Give this process the SDK's providers, unless it has some; False where the SDK is not installed."""
+    """Give this process the SDK's providers, unless it has some; False without an SDK, or if it refuses a setting."""
     try:
-        from opentelemetry import metrics, trace
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.metrics import MeterProvider
-        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        _set_up()
     except ImportError as error:
         _LOG.warning(
             "an OTLP endpoint is set, and %s is not installed: pip install 'pipeline-platform[otlp]', or unset %s",
@@ -57,6 +51,21 @@ def _is_set_up() -> bool:
             ", ".join(filter(os.environ.get, _ENDPOINTS)),
         )
         return False
+    except Exception as error:  # of whatever a variable says: a run does without
+        _LOG.warning("OpenTelemetry gets no events: %s", error)
+        return False
+    return True
+
+
+def _set_up() -> None:
+    from opentelemetry import metrics, trace
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
     # Everything else these read from OTEL_* themselves: address, headers, resource, sampler, interval, temporality.
     if _wants("TRACES") and not isinstance(trace.get_tracer_provider(), TracerProvider):
         tracers = TracerProvider()
@@ -64,7 +73,6 @@ def _is_set_up() -> bool:
         trace.set_tracer_provider(tracers)
     if _wants("METRICS") and not isinstance(metrics.get_meter_provider(), MeterProvider):
         metrics.set_meter_provider(MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())]))
-    return True
 
 
 def _wants(signal: str) -> bool:
