@@ -10,10 +10,11 @@ import psutil
 def born(pid: int) -> str | None:
     """When a living process was started; None if there is none or it waits to be reaped."""
     with suppress(psutil.NoSuchProcess):
+        # Since the boot: a step of the clock moves both times alike. That of the boot first: psutil 6 keeps it.
+        boot = psutil.boot_time()
         process = psutil.Process(pid)
         if _works(process):
-            # Since the boot: a step of the system's clock moves both times alike.
-            return f"{process.create_time() - psutil.boot_time():.2f}"
+            return f"{process.create_time() - boot:.2f}"
     return None
 
 

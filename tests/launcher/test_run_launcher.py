@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import psutil
 import pytest
 from dagster._core.launcher import WorkerStatus
 from dagster._core.workspace.context import WorkspaceProcessContext
@@ -367,6 +368,21 @@ os.kill(os.getpid(), signal.SIGKILL)
     while born(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert born(pid) is None
+
+
+def test_a_step_of_the_clock_makes_no_process_another(monkeypatch):
+    """psutil 6 adds the time of the boot as it was when somebody last asked for that."""
+    started, boot, known = psutil.Process().create_time() - psutil.boot_time(), [1_000.0], [1_000.0]
+
+    def boot_time() -> float:
+        known[:] = boot
+        return boot[0]
+
+    monkeypatch.setattr(psutil, "boot_time", boot_time)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda _: started + known[0])
+    before = born(os.getpid())
+    boot[0] += 3
+    assert born(os.getpid()) == before
 
 
 def test_the_launcher_was_tried_with_this_dagster():
