@@ -76,26 +76,35 @@ class _Loaded:
         self._location = location
         self._variables = location.variables()
         os.environ.update(self._variables)
-        with _noting_what_is_read() as read:
+        with _noting_what_is_read() as (read, listed):
             location.load()
             for module in MODULES:
                 importlib.import_module(module)
         files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
         files += [file for file in read if os.path.isfile(file) and not file.startswith(_OF_THE_SYSTEM)]
         self._files = {file: _state(file) for file in files if isinstance(file, str)}
+        # Where modules are found, such as the working directory, anything may come and go.
+        roots = {"/proc", *map(os.path.abspath, sys.path)}
+        self._folders = {folder: names for folder, names in listed.items() if folder not in roots}
 
     def is_fresh(self) -> bool:
-        """Whether no file that was loaded or read was edited since this process began, and `.env` says the same."""
+        """Whether files that were loaded or read, and folders that were listed, are as they were; and so `.env`."""
         # A file that was edited while it was being loaded may have been read before or after.
-        return self._location.variables() == self._variables and all(
-            known[0] <= self._started_ns and _state(file) == known for file, known in self._files.items()
+        return (
+            self._location.variables() == self._variables
+            and all(known[0] <= self._started_ns and _state(file) == known for file, known in self._files.items())
+            and all(_names(folder) == known for folder, known in self._folders.items())
         )
 
 
 @contextmanager
-def _noting_what_is_read() -> Iterator[set[str]]:
-    """The files that are opened meanwhile to be read, such as YAML. Compiled modules are not: their source counts."""
+def _noting_what_is_read() -> Iterator[tuple[set[str], dict[str, set[str]]]]:
+    """The files that are opened meanwhile to be read, such as YAML, and what lay in the folders that are listed.
+
+    Compiled modules are not among them: their source counts.
+    """
     read: set[str] = set()
+    listed: dict[str, set[str]] = {}
     is_loading = True
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
@@ -103,9 +112,14 @@ def _noting_what_is_read() -> Iterator[set[str]]:
             file, mode, _ = arguments
             if isinstance(file, str) and "r" in (mode or "") and not file.endswith(".pyc"):
                 read.add(os.path.abspath(file))
+        elif is_loading and event in ("os.listdir", "os.scandir") and isinstance(arguments[0], str | os.PathLike):
+            folder = os.path.abspath(os.fsdecode(arguments[0]))
+            if folder not in listed:
+                listed[folder] = set()  # to list it is such an event, too
+                listed[folder] = _names(folder)
 
     sys.addaudithook(note)  # for good: there is no way to take it back
-    yield read
+    yield read, listed
     is_loading = False
 
 
@@ -116,6 +130,13 @@ def _state(file: str) -> tuple[int, int, int]:
     except OSError:
         return sys.maxsize, 0, 0
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _names(folder: str) -> set[str]:
+    """What lies in a folder, but for what is hidden and what Python compiles; nothing if it is gone."""
+    with suppress(OSError):
+        return {name for name in os.listdir(folder) if not name.startswith((".", "__pycache__"))}
+    return set()
 
 
 def main() -> None:

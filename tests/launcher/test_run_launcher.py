@@ -33,10 +33,11 @@ import dagster as dg
 
 VARIABLE = os.environ.get("STANDBY_TEST", "")
 OPTION = pathlib.Path(__file__).with_name("option.yaml").read_text()
+PARTS = ", ".join(sorted(part.name for part in pathlib.Path(__file__).with_name("parts").iterdir()))
 
 @dg.op
 def tell(context):
-    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE, "option": OPTION}})
+    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE, "option": OPTION, "parts": PARTS}})
 
 @dg.op
 def sleep():
@@ -154,6 +155,7 @@ def deployed(folder: Path) -> Iterator[Launching]:
     workspace.write_text(json.dumps({"load_from": [{"python_file": where}]}))
     (folder / "location.py").write_text(CODE.format(said="never run"))
     (folder / "option.yaml").write_text("first")
+    (folder / "parts" / "first").mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(folder))
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -217,6 +219,13 @@ def test_a_run_sees_a_file_that_was_edited_after_the_process_that_stood_by_had_r
     edited = launching.launch("telling")
     assert launching.told(edited)["option"] == "second"
     assert launching.process(edited).pid != waiting
+
+
+def test_a_run_sees_what_was_put_into_a_folder_after_the_process_that_stood_by_had_listed_it(launching):
+    """As a component that was scaffolded: no file that others read changes with it."""
+    launching.standing_by()
+    (launching.folder / "parts" / "second").mkdir()
+    assert launching.told(launching.launch("telling"))["parts"] == "first, second"
 
 
 def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching):
