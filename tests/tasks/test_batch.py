@@ -320,11 +320,21 @@ def test_handle_batch_may_say_how_a_failed_message_is_acknowledged(lake, monkeyp
     assert sorted(told) == [("handled", "ack"), ("returned", "nack:30")]
 
 
+def set_in_place(name: str, value: str) -> Callable[[Message], Message]:
+    def change(message: Message) -> Message:
+        setattr(message, name, value)
+        return message
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (lambda message: message.put_batcher("typed"), "its batcher from 'plain' to 'typed'"),
         (lambda message: message.put_batch_key("x"), "its batch_key from 'k' to 'x'"),
+        (set_in_place("batcher", "typed"), "its batcher from 'plain' to 'typed'"),
+        (set_in_place("batch_key", "x"), "its batch_key from 'k' to 'x'"),
     ],
 )
 def test_a_message_that_handle_batch_sends_elsewhere_fails_alone(lake, monkeypatch, change, reason):

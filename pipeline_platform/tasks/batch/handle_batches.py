@@ -186,7 +186,7 @@ def handle_batch(
                 raise TypeError("handle_batch must return the messages it was given; it returned others")
             by_row = {message._row: message for message in returned}
             times = Counter(message._row for message in returned)
-            done = [_as_batched(message, by_row.get(message._row), times[message._row]) for message in messages]
+            done = [_as_batched(message, by_row.get(message._row), times[message._row], info) for message in messages]
             ok = sum(message.failure is None for message in done)
             event.add(ok=ok, failed=len(done) - ok)
             return done
@@ -201,15 +201,16 @@ def _kinds(returned: object) -> str:
     return f"a list with {sorted({type(one).__name__ for one in returned if not isinstance(one, Message)})}"
 
 
-def _as_batched(given: Message, returned: Message | None, times: int) -> Message:
+def _as_batched(given: Message, returned: Message | None, times: int, info: BatchInfo) -> Message:
     if returned is None:
         return given._rejected(Failure("not returned", "handle_batch did not return it", "", "handle_batch"))
     if times > 1:
         return given._rejected(Failure("returned twice", f"handle_batch returned it {times} times", "", "handle_batch"))
     batched = checked(given, returned, "handle_batch")
     for name in ("batcher", "batch_key"):
-        was, now = getattr(given, name), getattr(batched, name)
+        was, now = getattr(info, name), getattr(batched, name)  # given may be what it changed
         if batched.failure is None and now != was:
             why = f"handle_batch changed its {name} from {words(was, 200)!r} to {words(now, 200)!r}"
-            return given._rejected(Failure("moved", f"{why}: handle_message says where it goes", "", "handle_batch"))
+            failure = Failure("moved", f"{why}: handle_message says where it goes", "", "handle_batch")
+            return given.put(given.data, batcher=info.batcher, batch_key=info.batch_key)._rejected(failure)
     return batched
