@@ -107,6 +107,46 @@ def test_a_block_that_comes_back_as_no_block_fails_whole(lake, strange):
     assert all(reason in row["reason"] for row in failures)
 
 
+def with_keys(rows: pa.Table, keys: pa.Array) -> pa.Table:
+    return rows.drop_columns("batch_key").append_column("batch_key", keys)
+
+
+def test_a_key_that_is_no_text_fails_its_row_alone(lake):
+    def keyed(rows: pa.Table) -> pa.Table:
+        keys = [b"\xff" if text == "7" else b"k" for text in rows["text"].to_pylist()]
+        return with_keys(rows, pa.array(keys))
+
+    manifest = handled(lake, answering(keyed), *OK)
+
+    (failure,) = rows_of(lake, "obedient", manifest, "failed")
+    assert (failure["message_id"], failure["kind"], failure["stage"]) == ("m7", "ArrowInvalid", IN)
+    assert {row["batch_key"] for row in rows_of(lake, "obedient", manifest, "kept")} == {"k"}
+
+
+UNREADABLE = {
+    "a list": (lambda rows: with_keys(rows, pa.array([["k"]] * rows.num_rows)), "Unsupported cast from list"),
+    "twice": (lambda rows: rows.append_column("status", rows["status"]), "exists 2 times in schema"),
+}
+
+
+@pytest.mark.parametrize("callback", [IN, "prepare_messages"])
+@pytest.mark.parametrize("unreadable", UNREADABLE)
+def test_columns_that_the_platform_cannot_read_fail_their_block_and_end_no_process(lake, callback, unreadable):
+    made, reason = UNREADABLE[unreadable]
+
+    class Preparing(ObedientBlocks):
+        name = "obedient"
+
+        def prepare_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+            return made(messages)
+
+    manifest = handled(lake, answering(made) if callback == IN else Preparing, *OK, careful=True)
+
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {(row["stage"], reason in row["reason"]) for row in failures} == {(callback, True)}
+    assert len(failures) == 20
+
+
 def test_rows_may_come_back_in_any_order_and_are_written_in_their_own(lake):
     def shuffled(rows: pa.Table) -> pa.Table:
         return rows.take(random.Random(1).sample(range(20), 20))

@@ -20,6 +20,9 @@ from pipeline_platform.tasks.record.routed import FIELD, KEPT, RoutedRows, failu
 
 _Permitted = Callable[[int], tuple[int, float]]
 
+_READ = {"position": pa.int64(), **dict.fromkeys(ROUTING, pa.string())}
+"""What the platform reads of every block that comes back."""
+
 _AT_FIRST = DEFAULT, DEFAULT, "ok", None
 """The routing of a row of which nothing is said."""
 
@@ -110,19 +113,25 @@ class BlockLane:
                 with self._outcomes.watch.busy(callback, ()):  # of no row alone: a death, or a hang, is found by halves
                     returned = getattr(self._pipeline, callback)(as_block(block, self._kind), self._context)
             except BaseException as error:
-                if block.num_rows == 1:
-                    self._fail(block["position"], Failure.of(error, callback))
-                else:
-                    half = block.num_rows // 2
-                    waiting += [block.slice(half), block.slice(0, half)]
+                waiting += self._halves(callback, block, error)
                 continue
             try:
                 rows, missing = self._checked(callback, block, returned)
+            except pa.ArrowInvalid as error:  # of a value: a batch key of bytes that are no UTF-8, say
+                waiting += self._halves(callback, block, error)
             except BaseException as error:
                 self._fail(block["position"], Failure.of(error, callback))
             else:
                 self._fail(missing, Failure("not returned", f"{callback} did not return it", "", callback))
                 yield rows
+
+    def _halves(self, callback: str, block: pa.Table, error: BaseException) -> list[pa.Table]:
+        """The halves of a block, the first one last; none of a single row, which has failed."""
+        half = block.num_rows // 2
+        if half:
+            return [block.slice(half), block.slice(0, half)]
+        self._fail(block["position"], Failure.of(error, callback))
+        return []
 
     def _well(self, block: pa.Table) -> pa.Table:
         """A block without the rows that `prepare_messages` said had failed, which are recorded."""
@@ -135,6 +144,7 @@ class BlockLane:
 
         Raises:
             TypeError: It returned something else.
+            pa.ArrowInvalid: A value of a column that the platform reads is no text.
         """
         if not isinstance(returned, self._kind):
             raise TypeError(f"{callback} must return a {name_of(self._kind)}, got {type(returned).__name__}")
@@ -144,9 +154,11 @@ class BlockLane:
             raise TypeError(f"{callback} returned no column {lacking}")
         rows = as_arrow(returned.select(wanted) if callback == "handle_messages" else returned)
         own = block["position"].combine_chunks()
-        if rows["position"].type == own.type and rows["position"].combine_chunks().equals(own):
+        for name, type_ in _READ.items():  # a key may be a number
+            rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(type_))
+        if rows["position"].combine_chunks().equals(own):
             return rows, own.slice(0, 0)
-        places = pc.index_in(rows["position"].cast(pa.int64()), value_set=own).combine_chunks()
+        places = pc.index_in(rows["position"], value_set=own).combine_chunks()
         if places.null_count or len(pc.unique(places)) < len(places):
             raise TypeError(
                 f"{callback} returned a position that it was not given, or one twice: a row is known again by it"
@@ -159,9 +171,9 @@ class BlockLane:
         if not block.num_rows:
             return
         received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}
-        batcher, key = (column[name].cast(pa.string()) for name in ROUTING[:2])  # a key that is a number, say
         columns = {name: received.column(name) for name in ("position", *KEPT)}
-        columns |= {"batcher": batcher, "batch_key": key, "_failure": failure_of(column["status"], column["reason"])}
+        columns |= {name: column[name] for name in ("batcher", "batch_key")}
+        columns["_failure"] = failure_of(column["status"], column["reason"])
         columns |= {FIELD + name: column[name] for name in fields}
         arrays = [one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in columns.values()]
         self._routed.write(pa.RecordBatch.from_arrays(arrays, names=list(columns)))

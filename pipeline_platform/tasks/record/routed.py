@@ -38,8 +38,8 @@ def fields_of_all(pipeline: type[Pipeline]) -> list[str]:
 
 def failure_of(status: pa.Array, reason: pa.Array) -> pa.Array:
     """The column `_failure`. An unknown status fails too: a misspelt `failed` must not pass."""
-    failed = pc.fill_null(pc.not_equal(status.cast(pa.string()), "ok"), False)
-    return pc.if_else(failed, pc.fill_null(reason.cast(pa.string()), ""), pa.scalar(None, pa.string()))
+    failed = pc.fill_null(pc.not_equal(status, "ok"), False)
+    return pc.if_else(failed, pc.fill_null(reason, ""), pa.scalar(None, pa.string()))
 
 
 class RoutedRows:
