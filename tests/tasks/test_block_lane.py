@@ -147,6 +147,26 @@ def test_columns_that_the_platform_cannot_read_fail_their_block_and_end_no_proce
     assert len(failures) == 20
 
 
+def with_text(encode: Any) -> Any:
+    return lambda rows: rows.drop_columns("text").append_column("text", encode(rows["text"].combine_chunks()))
+
+
+def test_a_field_may_be_a_view(lake):
+    manifest = handled(
+        lake, answering(with_text(lambda text: text.cast(pa.string_view()))), b"1", b"fail", careful=True
+    )
+
+    assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "failed"}
+    assert [row["text"] for row in rows_of(lake, "obedient", manifest, "kept")] == ["1"]
+
+
+def test_a_field_of_which_arrow_takes_no_rows_fails_its_block_and_ends_no_process(lake):
+    manifest = handled(lake, answering(with_text(pc.run_end_encode)), b"1", b"2", careful=True)
+
+    failures = rows_of(lake, "obedient", manifest, "failed")
+    assert {row["kind"] for row in failures} == {"ArrowNotImplementedError"}
+
+
 def test_rows_may_come_back_in_any_order_and_are_written_in_their_own(lake):
     def shuffled(rows: pa.Table) -> pa.Table:
         return rows.take(random.Random(1).sample(range(20), 20))

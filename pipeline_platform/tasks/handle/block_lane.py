@@ -22,6 +22,8 @@ _Permitted = Callable[[int], tuple[int, float]]
 
 _READ = {"position": pa.int64(), **dict.fromkeys(ROUTING, pa.string())}
 """What the platform reads of every block that comes back."""
+_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
+"""Types of which Arrow takes no rows, and those that hold the same: DataFusion and others make columns of them."""
 
 _AT_FIRST = DEFAULT, DEFAULT, "ok", None
 """The routing of a row of which nothing is said."""
@@ -154,8 +156,10 @@ class BlockLane:
             raise TypeError(f"{callback} returned no column {lacking}")
         rows = as_arrow(returned.select(wanted) if callback == "handle_messages" else returned)
         own = block["position"].combine_chunks()
-        for name, type_ in _READ.items():  # a key may be a number
+        views = {field.name: _VIEWS[field.type] for field in rows.schema if field.type in _VIEWS}
+        for name, type_ in (views | _READ).items():  # a key may be a number
             rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(type_))
+        rows.take(pa.array([], pa.int64()))  # raises here, not where rows are divided, what it would raise there
         if rows["position"].combine_chunks().equals(own):
             return rows, own.slice(0, 0)
         places = pc.index_in(rows["position"], value_set=own).combine_chunks()
