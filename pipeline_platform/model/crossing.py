@@ -1,6 +1,7 @@
 """Data on its way from handling to batching, as JSON and back, value for value."""
 
 import enum
+from datetime import timedelta
 from functools import lru_cache, reduce
 from operator import or_
 from types import UnionType
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
-from pydantic import AfterValidator, BaseModel, ConfigDict, TypeAdapter, with_config
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, with_config
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
@@ -112,6 +113,17 @@ def _shape(model: ModelClass) -> Any:
     return Annotated[with_config(config)(typed_dict(model.__name__, stripped)), AfterValidator(make)]
 
 
+_timedelta = TypeAdapter(timedelta).validate_python
+
+
+def _span(value: Any) -> Any:
+    """A time span from text; from that of a column, too, where `-1 day, 23:00:00` is an hour less than nothing."""
+    if not isinstance(value, str):
+        return value
+    days, _, rest = value.rpartition(", ")
+    return _timedelta(rest) + timedelta(int(days.partition(" day")[0] or 0))
+
+
 _set = object.__setattr__  # whatever a frozen model says
 
 
@@ -122,6 +134,8 @@ def _stripped(annotation: Any) -> Any:
         return _stripped(arguments[0])
     if origin in (Union, UnionType):
         return reduce(or_, map(_stripped, arguments))
+    if annotation is timedelta:
+        return Annotated[timedelta, BeforeValidator(_span)]
     if origin is Literal or annotation in (*PLAIN, *AS_TEXT, type(None), ...):
         return annotation
     if origin is not None:

@@ -21,6 +21,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
+    ValidationError,
     computed_field,
     create_model,
     field_serializer,
@@ -55,6 +56,23 @@ def test_bytes_stay_bytes_whatever_the_batchers_model():
 
 def test_a_model_of_everything_crosses_with_the_very_values():
     assert crossed(EVERYTHING, Everything) == EVERYTHING
+
+
+class Took(BaseModel):
+    span: timedelta
+    spans: list[timedelta | None] = []
+
+
+@given(st.timedeltas())
+def test_a_span_crosses_as_text_of_a_column_too(span):
+    (column, _) = in_columns(Took(span=span), Took)
+    assert crossed({"span": column[0].as_py(), "spans": [str(span), None]}, Took) == Took(span=span, spans=[span, None])
+
+
+@pytest.mark.parametrize("span", [5, "x", "x days, 0:00:00", ""])
+def test_what_is_no_span_does_not_cross(span):
+    with pytest.raises(ValidationError):
+        crossed({"span": span}, Took)
 
 
 class Restless(Struct):
