@@ -175,7 +175,7 @@ class RowType:
             with suppress(KeyError):  # a dict has other fields, or an instance was made without some
                 return self._columns(*self._as_they_are(data))
         rows = [fields_of(one, self.model) for one in data]
-        return self._columns(itemgetter, rows if self._is_plain else list(map(_plain, rows)))
+        return self._columns(itemgetter, rows if self._is_plain else list(map(plain, rows)))
 
     def _as_they_are(self, data: Sequence[Any]) -> tuple[_Getter, Sequence[Any]]:
         """What gets a field out of a row, and the rows; they are copied only where they are not alike."""
@@ -202,18 +202,18 @@ class RowType:
         return columns
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A value as Arrow takes it: models as dicts, enums by their value, collections as lists."""
     if isinstance(value, MODELS):
         value = values_of(value)
     if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: plain(one) for key, one in value.items()}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, AS_TEXT):
         return value.isoformat() if isinstance(value, time) else str(value)
     if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(one) for one in value]
+        return [plain(one) for one in value]
     return value
 
 

@@ -1,7 +1,7 @@
 """Blocks: what holds for rows holds for them; what a block's callback does to a row, the others do not notice."""
 
 import random
-from datetime import timedelta
+from datetime import time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,12 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pydantic import BaseModel
 
-from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, ack_immediately
+from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, TableBatcher, ack_immediately
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
+from pipeline_platform.model.schema import RowType
 from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
@@ -145,6 +147,31 @@ def test_columns_that_the_platform_cannot_read_fail_their_block_and_end_no_proce
     failures = rows_of(lake, "obedient", manifest, "failed")
     assert {(row["stage"], reason in row["reason"]) for row in failures} == {(callback, True)}
     assert len(failures) == 20
+
+
+class Times(BaseModel):
+    span: timedelta
+    clock: time | None
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_time_spans_and_times_of_day_are_written_as_rows_write_them(lake, unit):
+    values = [Times(span=timedelta(hours=-26), clock=time(1, 2)), Times(span=timedelta(seconds=1.5), clock=None)]
+    clocks = pa.array([one.clock for one in values], pa.time64("us"))
+
+    class Timing(ObedientBlocks):
+        name = "obedient"
+        batchers = {"kept": TableBatcher(schema=Times)}
+
+        def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+            rows = messages.append_column("span", pa.array([one.span for one in values], pa.duration(unit)))
+            rows = rows.append_column("clock", clocks.cast(pa.time32(unit) if unit == "ms" else pa.time64(unit)))
+            return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * len(values)))
+
+    written = rows_of(lake, "obedient", handled(lake, Timing, b"1", b"2"), "kept")
+
+    as_rows = pa.table(RowType(Times).columns(values), schema=RowType(Times).schema).to_pylist()
+    assert [{name: row[name] for name in ("span", "clock")} for row in written] == as_rows
 
 
 def with_text(encode: Any) -> Any:

@@ -14,7 +14,7 @@ from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
-from pipeline_platform.model.schema import ColumnError, arrow_schema, refuse_nulls
+from pipeline_platform.model.schema import ColumnError, arrow_schema, plain, refuse_nulls
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
@@ -103,7 +103,7 @@ class RoutedRows:
     def _write(self, name: str, rows: pa.RecordBatch, model: ModelClass) -> None:
         schema = arrow_schema(model)
         try:
-            columns = [rows.column(FIELD + field.name).cast(field.type) for field in schema]
+            columns = [_cast(rows.column(FIELD + field.name), field.type) for field in schema]
             refuse_nulls(columns, model)
         except (pa.ArrowException, ValueError, ColumnError) as error:
             if rows.num_rows > 1:
@@ -168,12 +168,21 @@ def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
     return rows.slice(0, half), rows.slice(half)
 
 
+def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    """A column as a table holds it: time spans and times of day as the text that rows make of them."""
+    is_span = pa.types.is_duration(column.type)
+    if type_ == pa.string() and (is_span or pa.types.is_time(column.type)):
+        values = column.cast(pa.duration("us") if is_span else pa.time64("us"))
+        return pa.array(map(plain, values.to_pylist()), type_)
+    return column.cast(type_)
+
+
 def _misfit(row: pa.RecordBatch, schema: pa.Schema) -> str:
     """Which column a row does not fit; Arrow's own words quote the value, which is payload."""
     for field in schema:
         column = row.column(FIELD + field.name)
         try:
-            column.cast(field.type)
+            _cast(column, field.type)
         except (pa.ArrowException, ValueError):
             return f"{field.name} is {column.type} and holds what fits no {field.type}"
     return "it fits no column"
