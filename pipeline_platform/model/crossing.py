@@ -15,7 +15,7 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
 from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
-from pipeline_platform.model.schema import AS_TEXT, CONSTRAINED, PLAIN, arrow_schema, fields_of
+from pipeline_platform.model.schema import AS_TEXT, CONSTRAINED, PLAIN, arrow_schema, bare, fields_of
 
 
 def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
@@ -49,7 +49,12 @@ class _Crossing:
         self._model = model
         self._names = fields(model).keys()
         # Nothing but plain fields needs no second look: a tenth of the time of a step.
-        self._is_flat = "struct<" not in str(arrow_schema(model).types) and _extra(model) != "allow"
+        types, is_open = str(arrow_schema(model).types), _extra(model) == "allow"
+        self._is_flat = "struct<" not in types and not is_open
+        # In JSON, bytes are text of another kind; bytes for a field of text are taken as a table takes them.
+        self._bytes_mode: Literal["base64", "utf8"] = "base64" if "binary" in types or is_open else "utf8"
+        kinds = {name: bare(field.annotation) for name, field in fields(model).items() if self._bytes_mode == "base64"}
+        self._texts = {name: kind for name, kind in kinds.items() if kind in (bytes, str)}
         self.decode = TypeAdapter(_shape(model)).validate_json
 
     def encode(self, data: Any) -> bytes:
@@ -58,7 +63,10 @@ class _Crossing:
             given = fields_of(data, self._model)
             values = {name: _without_models(given[name]) for name in self._names}
             values |= _without_models(getattr(data, "model_extra", None) or {})
-        return to_json(values, bytes_mode="base64", inf_nan_mode="constants")
+            for name, kind in self._texts.items():
+                if isinstance(value := values[name], (bytes, str)) and not isinstance(value, kind):
+                    values[name] = value.decode() if isinstance(value, bytes) else value.encode()
+        return to_json(values, bytes_mode=self._bytes_mode, inf_nan_mode="constants")
 
 
 _crossing = lru_cache(maxsize=256)(_Crossing)  # to make one takes as long as hundreds of messages

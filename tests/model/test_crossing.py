@@ -75,6 +75,35 @@ def test_what_is_no_span_does_not_cross(span):
         crossed({"span": span}, Took)
 
 
+class Text(BaseModel):
+    text: str | None
+    texts: list[str] = []
+
+
+class TextAndRaw(BaseModel):
+    text: str | None
+    raw: bytes | None = None
+
+
+@pytest.mark.parametrize("model", [Text, TextAndRaw])
+def test_bytes_for_a_field_of_text_cross_as_a_table_takes_them(model):
+    given = {"text": "ñ".encode()}
+    assert crossed(given, model) == model(text="ñ")
+    assert in_columns(given, model)[0].to_pylist() == ["ñ"]
+    with pytest.raises(ValueError, match="utf-8"):
+        encode({"text": b"\xff"}, model)
+
+
+def test_text_for_a_field_of_bytes_crosses_as_a_table_takes_it():
+    given = {"text": None, "raw": "YWJj"}
+    assert crossed(given, TextAndRaw) == TextAndRaw(text=None, raw=b"YWJj")
+    assert in_columns(given, TextAndRaw)[1].to_pylist() == [b"YWJj"]
+
+
+def test_bytes_among_texts_cross_as_a_table_takes_them():
+    assert crossed({"text": None, "texts": [b"a"]}, Text) == Text(text=None, texts=["a"])
+
+
 class Restless(Struct):
     """Changes each time it is made."""
 
