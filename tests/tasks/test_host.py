@@ -21,7 +21,18 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.host import hosting
 from pipeline_platform.tasks.host.fork import Death, Give, Written, in_a_fork
 from pipeline_platform.tasks.host.progress import Progress
-from tests.fixtures.small_lake import Memory, Row, batching, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import (
+    Memory,
+    Row,
+    Shared,
+    batching,
+    numbered,
+    outcomes,
+    ranges,
+    received,
+    returned,
+    rows_of,
+)
 from tests.tasks.test_batch import staged
 
 
@@ -185,6 +196,22 @@ def test_processes_that_callbacks_started_end_with_their_host():
     while psutil.pid_exists(started) and psutil.Process(started).status() != "zombie" and time.monotonic() < end:
         time.sleep(0.01)
     assert not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie"
+
+
+def test_no_copy_of_a_task_goes_on_where_something_of_a_callbacks_raises_as_its_host_ends():
+    def interrupt(frame, event, _):  # as a timer does now and then that a callback left behind
+        if event == "return" and frame.f_code.co_name == "__exit__" and frame.f_back.f_code.co_name == "_be_host":
+            raise InterruptedError
+
+    here, copies = os.getpid(), Shared(0)
+    try:
+        death = in_a_fork(lambda progress, give: sys.setprofile(interrupt), lambda written: None)
+    finally:
+        if os.getpid() != here:
+            copies.value += 1
+            os._exit(1)
+
+    assert (death, copies.value) == (None, 0)
 
 
 def test_what_a_pipeline_cannot_be_made_with_ends_the_task_and_fails_no_message(lake):

@@ -175,7 +175,10 @@ def in_a_fork(
         if child:
             gc.unfreeze()
     if child == 0:
-        _be_host(work, progress, out, parent, outside)
+        try:
+            _be_host(work, progress, out, parent, outside)
+        finally:  # a callback's handler of a signal may raise anywhere, also as that ends: no copy of the task goes on
+            end_process(1)
     out.close()
 
     def take_or_note(written: Written) -> None:
