@@ -8,6 +8,7 @@ from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import lru_cache
+from numbers import Integral, Number
 from operator import attrgetter, itemgetter
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from uuid import UUID
@@ -35,7 +36,9 @@ CONSTRAINED: dict[Any, type] = {
     **dict.fromkeys((PastDate, FutureDate), date),
 }
 """What values pydantic's own types have."""
-_WHOLE = {int, type(None)}
+_WHOLE, _TIMES = {int, type(None)}, {datetime, date, type(None)}
+_CUT = re.compile("int64|timestamp|date32")
+"""Types for which Arrow takes numbers that are something else."""
 _DICT = attrgetter("__dict__")
 _Getter = Callable[[str], Callable[[Any], Any]]
 _MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -190,9 +193,9 @@ class RowType:
         columns = list[pa.Array]()
         for field in self.schema:
             values = list(map(getter(field.name), rows))
-            if "int64" in str(field.type):
-                for number in _cut(field.type, values):
-                    raise ColumnError(f"{field.name} is {number!r}, which is no int")
+            if _CUT.search(str(field.type)):
+                for number, wanted in _cut(field.type, values):
+                    raise ColumnError(f"{field.name} is {number!r}, which is no {wanted}")
             try:
                 columns.append(pa.array(values, field.type))
             except _MISFIT as error:
@@ -217,11 +220,14 @@ def plain(value: Any) -> Any:
     return value
 
 
-def _cut(type_: pa.DataType, values: list[Any]) -> Iterator[float | Decimal]:
-    """The numbers that Arrow would cut to an integer without an error, however deep they lie."""
+def _cut(type_: pa.DataType, values: list[Any]) -> Iterator[tuple[Number, str]]:
+    """The numbers that Arrow would cut to an integer or take for a time, however deep; and what they are not."""
     if pa.types.is_integer(type_):
         if not set(map(type, values)) <= _WHOLE:
-            yield from (value for value in values if isinstance(value, float | Decimal))
+            yield from ((one, "int") for one in values if isinstance(one, Number) and not isinstance(one, Integral))
+    elif pa.types.is_temporal(type_):
+        if not set(map(type, values)) <= _TIMES:
+            yield from ((one, "time") for one in values if isinstance(one, Number))
     elif pa.types.is_list(type_):
         yield from _cut(type_.value_type, [one for value in values if isinstance(value, list) for one in value])
     elif pa.types.is_map(type_):

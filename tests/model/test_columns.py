@@ -1,6 +1,7 @@
 """Columns: what a model's fields become in a table, and what fits them."""
 
 import enum
+import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -8,6 +9,7 @@ from functools import cached_property
 from typing import Annotated, Any, Literal, Optional
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec import Struct, defstruct
@@ -301,6 +303,30 @@ def test_no_number_is_cut_to_an_integer_however_deep_it_lies(cut):
     (name,) = cut
     with pytest.raises(ColumnError, match=rf"{name} is .*2\.5.*, which is no int"):
         rows(Everything, EVERYTHING.__dict__ | cut)
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [
+        {"at": 1_577_836_800},
+        {"at": np.int64(1)},
+        {"day": 18_262},
+        {"day": 1.5},
+        {"day": True},
+        {"at": Decimal(1)},
+    ],
+)
+def test_no_number_is_taken_for_a_time_in_units_of_arrows(cut):
+    ((name, number),) = cut.items()
+    with pytest.raises(ColumnError, match=f"{name} is {re.escape(repr(number))}, which is no time"):
+        rows(Everything, EVERYTHING.__dict__ | cut)
+
+
+@pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), Decimal("2.5")])
+def test_no_number_of_numpy_is_cut_to_an_integer(number):
+    with pytest.raises(ColumnError, match="which is no int"):
+        rows(Numbers, Numbers.model_construct(number=number))
+    assert rows(Everything, EVERYTHING.__dict__ | {"number": np.int64(5)})[0]["number"] == 5
 
 
 def test_a_refused_value_is_payload_and_not_told():
