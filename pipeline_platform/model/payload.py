@@ -79,8 +79,8 @@ _DEEP, _LONG = 200, 4_300
 SHORT = 2 * _DEEP
 """Bytes that have fewer of either."""
 _DIGITS = re.compile(rb"\d{%d}" % _LONG)
-_NANOSECONDS = re.compile(rb":\d\d\.\d{7}")
-"""What pydantic cuts to microseconds, and msgspec rounds."""
+_NANOSECONDS = re.compile(rb":\d\d\.\d{7}|\\u00(?:2[eE]|3[\daA])")
+"""What pydantic cuts to microseconds, and msgspec rounds; some of it may be escaped."""
 
 
 class _NoTwinError(Exception):

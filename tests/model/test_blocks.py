@@ -91,6 +91,8 @@ GOOD = b'{"n": 8, "share": 1'
 ENDS = [
     b"", b"}", b"} x", b',"n":9}', b',"more":"\xff"}', b',"\xff":1}', b',"more":' + b"[" * 300 + b"]" * 300 + b"}",
     b',"more":' + b"1" * 5_000 + b"}", b',"more":1e999}', b',"more":NaN}', b',"text":"\xff"}', b',"at":"x"}',
+    rb',"places":[],"counts":{},"at":"2026-01-01T00:00:00.99999\u0039\u0039"}',
+    rb',"places":[],"counts":{},"at":"2026-01-01T00:00\u003a00\u002e9999999"}',
 ]  # fmt: skip
 NUMBERS = [b"1" * 30, b'8, "share": 1e999', b'8, "share": NaN', b"-0", b"8.0", b"1e3", b'"8"']
 ODD = [None, b"", b"{", b"[]", b"null", b"\xef\xbb\xbf" + GOOD + b"}", *(GOOD + end for end in ENDS)]
