@@ -193,11 +193,18 @@ def _stats(metadata: pq.FileMetaData) -> str:
         if "." in name or not all(stats and stats.has_null_count for stats in found):
             continue
         nulls[name] = sum(stats.null_count for stats in found)
-        bounds = [(stats.min, stats.max) for stats in found if stats.num_values]  # else there are only nulls
+        bounds = [_bounds(stats) for stats in found if stats.num_values]  # else there are only nulls
         if bounds and all(map(_is_exact, chain(*bounds))):
             least[name], most[name] = min(low for low, _ in bounds), max(high for _, high in bounds)
     stats = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
     return json.dumps(stats)
+
+
+def _bounds(stats: Any) -> tuple[Any, Any]:
+    try:
+        return stats.min, stats.max
+    except (ValueError, OverflowError):  # a time that Python has no value for: the year 9999 ends later in New York
+        return None, None
 
 
 def _is_exact(bound: object) -> bool:

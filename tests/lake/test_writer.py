@@ -16,13 +16,15 @@ import pytest
 from deltalake import QueryBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from pipeline_platform import Pipeline, Producer, TableBatcher
 from pipeline_platform.lake import writer as module
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer
-from tests.fixtures.small_lake import WINDOW, Keeping, handled, put, rows_of
+from tests.fixtures.small_lake import WINDOW, Keeping, handled, outcomes, put, rows_of
 
 
 def written(lake: Lake, *batches: pa.RecordBatch, table: str = "t", **options: Any) -> list[File]:
@@ -307,3 +309,27 @@ def test_a_batch_key_is_data_and_never_part_of_a_path(lake, tmp_path):
         name for name in names if name.startswith("keeping/messages/")
     }
     assert all(part.isascii() and "%" not in part for name in names for part in name)
+
+
+class Lease(BaseModel):
+    until: datetime
+
+
+class Leases(Pipeline):
+    name = "leases"
+    producer = Producer(source="memory")
+    batchers = {"kept": TableBatcher(schema=Lease)}
+
+    def handle_message(self, message, context):
+        return message.put(message.json(Lease), batcher="kept")
+
+
+def test_a_time_that_is_beyond_pythons_in_utc_is_written(lake):
+    payloads = [b'{"until": "%b"}' % time for time in (b"9999-12-31T23:59:59-05:00", b"0001-01-01T00:00:00+05:00")]
+
+    manifest = handled(lake, Leases, *payloads, b'{"until": "2026-01-01T00:00:00Z"}')
+
+    assert set(outcomes(lake, "leases", manifest).values()) == {"handled"}
+    (file,) = manifest.of_table("kept")
+    until = pq.read_table(lake.open_input(f"leases/kept/{file.path}"))["until"]
+    assert until.cast(pa.int64()).to_pylist() == [253402318799000000, -62135614800000000, 1767225600000000]
