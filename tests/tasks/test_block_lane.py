@@ -1,7 +1,7 @@
 """Blocks: what holds for rows holds for them; what a block's callback does to a row, the others do not notice."""
 
 import random
-from datetime import time, timedelta
+from datetime import datetime, time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -190,8 +190,7 @@ def test_a_field_may_be_a_view(lake):
 def test_a_field_of_which_arrow_takes_no_rows_fails_its_block_and_ends_no_process(lake):
     manifest = handled(lake, answering(with_text(pc.run_end_encode)), b"1", b"2", careful=True)
 
-    failures = rows_of(lake, "obedient", manifest, "failed")
-    assert {row["kind"] for row in failures} == {"ArrowNotImplementedError"}
+    assert {row["kind"] for row in rows_of(lake, "obedient", manifest, "failed")} == {"ArrowNotImplementedError"}
 
 
 def test_rows_may_come_back_in_any_order_and_are_written_in_their_own(lake):
@@ -361,6 +360,29 @@ def test_the_testing_kit_takes_blocks(pipeline, kept):
     assert [(one.message_id, one.batcher, one.data) for one in result.successful] == [("0", "kept", {"text": kept})]
     assert [(one.message_id, one.data, one.reason) for one in result.failed] == [("1", b"raise", "as told")]
     assert result.actions == ["ack", "ack"]
+
+
+class Day(BaseModel):
+    at: datetime
+
+
+class Far(Pipeline):
+    name = "far"
+    producer = Obedient.producer
+    batchers = {"kept": TableBatcher(schema=Day)}
+
+    def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+        rows = messages.append_column(
+            "at", pa.array([253_402_318_799_000_000] * messages.num_rows).cast(pa.timestamp("us", "UTC"))
+        )
+        return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * messages.num_rows))
+
+
+def test_the_testing_kit_takes_a_time_that_a_table_holds_and_python_does_not(lake):
+    assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "handled"}
+
+    (message,) = test_batch(Far, ["1"]).successful
+    assert message.data["at"].startswith("10000-01-01 04:59:59")
 
 
 def test_a_lane_is_chosen_by_annotation_and_an_unknown_one_is_refused():
