@@ -2,11 +2,13 @@
 
 import json
 import logging
+import struct
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import uuid4
 
+import pika
 import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rabbitmq_source
@@ -158,6 +160,38 @@ def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq):
     assert (rows[0]["message_id"], first["correlation_id"]) == ("ff", {"base64": "/g=="})
     assert first["headers"] == {"n": [{"base64": "/Q=="}]}
     assert "depth" in second["headers"]
+
+
+def test_what_other_clients_write_in_headers_arrives_and_costs_no_message(rabbitmq, monkeypatch):
+    class Raw(bytes):
+        """A value of a table as it is on the wire."""
+
+    def encoded(pieces: list[bytes], value: Any, by_pika: Any = pika.data.encode_value) -> int:
+        if not isinstance(value, Raw):
+            return int(by_pika(pieces, value))
+        pieces.append(value)
+        return len(value)
+
+    monkeypatch.setattr(pika.data, "encode_value", encoded)
+    values = {
+        "half": struct.pack(">cd", b"d", 1.5), "quarter": struct.pack(">cf", b"f", -0.25),
+        "milliseconds": struct.pack(">cQ", b"T", 1_700_000_000_000), "largest": struct.pack(">cQ", b"T", 2**64 - 1),
+    }  # fmt: skip
+    deep = b""
+    for _ in range(1_000):
+        deep = struct.pack(">cI", b"A", len(deep)) + deep
+    source = rabbitmq()
+    raw = {name: Raw(value) for name, value in values.items()}
+    headers = {**raw, "list": [raw["half"]], "last": "text"}
+    source.send(numbers(3), [{"headers": headers}, {"headers": {"deep": Raw(deep)}}, None])
+
+    rows = received(source)
+
+    assert texts(rows) == texts_of(3)
+    assert json.loads(rows[0]["metadata"])["headers"] == {
+        "half": 1.5, "quarter": -0.25, "milliseconds": 1_700_000_000_000,
+        "largest": 2**64 - 1, "list": [1.5], "last": "text",
+    }  # fmt: skip
 
 
 def test_an_id_may_be_in_a_header(rabbitmq):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import struct
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, InvalidStateError
@@ -10,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 from uuid import uuid4
 
-import pika
+import pika.data
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPConnectionError
 
@@ -189,6 +190,33 @@ def _fail(promises: Collection[Future[Any]], error: BaseException) -> None:
     for done in promises:
         with suppress(InvalidStateError):
             done.set_exception(error)
+
+
+_BY_PIKA = pika.data.decode_value
+_FLOATS = {b"f": struct.Struct(">f"), b"d": struct.Struct(">d")}
+
+
+def _decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
+    """Read a value of a table, and return where the next one begins.
+
+    pika cuts a float to a whole number. It raises at a time after the year 9999, as one in milliseconds, and at tables
+    in too many tables: that ends the connection, and the next one gets the same message.
+    """
+    kind, past = encoded[offset : offset + 1], offset + 1
+    if form := _FLOATS.get(kind):
+        return form.unpack_from(encoded, past)[0], past + form.size
+    try:
+        read: tuple[Any, int] = pika.data.decode_table(encoded, past) if kind == b"F" else _BY_PIKA(encoded, offset)
+        return read
+    except (ValueError, OverflowError, OSError, RecursionError):
+        if kind == b"T":
+            return struct.unpack_from(">Q", encoded, past)[0], past + 8
+        if kind not in b"FA":
+            raise
+        return "tables in too many tables", past + 4 + struct.unpack_from(">I", encoded, past)[0]
+
+
+pika.data.decode_value = _decode_value  # pika has no other place for it
 
 
 def _innermost(error: BaseException) -> BaseException:
