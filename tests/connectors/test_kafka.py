@@ -1,12 +1,13 @@
 """Kafka as a source: what it is told, what it gives out and what Kafka's own tools then say, on a real server."""
 
 import base64
+import ctypes
 import json
 import time
 from datetime import UTC, datetime
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, cimpl
 from confluent_kafka.admin import AdminClient, NewPartitions
 
 from pipeline_platform.source.contract import SourceError
@@ -99,6 +100,39 @@ def test_a_tombstone_is_an_empty_message_that_says_so(kafka, kafka_topic, kafka_
     assert tombstone["data"] == empty["data"] == b""
     assert json.loads(tombstone["metadata"])["tombstone"] is True
     assert "tombstone" not in json.loads(empty["metadata"])
+
+
+def test_a_header_whose_name_is_not_utf_8_costs_no_message(kafka, kafka_topic, kafka_server):
+    source = kafka(topic := kafka_topic())
+    known = {"headers": {"name": "value"}}
+    source.send([b"before"] * 100, [known] * 100)
+    send_header(kafka_server, topic, b"gr\xfc\xdfe")
+    source.send([b"after"], [known])
+
+    rows = received(source, "a")
+
+    assert [row["data"] for row in rows] == [*[b"before"] * 100, b"one", b"after"]
+    headers = [json.loads(row["metadata"])["headers"] for row in rows]
+    assert headers == [*[[["name", "value"]]] * 100, None, [["name", "value"]]]
+
+
+def send_header(server: str, topic: str, name: bytes) -> None:
+    """Send the message `one` with a header by librdkafka itself: its Python client takes names that are text alone."""
+    library = ctypes.CDLL(cimpl.__file__)
+    for function in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):
+        getattr(library, function).restype = ctypes.c_void_p
+    error = ctypes.create_string_buffer(512)
+    options = ctypes.c_void_p(library.rd_kafka_conf_new())
+    library.rd_kafka_conf_set(options, b"bootstrap.servers", server.encode(), error, len(error))
+    producer = ctypes.c_void_p(library.rd_kafka_new(0, options, error, len(error)))
+    headers = ctypes.c_void_p(library.rd_kafka_headers_new(1))
+    library.rd_kafka_header_add(headers, name, ctypes.c_ssize_t(-1), b"value", ctypes.c_ssize_t(-1))
+    to, value, flags, beside, end = map(ctypes.c_int, (1, 4, 7, 10, 0))
+    copied, size = ctypes.c_int(2), ctypes.c_size_t(3)
+    message = (to, topic.encode(), value, b"one", size, flags, copied, beside, headers, end)
+    assert library.rd_kafka_producev(producer, *message) == 0
+    assert library.rd_kafka_flush(producer, 30_000) == 0
+    library.rd_kafka_destroy(producer)
 
 
 def test_demand_is_shared_fairly_over_partitions_and_topics(kafka, kafka_topic):

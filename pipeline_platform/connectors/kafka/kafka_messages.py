@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby, repeat
 from json.encoder import encode_basestring
-from operator import itemgetter
+from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -49,7 +49,7 @@ def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
         offsets = [message.offset() or 0 for message in messages]
         payloads = [message.value() for message in messages]
         keys = [_text(message.key()) for message in messages]
-        headers = [_pairs(pairs) if (pairs := message.headers()) else "[]" for message in messages]
+        headers = [_headers(message) for message in messages]
         times = [message.timestamp() for message in messages]
         made["message_id"] += [f"{begin}{offset}" for offset in offsets]
         made["data"] += [b"" if payload is None else payload for payload in payloads]
@@ -96,8 +96,17 @@ def _text(value: bytes | None) -> str:
         return f'{{"base64": "{base64.b64encode(value).decode()}"}}'
 
 
-def _pairs(headers: Iterable[Any]) -> str:
-    return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in headers)}]"
+_HEADERS_OF = methodcaller("headers")
+"""A call that Python checks. Of `message.headers()`, often made, it does not, and goes on with what the client library
+returned in error."""
+
+
+def _headers(message: Message) -> str:
+    try:
+        pairs = _HEADERS_OF(message)
+    except (SystemError, UnicodeDecodeError):  # of a name that is not UTF-8: the client library can give no header then
+        return "null"
+    return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in pairs or ())}]"
 
 
 def send(

@@ -33,8 +33,8 @@ class KafkaSource(KafkaOptions):
     - `message_id` is `<topic id>:<partition>:<offset>`: a topic that is deleted and made again has other messages.
     - `metadata` holds `topic`, `partition`, `offset`, `key`, `headers` (pairs, in order), `timestamp` (in milliseconds)
       and `timestamp_type` (`create`, `log_append` or `none`). A key or the value of a header is text where its bytes
-      are UTF-8, else `{"base64": ...}`; null where there is none. `"tombstone": true` marks a message without a
-      payload, whose `data` is empty.
+      are UTF-8, else `{"base64": ...}`; null where there is none. `headers` is null where the name of one is not
+      UTF-8. `"tombstone": true` marks a message without a payload, whose `data` is empty.
     - `partition` is `<topic>:<partition>`, `sequence` the offset, `published_at` the time that the broker took the
       message, where the topic keeps that one (`message.timestamp.type=LogAppendTime`).
     - `redelivered` is true below the highest offset that a receive was ever given.
