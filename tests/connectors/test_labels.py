@@ -68,6 +68,14 @@ class Recorder:
         """Nothing waits."""
 
 
+def test_pubsub_gets_labels_of_no_more_bytes_than_it_takes():
+    source = PubsubSource(name="p", subscription="projects/p/subscriptions/s")
+
+    assert source.labelled({"reason": "x" * 500, "kind": "\N{PACKAGE}" * 500, "stage": "価" * 500}) == {
+        "attributes": {"reason": "x" * 500, "kind": "\N{PACKAGE}" * 256, "stage": "価" * 341}
+    }
+
+
 def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again():
     queue = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo")
     first, same, other = (queue.labelled(labels) for labels in (LABELS, LABELS, {**LABELS, "message_id": "8"}))

@@ -154,8 +154,8 @@ class PubsubSource(calls.CalledSource):
         return self._in_groups(_HOLD, ack_ref, ack_ids, ack_deadline_seconds=seconds)
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """As attributes."""
-        return {"attributes": dict(labels)}
+        """As attributes, each cut to what Pub/Sub takes."""
+        return {"attributes": {name: text.encode()[:VALUE].decode(errors="ignore") for name, text in labels.items()}}
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Publish to `topic`, in order; return how many, once Pub/Sub has them.
@@ -305,6 +305,8 @@ def _refused_by_name(ack_ids: Sequence[str], error: SourceError) -> list[Refused
 PUBLISH_MESSAGES = 1_000
 PUBLISH_BYTES = 5 * 10**6
 """What one request publishes at the most. Pub/Sub takes 10 MB, so a larger message goes alone."""
+VALUE = 1_024
+"""Bytes that the value of an attribute has at the most."""
 
 
 def columns_of(received: Sequence[Any]) -> dict[str, Any]:
