@@ -9,6 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline_platform.connectors.pubsub import PubsubSource
+from pipeline_platform.connectors.pubsub.pubsub_source import requests_of
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
@@ -274,6 +275,14 @@ def test_messages_are_published_in_requests_that_pubsub_takes(subscribed, monkey
     assert flights.send(payloads) == len(payloads)
 
     assert Counter(row["data"] for row in received(flights, 10)) == Counter(payloads)
+
+
+def test_what_is_published_beside_payloads_counts_in_the_size_of_a_request():
+    attributes = {f"attribute {number}": "ä" * 500 for number in range(100)}
+
+    requests = [*requests_of([b""] * 200, [{"attributes": attributes}] * 200, "p")]
+
+    assert [len(request) for request in requests] == [49, 49, 49, 49, 4]
 
 
 @pytest.mark.parametrize("metadata", [{"attributes": {"n": 1}}, {"attributes": {1: "n"}}, {"ordering_key": 7}])

@@ -343,7 +343,12 @@ def requests_of(
     """Group messages into what one request publishes, in order; a `SourceError` where metadata cannot be published."""
     pairs = zip(payloads, itertools.repeat(None) if metadata is None else metadata, strict=metadata is not None)
     messages = (_message(n, data, meant or {}, source) for n, (data, meant) in enumerate(pairs))
-    return portions(messages, lambda message: len(message["data"]), PUBLISH_BYTES, PUBLISH_MESSAGES)
+    return portions(messages, _bytes, PUBLISH_BYTES, PUBLISH_MESSAGES)
+
+
+def _bytes(message: Mapping[str, Any]) -> int:
+    texts = [message["ordering_key"], *message["attributes"], *message["attributes"].values()]
+    return len(message["data"]) + sum(len(text.encode()) for text in texts)
 
 
 def _message(n: int, data: bytes, metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
