@@ -48,6 +48,17 @@ def test_the_parameters_of_an_address_are_those_of_pika():
     assert known == {*PARAMETERS}, f"tried with pika 1.4.4; this is {pika.__version__}"
 
 
+def test_what_an_address_says_of_the_client_reaches_the_server_beside_its_name(rabbitmq_server, rabbitmq_queue, built):
+    source = built(
+        f"{rabbitmq_server}?client_properties={{'team':'orders'}}", rabbitmq_queue(), connection_name="a run"
+    )
+    source.backlog()
+
+    assert source._opened.connection is not None
+    told = source._opened.connection._pika.params.client_properties
+    assert told == {"team": "orders", "connection_name": "a run"}
+
+
 def test_the_url_is_printed_nowhere():
     assert SECRET not in repr(source()) + str(source())
 

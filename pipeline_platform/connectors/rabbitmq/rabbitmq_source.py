@@ -224,7 +224,8 @@ class RabbitmqSource(RabbitmqOptions):
         with self._opened.lock:
             if self._opened.connection is None or not self._opened.connection.is_open:
                 parameters = pika.URLParameters(self.url)
-                parameters.client_properties = {"connection_name": self.connection_name or self.name}
+                named = {"connection_name": self.connection_name or self.name}
+                parameters.client_properties = {**(parameters.client_properties or {}), **named}
                 if parameters.blocked_connection_timeout is None:
                     parameters.blocked_connection_timeout = AGAIN_S
                 connection = Connection(parameters)
