@@ -170,6 +170,23 @@ def test_what_a_received_message_says_can_be_sent_with_it_again(made):
     assert "message_attributes" not in again[b"two"]
 
 
+def test_a_binary_value_is_sent_as_bytes_or_base64_and_nothing_else(made):
+    flights = made()
+    text, data, other = ({"message_attributes": {"raw": binary(value)}} for value in ("AP8=", b"\x00\xff", "no base64"))
+
+    flights.send([b"one", b"two"], [text, data])
+
+    assert [json.loads(row["metadata"])["message_attributes"]["raw"] for row in received(flights)] == [
+        binary("AP8=")
+    ] * 2
+    with pytest.raises(SourceError, match="message 1 has a BinaryValue that is neither bytes nor base64"):
+        flights.send([b"one", b"two"], [None, other])
+
+
+def binary(value: str | bytes) -> dict[str, Any]:
+    return {"DataType": "Binary", "BinaryValue": value}
+
+
 @pytest.mark.parametrize(
     ("payloads", "said"),
     [

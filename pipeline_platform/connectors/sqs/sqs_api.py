@@ -34,7 +34,10 @@ def sequence_of(number: str) -> int:
 
 
 def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_fifo: bool) -> dict[str, Any]:
-    """A message to be sent, with what of the metadata of a received one can be sent again."""
+    """A message to be sent, with what of the metadata of a received one can be sent again.
+
+    A binary value is bytes, or base64 as a received one is; other text is a `ValueError`.
+    """
     entry: dict[str, Any] = {"Id": str(number), "MessageBody": body}
     given = metadata or {}
     # A queue that is not FIFO refuses ids for deduplication; by groups it is fair to those who send.
@@ -43,7 +46,10 @@ def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_f
             entry[name] = value
     if attributes := given.get("message_attributes"):
         entry["MessageAttributes"] = {
-            name: {key: base64.b64decode(v) if key == "BinaryValue" else v for key, v in value.items()}
+            name: {
+                key: base64.b64decode(v, validate=True) if key == "BinaryValue" and isinstance(v, str) else v
+                for key, v in value.items()
+            }
             for name, value in attributes.items()
         }
     return entry

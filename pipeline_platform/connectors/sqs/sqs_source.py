@@ -299,6 +299,9 @@ class SqsSource(calls.CalledSource):
         except UnicodeDecodeError as error:
             what = f"message {number} is not UTF-8, and SQS takes nothing else"
             raise SourceError(f"source {self.name!r}: {what}: {error}") from error
+        except ValueError as error:
+            what = f"message {number} has a BinaryValue that is neither bytes nor base64"
+            raise SourceError(f"source {self.name!r}: {what}: {error}") from error
 
     def _send(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         reply = self._ask("send_message_batch", QueueUrl=self.queue_url, Entries=entries)
