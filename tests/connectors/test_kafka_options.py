@@ -241,6 +241,15 @@ def test_messages_that_are_refused_are_counted_and_the_others_are_sent(kafka, ka
     assert ours.backlog().messages == 3, "what was sent beside them is there"
 
 
+def test_a_topic_that_is_not_there_is_named_where_something_is_sent_to_it(kafka, kafka_topic):
+    source = kafka(kafka_topic(), request_timeout_s=2)
+
+    with pytest.raises(
+        SourceError, match=r"1 of 2 messages were refused.*topic 'nowhere' is not at .*create the topic"
+    ):
+        source.send([b"1", b"2"], [None, {"topic": "nowhere"}])
+
+
 def test_an_error_that_nobody_expected_says_what_it_is():
     said = str(explained(RuntimeError("odd"), source()))
     assert said == "source 'orders': a topic at 127.0.0.1:9 failed with RuntimeError: odd"

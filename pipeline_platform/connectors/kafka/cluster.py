@@ -38,7 +38,7 @@ _EXPLANATIONS = {
     # What the server says of refused credentials is left out: it may quote them.
     _REFUSED: "{servers} refuses to talk to this client ({code}; security_protocol {protocol}): correct "
     "sasl_mechanism, sasl_username and sasl_password, or the ssl_ options",
-    "UNKNOWN_TOPIC_OR_PART": "{what} is not at {servers}: create the topic, or correct topics or topic_pattern",
+    "_?UNKNOWN_TOPIC(_OR_PART)?": "{what} is not at {servers}: create the topic, or correct topics or topic_pattern",
     "TOPIC_AUTHORIZATION_FAILED": "not allowed on {what}: let this user READ and DESCRIBE the topic, and WRITE to send",
     "GROUP_AUTHORIZATION_FAILED": "not allowed on group_id {group!r}: let this user READ and DESCRIBE the group",
     _HAS_MEMBERS: "group_id {group!r} has active members: other consumers read in it. Stop "

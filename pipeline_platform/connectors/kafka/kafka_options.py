@@ -188,6 +188,8 @@ class KafkaOptions(LogSource):
             acks="all",
             enable_idempotence=True,
             message_timeout_ms=round(self.request_timeout_s * 1_000),
+            # Less than that, or a topic that is not there would seem to be a broker that does not answer.
+            topic_metadata_propagation_max_ms=round(self.request_timeout_s * 500),
             message_max_bytes=1_000_000_000,  # what is too large, the broker says
         )
 
