@@ -217,6 +217,23 @@ def test_a_server_that_stops_answering_is_given_up(monkeypatch, server, queue):
     assert patiently(source.backlog, SOON).messages == 0
 
 
+def test_a_queue_that_does_not_begin_to_send_is_given_up(monkeypatch, server, built):
+    monkeypatch.setattr(rabbitmq_source, "LOOK_S", 2.0)
+    name = create_queue(server.address, x_queue_type="quorum")
+    source = built(f"{server.address}?heartbeat=1", name, wait_time_s=1.0)
+    source.send(numbers(3))
+    leader = f'list_to_atom("%2F_{name}")'
+    server.ctl("eval", f"sys:suspend({leader}).")
+    try:
+        with pytest.raises(SourceAwayError, match="no answer within 2 s"):
+            received(source)
+    finally:
+        server.ctl("eval", f"sys:resume({leader}).")
+
+    _until(lambda: source.backlog().messages == 3)  # its connection is not heard from any more
+    assert texts(received(source)) == ["0", "1", "2"]
+
+
 def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_id_were_to_be_decided(server, queue):
     server.ctl(
         "eval",

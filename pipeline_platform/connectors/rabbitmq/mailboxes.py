@@ -97,8 +97,11 @@ class Inbox:
         """Whether all came that were asked for."""
         return self._left <= 0
 
-    def consume(self, consumer_tag: str, exclusive: bool, arguments: Mapping[str, Any]) -> None:
-        """Have the server send messages."""
+    def consume(self, within_s: float, consumer_tag: str, exclusive: bool, arguments: Mapping[str, Any]) -> None:
+        """Have the server send messages; the connection counts as lost if it does not say within so long that it will.
+
+        A quorum queue that has no leader yet, as after a restart, may never say so.
+        """
         # A bound holds for each consumer, so what is more than one can ask for needs several.
         bounds = [min(PREFETCH_MAX, self._left - start) for start in range(0, self._left, PREFETCH_MAX)]
 
@@ -116,7 +119,7 @@ class Inbox:
                     callback=None if nth else done.set_result,
                 )
 
-        self.channel.act(act)
+        self.channel.act(act, within_s)
 
     def count(self) -> Future[int]:
         """Ask how many messages wait; what came before the answer was sent before it."""

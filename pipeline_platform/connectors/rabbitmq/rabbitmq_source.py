@@ -31,7 +31,7 @@ QUIET_S = 0.1
 STALLED_S = 5.0
 """How long a run waits for messages that the server has and does not send: it prefers another consumer."""
 LOOK_S = 15.0
-"""How long a server may take to answer a look. A sensor's tick has 60 s for everything."""
+"""How long a server may take to answer a look, or to begin to send. A sensor's tick has 60 s for everything."""
 
 _CALLS: Mapping[str, Callable[[Any, int, bool], None]] = {
     "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
@@ -280,7 +280,7 @@ class RabbitmqSource(RabbitmqOptions):
             messages = min(messages, self._waiting(channel))
         if messages:
             inbox = Inbox(channel, self.queue, messages, self.message_id_header)
-            inbox.consume(**self.consume_options.model_dump())
+            inbox.consume(LOOK_S, **self.consume_options.model_dump())
             if batch := self._next(inbox):
                 self._opened.inboxes[channel.ref] = (receive_id, inbox)
                 return inbox, batch
