@@ -6,176 +6,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Any
 
 import dagster as dg
 import psutil
 import pytest
 from dagster._core.launcher import WorkerStatus
-from dagster._core.workspace.context import WorkspaceProcessContext
-from dagster._core.workspace.load_target import WorkspaceFileTarget
-from dagster_graphql.cli import execute_query
 
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
 from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
 from pipeline_platform.process import born
-
-PATIENCE_S = 30
-CODE = """
-import os
-import pathlib
-import time
-import dagster as dg
-
-VARIABLE = os.environ.get("STANDBY_TEST", "")
-OPTION = pathlib.Path(__file__).with_name("option.yaml").read_text()
-PARTS = ", ".join(sorted(part.name for part in pathlib.Path(__file__).with_name("parts").iterdir()))
-
-@dg.op
-def tell(context):
-    context.add_output_metadata({{"said": {said!r}, "variable": VARIABLE, "option": OPTION, "parts": PARTS}})
-
-@dg.op
-def sleep():
-    while True:
-        time.sleep(0.05)
-
-@dg.job
-def telling():
-    tell()
-
-@dg.job
-def sleeping():
-    sleep()
-
-defs = dg.Definitions(jobs=[telling, sleeping], executor=dg.in_process_executor)
-pathlib.Path(__file__).with_name(f"loaded-{{os.getpid()}}").touch()
-"""
-LAUNCH = """
-mutation Launch($job: String!) {
-  launchRun(executionParams: {
-    selector: {repositoryLocationName: "told", repositoryName: "__repository__", jobName: $job}, runConfigData: {}
-  }) { __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } }
-}
-"""
-
-
-@dataclass
-class Launching:
-    """An instance whose runs our launcher starts, over a location of one file."""
-
-    folder: Path
-    instance: dg.DagsterInstance
-    workspace: WorkspaceProcessContext
-
-    @property
-    def launcher(self) -> StandbyRunLauncher:
-        launcher = self.instance.run_launcher
-        assert isinstance(launcher, StandbyRunLauncher)
-        return launcher
-
-    def write(self, said: str) -> bool:
-        """Write the location's file, unless it says so already: to touch it is an edit. Return whether it was one."""
-        file, code = self.folder / "location.py", CODE.format(said=said)
-        is_edit = not file.exists() or file.read_text() != code
-        if is_edit:
-            file.write_text(code)
-        return is_edit
-
-    def launch(self, job: str) -> str:
-        answer = execute_query(self.workspace, LAUNCH, {"job": job})["data"]["launchRun"]
-        assert answer["__typename"] == "LaunchRunSuccess", answer
-        return str(answer["run"]["runId"])
-
-    def until(self, what: str, found: Callable[[], Any]) -> Any:
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            if answer := found():
-                return answer
-            time.sleep(0.05)
-        raise AssertionError(f"not after {PATIENCE_S} s: {what}")
-
-    def run(self, run_id: str) -> dg.DagsterRun:
-        run = self.instance.get_run_by_id(run_id)
-        assert run
-        return run
-
-    def process(self, run_id: str) -> RunProcess:
-        process = RunProcess.of(self.run(run_id))
-        assert process
-        return process
-
-    @property
-    def waiting(self) -> int | None:
-        """The process that waits, or still loads, for the next run."""
-        standby = self.launcher._waiting.get("told")
-        return standby.process.pid if standby else None
-
-    def standing_by(self) -> int:
-        """The process that has loaded the code and waits for the next run, by its id."""
-
-        def loaded() -> int | None:
-            pid = self.waiting
-            return pid if pid and born(pid) and (self.folder / f"loaded-{pid}").exists() else None
-
-        return int(self.until("a process stands by", loaded))
-
-    def ended(self, run_id: str) -> dg.DagsterRunStatus:
-        self.until(f"run {run_id} has ended", lambda: self.run(run_id).is_finished)
-        return self.run(run_id).status
-
-    def at_work(self, run_id: str) -> RunProcess:
-        """Wait until a run's step runs."""
-        begun = dg.DagsterEventType.STEP_START
-        self.until("its step runs", lambda: self.instance.all_logs(run_id, of_type=begun))
-        return self.process(run_id)
-
-    def told(self, run_id: str) -> dict[str, Any]:
-        """Wait for a run of `telling`; return what it said."""
-        assert self.ended(run_id) is dg.DagsterRunStatus.SUCCESS
-        (output,) = self.instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_OUTPUT)
-        assert output.dagster_event
-        data: Any = output.dagster_event.step_output_data
-        return {name: value.value for name, value in data.metadata.items()}
-
-
-@contextmanager
-def deployed(folder: Path) -> Iterator[Launching]:
-    """Dagster with our launcher in a folder of its own."""
-    launcher = {"module": "pipeline_platform.launcher.run_launcher", "class": "StandbyRunLauncher"}
-    at_once = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}
-    settings = {"run_launcher": launcher, "run_coordinator": at_once, "telemetry": {"enabled": False}}
-    (folder / "dagster.yaml").write_text(json.dumps(settings))
-    where = {"relative_path": "location.py", "location_name": "told"}
-    workspace = folder / "workspace.yaml"
-    workspace.write_text(json.dumps({"load_from": [{"python_file": where}]}))
-    (folder / "location.py").write_text(CODE.format(said="never run"))
-    (folder / "option.yaml").write_text("first")
-    (folder / "parts" / "first").mkdir(parents=True)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DAGSTER_HOME", str(folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-        patch.chdir(folder)  # where Dagster looks for `.env`
-        with (
-            dg.DagsterInstance.get() as instance,
-            WorkspaceProcessContext(instance, WorkspaceFileTarget([str(workspace)])) as context,
-        ):
-            yield Launching(folder, instance, context)
-
-
-@contextmanager
-def deployed_again(launching: Launching) -> Iterator[Launching]:
-    """The same deployment as another process has it: with a launcher of its own."""
-    workspace = WorkspaceFileTarget([str(launching.folder / "workspace.yaml")])
-    with (
-        dg.DagsterInstance.from_ref(launching.instance.get_ref()) as instance,
-        WorkspaceProcessContext(instance, workspace) as context,
-    ):
-        yield Launching(launching.folder, instance, context)
+from tests.fixtures.launching import PATIENCE_S, deployed, deployed_again
 
 
 @pytest.fixture(scope="module")
