@@ -289,7 +289,10 @@ def _hold(place: _Place) -> _Held:
             dead, _current = _current, None
             dead.closing_up.close()
         if _current is None:
-            with ExitStack() as closing_up, tempfile.TemporaryDirectory(prefix="spark-code-") as folder:
+            with ExitStack() as closing_up, ExitStack() as opening:
+                # A server has a copy of the code; Spark in this process reads it anew.
+                kept = closing_up if isinstance(place, _Process) else opening
+                folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
                 session = place.open(closing_up, shipping.pack(place.packages, Path(folder)))
                 _current = _Held(place, session, closing_up.pop_all())
         elif _current.place != place:
