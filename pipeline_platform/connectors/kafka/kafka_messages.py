@@ -106,7 +106,9 @@ def _headers(message: Message) -> str:
         pairs = _HEADERS_OF(message)
     except (SystemError, UnicodeDecodeError):  # of a name that is not UTF-8: the client library can give no header then
         return "null"
-    return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in pairs or ())}]"
+    if not pairs:
+        return "[]"
+    return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in pairs)}]"
 
 
 def send(
