@@ -14,7 +14,7 @@ PORT ?=
 export SOURCE FLIGHTS PORT
 
 .DEFAULT_GOAL := help
-.PHONY: help demo dev test faults soak check format bench setup setup-dev clean-demo
+.PHONY: help demo dev test faults soak check docs format bench setup setup-dev clean-demo
 
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -45,7 +45,7 @@ soak: setup-dev ## Run the fault tests that take hours, and an hour of random de
 	$(BIN)/python -m pytest -m soak --timeout=3600
 	$(BIN)/python -m benchmarks.endurance
 
-check: setup-dev ## Lint, format and types
+check: setup-dev docs ## Lint, format, types and the documentation site
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -53,6 +53,9 @@ check: setup-dev ## Lint, format and types
 format: setup-dev ## Lint and format in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.installed-docs ## Build the documentation site in .site/html
+	@$(BIN)/python docs/site/build.py
 
 bench: setup-dev ## Measure; prints medians and ratios
 	$(BIN)/python -m benchmarks
@@ -85,6 +88,10 @@ $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt --group dev
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-dev
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt --group docs
 	@touch $@
 
 clean-demo: ## Forget the demo
