@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 
 _PREFIXES = (
+    "ARROW_",
     "AWS_",  # a lake on S3, and SQS
     "HADOOP_",
     "LC_",
@@ -19,14 +20,17 @@ _PREFIXES = (
     "MALLOC_",
     "MIMALLOC_",
     "OTEL_",
+    "POLARS_",
     "PYSPARK_",
     "PYTHON",
+    "RUST_",
     "SPARK_",
 )
 _NAMES = frozenset(
     {
         # The system and its libraries
-        *("HOME", "HOSTNAME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHELL", "TMPDIR", "TZ", "TZDIR", "USER"),
+        *("HOME", "HOSTNAME", "LANG", "LANGUAGE", "LOGNAME", "PATH", "PWD", "SHELL", "TEMP", "TMP", "TMPDIR", "TZ"),
+        *("OBJC_DISABLE_INITIALIZE_FORK_SAFETY", "TZDIR", "USER"),
         *("CONDA_PREFIX", "CUDA_VISIBLE_DEVICES", "JAVA_HOME", "VIRTUAL_ENV"),
         *("MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"),
         # Folders of the deployment; not PIPELINE_PLATFORM_CONTROL, which contains a password
@@ -39,9 +43,9 @@ _NAMES = frozenset(
         *("CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_QUOTA_PROJECT"),
         *("GCE_METADATA_HOST", "GCE_METADATA_IP", "PUBSUB_EMULATOR_HOST"),
         # PostgreSQL as the control store or a source
-        *("PGAPPNAME", "PGCONNECT_TIMEOUT", "PGDATABASE", "PGHOST", "PGHOSTADDR", "PGOPTIONS", "PGPASSFILE"),
-        *("PGPASSWORD", "PGPORT", "PGSERVICE", "PGSERVICEFILE", "PGSSLCERT", "PGSSLCRL", "PGSSLKEY", "PGSSLMODE"),
-        *("PGSSLROOTCERT", "PGUSER"),
+        *("PGAPPNAME", "PGCLIENTENCODING", "PGCONNECT_TIMEOUT", "PGDATABASE", "PGHOST", "PGHOSTADDR", "PGOPTIONS"),
+        *("PGPASSFILE", "PGPASSWORD", "PGPORT", "PGSERVICE", "PGSERVICEFILE", "PGSSLCERT", "PGSSLCRL", "PGSSLKEY"),
+        *("PGSSLMODE", "PGSSLROOTCERT", "PGUSER"),
         # Kafka with Kerberos
         *("KRB5CCNAME", "KRB5_CLIENT_KTNAME", "KRB5_CONFIG", "KRB5_KTNAME"),
     }

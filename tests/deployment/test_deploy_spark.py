@@ -1,5 +1,6 @@
 """The Spark that `deploy/start` starts: it works for who has its secret, and for nobody else."""
 
+import json
 import os
 import socket
 import stat
@@ -68,14 +69,12 @@ def test_the_master_takes_no_submission_and_its_page_kills_nothing(working):
     master = javas(cluster)["org.apache.spark.deploy.master.Master"]
     (page,) = [port for port in ports_of(master.pid) if is_a_page(port)]
     with urllib.request.urlopen(f"http://127.0.0.1:{page}/json/", timeout=30) as answer:
-        application = pa.json.read_json(pa.BufferReader(answer.read()))["activeapps"][0][0]["id"].as_py()
+        (application,) = json.load(answer)["activeapps"]
 
+    asked = f"terminate=true&id={application['id']}".encode()
     for path in ("v1/submissions/create", "app/kill/"):
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{page}/{path}", b"terminate=true&id=" + application.encode()
-        )
         with pytest.raises(urllib.error.HTTPError):
-            urllib.request.urlopen(request, timeout=30)
+            urllib.request.urlopen(f"http://127.0.0.1:{page}/{path}", asked, timeout=30)
 
     assert len(ports_of(master.pid)) == 2, "none of Spark's REST server"
     assert engine.run(spark.spark_session, who, 2, ROWS).num_rows == 2
