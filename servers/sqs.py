@@ -7,6 +7,7 @@ alone, as boto3 does, keeps everything in memory and checks no credentials.
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
@@ -24,7 +25,9 @@ from servers.server import Server, ServerError, in_memory
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-FAUXQS = "2.4.1"
+_LOCKED = Path(__file__).parent / "fauxqs"
+"""The package and all that it needs, with the hash of each."""
+FAUXQS: str = json.loads((_LOCKED / "package.json").read_text())["dependencies"]["fauxqs"]
 REGION = "us-east-1"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 """What boto3 needs for any server; the local one looks at none of it."""
@@ -64,7 +67,9 @@ def install(folder: Path) -> Path:
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
     with FileLock(home / "lock"):
         if not (home / "installed").exists():
-            npm = ["npm", "install", *options, f"fauxqs@{FAUXQS}"]
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(_LOCKED / name, home)
+            npm = ["npm", "ci", *options]
             installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
             if installed.returncode:
                 raise ServerError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")

@@ -3,8 +3,9 @@
 import importlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -41,11 +42,8 @@ def start(
     with ThreadPoolExecutor(1) as meanwhile:
         if warm_up:
             meanwhile.submit(lambda: [importlib.import_module(module) for module in _SLOW])
-        try:
+        with _refusals():
             server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
-        except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
-            log(str(error))
-            raise typer.Exit(1) from None
     if warm_up:
         _warm_up(server, state, log)
     typer.echo(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
@@ -66,13 +64,16 @@ def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str],
 @app.command()
 def stop(state: State) -> None:
     """End the warm server."""
-    typer.echo("Spark server stopped" if spark_server.stop(state) else "no Spark server was running")
+    with _refusals():
+        stopped = spark_server.stop(state)
+    typer.echo("Spark server stopped" if stopped else "no Spark server was running")
 
 
 @app.command()
 def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Say whether the warm server runs; exits with 1 if not."""
-    server = spark_server.status(state)
+    with _refusals():
+        server = spark_server.status(state)
     if as_json:
         known = ("address", "pid", "cores", "started_at", "java")
         typer.echo(json.dumps(server and {name: getattr(server, name) for name in known}, default=str))
@@ -80,6 +81,16 @@ def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="P
         typer.echo(_described(server) if server else f"no Spark server according to {state}")
     if server is None:
         raise typer.Exit(1)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Print why there is no server, and exit with 1."""
+    try:
+        yield
+    except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
 
 
 def _described(server: spark_server.SparkServer) -> str:

@@ -231,7 +231,7 @@ class Database:
         path = Path(str(self.url.database))
         if self._create:
             with suppress(OSError):  # SQLite refuses to open the file then
-                path.parent.mkdir(parents=True, exist_ok=True)
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # By an address, for a plain path makes an empty file where reading has to fail.
         address = f"file:{quote(str(path))}?mode={'rwc' if self._create else 'rw'}"
         # Transactions begin where `_begin_sqlite` says.

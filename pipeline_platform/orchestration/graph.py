@@ -119,6 +119,7 @@ def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, produce
             session=lambda: resources.spark.spark_session,
             producer=producer,
             dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
+            variables=resources.spark.variables,
         )
     return flow
 

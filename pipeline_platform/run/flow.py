@@ -38,6 +38,7 @@ class Flow:
         beats: When each lease was last renewed here, by `time.monotonic`; see `run.lease`.
         producer: Its name; empty for the only one, and for none.
         dead_letters: Where dead messages are sent; None for nowhere.
+        variables: Environment variables of the run that callbacks get. Not part of `repr`: they may be secrets.
     """
 
     pipeline: type[Pipeline]
@@ -48,6 +49,7 @@ class Flow:
     beats: dict[str, float] = field(default_factory=dict)
     producer: str = ""
     dead_letters: Source | None = None
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         """Let the sources know who remembers what receives hold."""

@@ -217,6 +217,7 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
         "owner": receive.owner,
         "traceparent": traceparent(),
         "source": intake.source if flow.pipeline.acks_immediately and intake.is_outside else None,
+        "variables": flow.variables,
     }
 
 

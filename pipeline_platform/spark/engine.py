@@ -33,6 +33,9 @@ Task = Callable[[int], Iterator[pa.RecordBatch]]
 TASK_FAILURES = 4
 """How often a task may fail before its stage does. Plain `local[N]` never tries again."""
 
+FOREIGN = ("SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
+"""Environment variables that configure another Spark, or that a client in this process leaves."""
+
 _TRACEBACK = "Traceback (most recent call last):"
 _CANCELED = "[OPERATION_CANCELED]"
 _CRASH = "Python worker exited unexpectedly (crashed)"
@@ -187,6 +190,9 @@ def local_settings(cores: int, memory: str) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": memory,
+        # Other users of this machine reach these ports, and unauthenticated calls run code. On a local master Spark
+        # makes a secret of its own, which never leaves the JVM.
+        "spark.authenticate": "true",
         # After a death there is another server; a JVM that goes on without memory is of no use.
         "spark.driver.defaultJavaOptions": "-XX:+ExitOnOutOfMemoryError",
         "spark.ui.enabled": "false",

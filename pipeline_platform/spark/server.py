@@ -16,6 +16,7 @@ import secrets
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from pipeline_platform.process import born, group_lives, worked
-from pipeline_platform.spark import bounded_log, engine, jvm
+from pipeline_platform.spark import bounded_log, engine, environment, jvm
 
 START_WITHIN_S = 900.0
 """Seconds that a start may take at most while it makes progress: minutes, on a machine with much else to do."""
@@ -119,7 +120,7 @@ def start(
         SparkServerError: It died, stood still or did not answer in time. Nothing is left running.
         pipeline_platform.spark.jvm.JavaNotFoundError: There is no Java to run it on.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (ignore := folder / ".gitignore").exists():
         ignore.write_text("*\n")  # nobody should commit a token
     with FileLock(folder / _LOCK, mode=0o600):
@@ -214,12 +215,9 @@ def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str)
     settings["spark.driver.defaultJavaOptions"] += f' "-Djava.io.tmpdir={folder / "scratch"}"'
     # The token goes by this file: arguments show in the process list, variables in every worker.
     _write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
-    # A client in this process leaves these, which would make a client of the server; and another Spark's
-    # configuration folder is not ours.
-    foreign = {"SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_CONNECT_MODE_ENABLED", "SPARK_CONF_DIR"}
-    environment = {name: value for name, value in os.environ.items() if name not in foreign}
-    environment |= engine.interpreters() | {"JAVA_HOME": str(java)}
-    submit = Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"
+    variables = {name: value for name, value in environment.allowed(os.environ).items() if name not in engine.FOREIGN}
+    variables |= engine.interpreters() | {"JAVA_HOME": str(java)}
+    submit = Path(variables["SPARK_HOME"]) / "bin" / "spark-submit"
     server = [str(submit), "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
     logger = [sys.executable, "-I", bounded_log.__file__, str(folder / _LOG_FILE), str(_LOG_BYTES)]
     reading, writing = os.pipe()
@@ -228,7 +226,7 @@ def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str)
         # Sessions of their own, which the starter's Ctrl-C does not reach.
         subprocess.Popen(logger, cwd=folder, stdin=printed, stdout=null, stderr=null, start_new_session=True)  # noqa: S603
         process = subprocess.Popen(  # noqa: S603
-            server, cwd=folder, env=environment, stdin=null, stdout=output, stderr=output, start_new_session=True
+            server, cwd=folder, env=variables, stdin=null, stdout=output, stderr=output, start_new_session=True
         )
     now = datetime.now(UTC).isoformat()
     return SparkServer(process.pid, born(process.pid) or "", port, token, now, str(java), cores, memory)
@@ -285,9 +283,22 @@ def _sweep(folder: Path) -> None:
 
 
 def _known(file: Path) -> SparkServer | None:
-    """The server that a file describes, dead or alive; None where another version wrote it."""
-    with suppress(FileNotFoundError, ValueError, TypeError):
-        return SparkServer(**json.loads(file.read_text()))
+    """Return the server that a file describes, dead or alive; None where another version wrote it.
+
+    Raises:
+        SparkServerError: Another user may have written the file, and so lead runs to a server of their own.
+    """
+    try:
+        with suppress(FileNotFoundError, ValueError, TypeError), file.open() as opened:
+            of = os.fstat(opened.fileno())
+            if of.st_uid in (os.geteuid(), 0) and not of.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                return SparkServer(**json.load(opened))
+            raise PermissionError
+    except PermissionError:
+        raise SparkServerError(
+            f"{file}: it belongs to another user, or others may write it. Remove it, and give the folder to the user "
+            "of this process with mode 700."
+        ) from None
     return None
 
 

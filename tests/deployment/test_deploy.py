@@ -29,7 +29,7 @@ def deploy(tmp_path):
     """The folder in a copy of the checkout, with secrets, as a team has it."""
     shutil.copytree(PROJECT / "deploy", tmp_path / "deploy")
     shutil.copy(PROJECT / "dagster.yaml", tmp_path)
-    shutil.copy(tmp_path / "deploy" / "secrets.env.example", tmp_path / "deploy" / "secrets.env")
+    shutil.copytree(tmp_path / "deploy" / "secrets.example", tmp_path / "deploy" / "secrets")
     return tmp_path / "deploy"
 
 
@@ -72,15 +72,68 @@ def test_compose_reads_its_file_and_starts_each_process(deploy):
         go.run(home, "install", COMPOSE, GOBIN=str(home))
     services = yaml.safe_load(printed(home / "cmd", deploy / "compose.yaml"))["services"]
     assert {command for one in services.values() for command in one.get("command") or ()} >= roles()
+    for name in roles():
+        assert services[name]["cap_drop"] == ["ALL"]
+        assert services[name]["read_only"]
+        assert services[name]["security_opt"] == ["no-new-privileges:true"]
+
+
+def manifests(deploy):
+    """What `kubectl apply -k` would send, by its schemas."""
+    (deploy / "kubernetes" / "instance.yaml").write_text(printed("sh", deploy / "start", "instance"))
+    file = deploy.parent / "manifests.yaml"
+    file.write_text(printed(needed("kubectl"), "kustomize", deploy))
+    printed(BIN / "kubernetes-validate", "--strict", file)
+    return list(yaml.safe_load_all(file.read_text()))
+
+
+def pods_of(objects):
+    return [one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment"]
+
+
+def test_pods_have_no_root_no_privileges_and_nothing_to_write_but_their_volumes(deploy):
+    objects = manifests(deploy)
+    launcher = yaml.safe_load((deploy / "kubernetes" / "launcher.yaml").read_text())["run_launcher"]["config"]
+    run = launcher["run_k8s_config"]
+    run_pod = run["pod_spec_config"] | {"containers": [run["container_config"] | {"args": ["run"]}]}
+    for pod in [*pods_of(objects), run_pod]:
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        assert {"memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
+        of_spark = container["args"][0].startswith("spark-")
+        assert pod.get("automountServiceAccountToken", True) is not of_spark
+
+
+def test_each_process_has_secrets_of_its_own(deploy):
+    objects = manifests(deploy)
+    of_pods = {
+        pod["containers"][0]["args"][0]: [each["secretRef"]["name"] for each in pod["containers"][0]["envFrom"][1:]]
+        for pod in pods_of(objects)
+    }
+    assert of_pods == {name: [f"{name}-secrets"] for name in roles()}
+    held = {one["metadata"]["name"].removesuffix("-secrets"): one["data"] for one in objects if one["kind"] == "Secret"}
+    for name in ("spark-master", "spark-connect"):
+        assert held[name].keys() == {"PIPELINE_PLATFORM_SPARK_SECRET"}
+    assert not any("URL" in name or "CONTROL" in name for name in held["spark-worker"])
+
+
+def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_runs(deploy):
+    policies = {one["metadata"]["name"]: one["spec"] for one in manifests(deploy) if one["kind"] == "NetworkPolicy"}
+    assert policies["webserver"]["podSelector"] == {"matchLabels": {"app": "webserver"}}
+    (into,) = policies["webserver"]["ingress"]
+    assert into["from"] == [{"podSelector": {"matchLabels": {"reaches": "webserver"}}}]
+    for name in ("daemon", "runs"):
+        assert policies[name].get("policyTypes") == ["Ingress"]
+        assert not policies[name].get("ingress")
 
 
 def test_kubernetes_manifests_fit_their_schemas_and_start_each_process(deploy):
-    (deploy / "kubernetes" / "instance.yaml").write_text(printed("sh", deploy / "start", "instance"))
-    manifests = deploy.parent / "manifests.yaml"
-    manifests.write_text(printed(needed("kubectl"), "kustomize", deploy))
-    printed(BIN / "kubernetes-validate", "--strict", manifests)
-    objects = list(yaml.safe_load_all(manifests.read_text()))
-    pods = [one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment"]
+    objects = manifests(deploy)
+    pods = pods_of(objects)
     assert {pod["containers"][0]["args"][0] for pod in pods} == roles()
     assert all(pod["terminationGracePeriodSeconds"] and "livenessProbe" in pod["containers"][0] for pod in pods)
 
@@ -101,6 +154,13 @@ def test_systemd_takes_its_unit(deploy):
     here = unit.with_name("pipeline-platform@daemon.service")
     here.write_text(unit.read_text().replace("%i", "daemon"))
     assert not [line for line in printed(needed("systemd-analyze"), "verify", here).splitlines() if here.name in line]
+
+
+def test_systemd_exposes_little_of_the_host_to_a_process(deploy):
+    here = deploy / "systemd" / "pipeline-platform@daemon.service"
+    here.write_text((deploy / "systemd" / "pipeline-platform@.service").read_text().replace("%i", "daemon"))
+    said = printed(needed("systemd-analyze"), "security", "--offline=yes", "--no-pager", here)
+    assert float(re.search(r"Overall exposure level for .*: (\S+)", said)[1]) < 2.0
 
 
 @pytest.mark.parametrize(

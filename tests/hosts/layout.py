@@ -62,6 +62,7 @@ class Layout:
             "QUEUE_URL": self.url("postgresql+psycopg"),
             "AWS_ACCESS_KEY_ID": "hosts", "AWS_SECRET_ACCESS_KEY": self._password,
             "ROOT_ACCESS_KEY_ID": "hosts", "ROOT_SECRET_ACCESS_KEY": self._password,
+            "PIPELINE_PLATFORM_SPARK_SECRET": secrets.token_hex(16),
             "SPARK_WORKER_CORES": "1", "SPARK_WORKER_MEMORY": "1g",
         }  # fmt: skip
         self.objects, self.checkout = folder / "objects", folder / "checkout"
@@ -128,8 +129,7 @@ class Layout:
         host = SERVERS[server]
         command = self._commands().get(server) or [str(self.checkout / "deploy" / "start"), STARTS.get(server, server)]
         scratch = self.folder / f"scratch-{server}"
-        own = {"DEPLOY_HOST": ADDRESSES[host], "SPARK_WORKER_DIR": str(scratch), "SPARK_LOCAL_DIRS": str(scratch)}
-        own["SPARK_RECOVERY_DIR"] = str(scratch)
+        own = {"DEPLOY_HOST": ADDRESSES[host], "SPARK_STATE_DIR": str(scratch)}
         with (self.folder / f"{server}.log").open("ab") as log:
             self._running[server] = subprocess.Popen(
                 ["ip", "netns", "exec", self._host(host), *command],
@@ -206,7 +206,7 @@ class Layout:
 
 def _time_outs() -> str:
     """What a connection of Dagster's gives up by, as deployed."""
-    deployed = (PROJECT / "deploy" / "secrets.env.example").read_text()
+    deployed = (PROJECT / "deploy" / "secrets.example" / "daemon.env").read_text()
     return next(line for line in deployed.splitlines() if line.startswith("DAGSTER_POSTGRES_URL")).partition("?")[2]
 
 

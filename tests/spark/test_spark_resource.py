@@ -151,6 +151,16 @@ def test_a_server_is_started_with_the_session_of_the_deployments_runs_and_worker
     assert {row["told"] for row in answer(client(warm_spark, brewery, FIRST))["rows"]} == {"ale"}, started.stderr
 
 
+@pytest.mark.parametrize("direct", [{}, {"no_proxy": "elsewhere.example"}], ids=["no no_proxy", "another host's"])
+def test_a_proxy_of_the_environment_is_not_asked_for_this_machines_server(warm_spark, brewery, monkeypatch, direct):
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name, value in direct.items():
+        monkeypatch.setenv(name, value)
+
+    assert {row["told"] for row in answer(client(warm_spark, brewery))["rows"]} == {"ale"}
+
+
 def test_two_first_clients_at_once_both_get_their_code_shipped(warm_spark, brewery):
     both = [client(warm_spark, brewery) for _ in range(2)]
     one, other = map(answer, both)

@@ -21,6 +21,7 @@ from pipeline_platform.cli.main import app
 from pipeline_platform.home import home
 from pipeline_platform.process import born
 from pipeline_platform.spark import server as spark_server
+from tests.fixtures.kept_spark import SECRET
 
 
 def ask_version(server, token):
@@ -160,6 +161,40 @@ def test_a_broken_state_file_means_no_server(tmp_path, text):
     assert spark_server.status(tmp_path) is None
 
 
+def test_a_state_file_that_others_may_write_is_refused(tmp_path, warm_spark):
+    write_state(tmp_path, warm_spark.server)
+    (tmp_path / "spark.json").chmod(0o666)
+
+    for use in (spark_server.status, spark_server.start, spark_server.revive, spark_server.stop):
+        with pytest.raises(spark_server.SparkServerError, match=r"spark\.json: it belongs to another user"):
+            use(tmp_path)
+    assert spark_server.status(warm_spark.folder) == warm_spark.server
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_state_file_of_another_user_is_refused(tmp_path, warm_spark):
+    write_state(tmp_path, warm_spark.server)
+    os.chown(tmp_path / "spark.json", 65534, -1)
+
+    answer = CliRunner().invoke(app, ["spark", "status", "--state", str(tmp_path)])
+
+    assert answer.exit_code == 1
+    assert "belongs to another user" in answer.output
+
+
+def test_the_folder_is_its_owners_alone(warm_spark):
+    assert stat.S_IMODE(warm_spark.folder.stat().st_mode) == 0o700
+
+
+def test_the_server_gets_no_secrets_of_its_starter(warm_spark, spark):
+    spark.warm_up()
+
+    environments = [path.joinpath("environ").read_bytes() for path in Path("/proc").glob("[0-9]*") if is_spark(path)]
+
+    assert sum(b"SPARK_HOME" in environment for environment in environments) >= 2, "the server and its workers"
+    assert not any(SECRET.encode() in environment for environment in environments)
+
+
 def test_everything_lies_in_one_folder_which_the_environment_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_PLATFORM_HOME", raising=False)
@@ -203,7 +238,7 @@ def is_spark(process):
         arguments = (process / "cmdline").read_bytes()
     except OSError:
         return False
-    return b"SparkConnectServer" in arguments or b"pyspark.daemon" in arguments
+    return b"SparkConnectServer" in arguments or b"preloading_daemon" in arguments
 
 
 def outward_address():

@@ -12,9 +12,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -24,30 +22,21 @@ from urllib.parse import quote
 
 import dagster as dg
 from pydantic import Field, PrivateAttr, field_validator
-from tenacity import retry, retry_if_exception_message, stop_after_attempt
 
 from pipeline_platform.home import home
-from pipeline_platform.imports import import_apart
+from pipeline_platform.model.strict_options import PipelineError
+from pipeline_platform.orchestration.resources import spark_sessions
 from pipeline_platform.spark import engine, jvm, shipping
 from pipeline_platform.spark import server as spark_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.connect.client.retries import RetryPolicy
 
 WARM = "warm"
 """Value of `SparkResource.remote` that stands for this machine's warm server."""
 
 _USER = "pipeline-platform"  # a server knows sessions by user and id, and several users may start runs
 _GENERATIONS = 100
-_OUTAGE_S = 60.0
-"""Seconds that a client tries to reach a server, over all calls; Spark's own client tries ten minutes in each call."""
-_CALM_S = 30.0
-"""Seconds without an error after which the next one begins another outage."""
-_CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
-_CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
-_CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
-"""What sessions of either kind load sooner or later."""
 _TASKS = tuple(
     f"{shipping.PLATFORM}.tasks.{module}"
     for module in ("receive.read_shares", "handle.handle_messages", "handle.repeats", "acknowledge.acknowledger")
@@ -93,6 +82,11 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         description="Importable packages and modules that workers get, beside this one and those of the project that "
         "pipelines and connectors of `platform_definitions` are from or import.",
     )
+    environment: list[str] = Field(
+        default_factory=list,
+        description="Names of environment variables of a run that its callbacks get, beside those of the system, Spark "
+        "and the platform. The values are never stored.",
+    )
     state_folder: str | None = Field(
         default=None,
         description="Where the warm server's state lies; see `pipeline_platform.home.home`.",
@@ -114,6 +108,32 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
                 "remote holds a token, which would show in the UI: give it as `token=dg.EnvVar(...)` instead."
             )
         return remote
+
+    @field_validator("environment")
+    @classmethod
+    def _has_names(cls, names: list[str]) -> list[str]:
+        for position, name in enumerate(names):
+            if not name.isidentifier():
+                # Not quoted: it may be a value.
+                raise ValueError(
+                    f"environment[{position}] is not the name of a variable. Give names only, such as BANK_TOKEN: each "
+                    "run reads their values from its own environment."
+                )
+        return names
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables that `environment` names, from this process.
+
+        Raises:
+            PipelineError: A variable is not set.
+        """
+        if missing := [name for name in self.environment if name not in os.environ]:
+            raise PipelineError(
+                f"SparkResource.environment: {', '.join(missing)} not set in the environment of this run. Set it for "
+                "the process that starts runs, or remove the name."
+            )
+        return {name: os.environ[name] for name in self.environment}
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:
@@ -188,10 +208,12 @@ class _Process:
 
     def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
         java = str(jvm.ensure_java(self.folder))
-        with _environment(JAVA_HOME=java, **engine.interpreters()):  # Java keeps what it was started with
-            session = _session(dict(self.settings))
+        foreign = dict.fromkeys(engine.FOREIGN)
+        # Java keeps what it was started with.
+        with spark_sessions.changed_environment(**foreign, JAVA_HOME=java, **engine.interpreters()):
+            session = spark_sessions.open_session(dict(self.settings))
         closing_up.callback(session.stop)
-        _ship(session, code)
+        spark_sessions.ship(session, code)
         return session
 
 
@@ -215,7 +237,7 @@ class _Server:
         for generation in range(_GENERATIONS):
             try:
                 session = self._join(code, shipping.session_id(code.name, self.life, generation))
-                closing_up.callback(_leave, session)
+                closing_up.callback(spark_sessions.leave, session)
                 return session
             except Exception as error:
                 # It was stopped or timed out. Its id never comes back, so all go on to the next.
@@ -225,12 +247,13 @@ class _Server:
 
     def _join(self, code: Path, name: str) -> SparkSession:
         token = f";token={quote(self.token)}" if self.token else ""
-        session = _session({"spark.remote": f"{self.address}/{token};session_id={name}{self.params}"})
+        remote = f"{self.address}/{token};session_id={name}{self.params}"
+        session = spark_sessions.open_session({"spark.remote": remote})
         try:
-            session.client.set_retry_policies([_retries(self.address, self._expect_alive)])
-            _ship(session, code)
+            session.client.set_retry_policies([spark_sessions.retry_policy(self.address, self._expect_alive)])
+            spark_sessions.ship(session, code)
         except BaseException:
-            _leave(session)
+            spark_sessions.leave(session)
             raise
         return session
 
@@ -321,69 +344,3 @@ def _close_at_exit() -> None:
         if _current is not None:
             _current.holders = 1
             _let_go(_current)
-
-
-def _session(settings: dict[str, str]) -> SparkSession:
-    """Have dagster-pyspark make a session, whatever the environment says about Spark."""
-    # Left by a client before this one; Spark's functions look at it to know which kind of column to make.
-    os.environ.pop(_CLIENT_MARK, None)
-    with warnings.catch_warnings(), _environment(SPARK_REMOTE=None, SPARK_LOCAL_REMOTE=None):
-        warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
-        import_apart("dagster_pyspark", *(_CONNECT if "spark.remote" in settings else _CLASSIC))
-        from dagster_pyspark import LazyPySparkResource
-
-        return LazyPySparkResource(spark_config=settings).spark_session
-
-
-def _retries(address: str, expect_alive: Callable[[], None]) -> RetryPolicy:
-    """Build a retry policy that tries again for `_OUTAGE_S`, while the server lives."""
-    log = dg.get_dagster_logger("spark")
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
-    class WhileAlive(DefaultPolicy):  # type: ignore[misc, unused-ignore]
-        began = seen = float("-inf")
-
-        def can_retry(self, e: BaseException) -> bool:
-            if not super().can_retry(e):
-                return False
-            expect_alive()
-            now = time.monotonic()
-            if now - self.seen > _CALM_S:
-                self.began = now
-                log.warning(f"Spark at {address} does not answer, and is asked again for {_OUTAGE_S:g} s: {e}")
-            self.seen = now
-            # Over all calls: what a failed step still has to ask of the server must not wait as long again.
-            return now - self.began < _OUTAGE_S
-
-    return WhileAlive(max_backoff=5_000)
-
-
-# Two processes that see no file yet both send theirs; the later one finds the very same bytes the next time.
-@retry(retry=retry_if_exception_message(match=r"(?is).*already_?exists"), stop=stop_after_attempt(3), reraise=True)
-def _ship(session: SparkSession, code: Path) -> None:
-    path = list(sys.path)
-    try:
-        session.addArtifacts(str(code), pyfile=True)
-    finally:
-        sys.path[:] = path  # Spark puts the code on this process's path too, where it would outlive an edit
-
-
-def _leave(session: SparkSession) -> None:
-    """Close the client and not the session: `stop` would end it for all."""
-    session.client.close()
-    os.environ.pop(_CLIENT_MARK, None)
-    # As `stop` does: else no later session is ever the default one, which functions such as `udf` ask for.
-    if type(session)._default_session is session:
-        type(session)._default_session = None
-
-
-@contextmanager
-def _environment(**changes: str | None) -> Iterator[None]:
-    before = {name: os.environ.pop(name, None) for name in changes}
-    os.environ.update({name: value for name, value in changes.items() if value is not None})
-    try:
-        yield
-    finally:
-        for name in changes:
-            os.environ.pop(name, None)
-        os.environ.update({name: value for name, value in before.items() if value is not None})

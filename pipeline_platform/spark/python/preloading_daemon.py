@@ -13,6 +13,7 @@ import os
 import runpy
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 LIBRARIES = (
     "pyspark.worker",
@@ -40,5 +41,7 @@ def preload() -> None:
 
 
 if __name__ == "__main__":
+    # Spark in a run's own process hands down the environment of the run.
+    runpy.run_path(str(Path(__file__).parent.with_name("environment.py")))["restrict"]()
     preload()
     runpy.run_module("pyspark.daemon", run_name="__main__", alter_sys=True)

@@ -20,6 +20,7 @@ import pyarrow as pa
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import is_whole
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.spark import environment
 from pipeline_platform.tasks.host.fork import Death, Give, Limit, Written, in_a_fork
 from pipeline_platform.tasks.host.isolation import Call, Tries
 from pipeline_platform.tasks.host.output import captured
@@ -112,6 +113,7 @@ class CallingStep(Step):
         from pipeline_platform.control.store import ControlStoreError  # late: the testing kit needs no database
 
         def work(progress: Progress, give: Give) -> None:
+            environment.restrict(self.variables)
             self.lake.leave_connections()
             host(progress, give)
 

@@ -1,6 +1,6 @@
 """What tasks that call a pipeline's callbacks have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -39,6 +39,7 @@ class Step:
         owner: As `Receive.owner`.
         traceparent: Of the run's step; empty where nobody traces.
         source: Where `ack_immediately` acknowledges; None where the pipeline does not, or has no source.
+        variables: Environment variables of the run that callbacks get. Not part of `repr`: they may be secrets.
     """
 
     pipeline: type[Pipeline]
@@ -50,6 +51,7 @@ class Step:
     owner: int = field(default=0, kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
+    variables: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
 
     def early_acks(self) -> EarlyAcks | None:
         """What tells the source early; None where nobody does."""

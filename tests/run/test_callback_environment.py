@@ -1,0 +1,138 @@
+"""The environment of callbacks: what the system and the platform need, and the variables that the run names."""
+
+import os
+from dataclasses import replace
+
+import dagster as dg
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from pipeline_platform import Pipeline, PipelineError, Producer, TableBatcher
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.orchestration import (
+    ControlResource,
+    LakeResource,
+    SparkResource,
+    platform_definitions,
+    source_resource,
+)
+from pipeline_platform.orchestration.jobs import receive_config
+from pipeline_platform.spark import environment
+from tests.fixtures.flow import rows, run
+from tests.fixtures.small_lake import WINDOW
+
+FIRST, SECOND, CONTROL = "canary-of-monday", "canary-of-tuesday", "postgresql://bob:canary-of-control@host/db"
+
+
+class Seen(BaseModel):
+    """What a callback sees."""
+
+    names: list[str]
+    token: str
+    process: int
+
+
+class Looking(Pipeline):
+    """Writes down its environment."""
+
+    name = "looking"
+    producer = Producer(source="queue")
+    batchers = {"seen": TableBatcher(schema=Seen)}
+
+    def handle_message(self, message, context):
+        token = os.environ.get("BANK_TOKEN", "")[-7:]  # not the whole of it, which no file may contain
+        seen = Seen(names=sorted(os.environ), token=token, process=os.getppid())
+        return message.put(seen, batcher="seen")
+
+
+@pytest.fixture
+def variables(monkeypatch):
+    """A run's environment with secrets."""
+    monkeypatch.setenv("BANK_TOKEN", FIRST)
+    monkeypatch.setenv("PIPELINE_PLATFORM_CONTROL", CONTROL)
+    monkeypatch.setenv("AWS_REGION", "eu-north-1")
+
+
+def naming(flow):
+    return replace(flow, variables=SparkResource(environment=["BANK_TOKEN"]).variables)
+
+
+@pytest.mark.parametrize("place", ["filled", "filled_on_spark"])
+def test_a_callback_gets_what_its_run_names_and_no_other_secret(variables, monkeypatch, request, place):
+    flow = request.getfixturevalue(place)(Looking, [b"x"] * 3)
+
+    run(naming(flow))
+    monkeypatch.setenv("BANK_TOKEN", SECOND)
+    flow.source.enqueue([b"x"] * 3)
+    run(naming(flow))
+    flow.source.enqueue([b"x"] * 3)
+    run(flow)
+
+    seen = rows(flow, "seen")
+    assert sorted(seen["token"]) == [*[""] * 3, *["-monday"] * 3, *["tuesday"] * 3]
+    names = {name for each in seen["names"] for name in each}
+    assert {"PATH", "BANK_TOKEN"} < names
+    assert "PIPELINE_PLATFORM_CONTROL" not in names
+    assert environment.allowed(dict.fromkeys(names, "")).keys() == names - {"BANK_TOKEN"}
+    assert os.environ["PIPELINE_PLATFORM_CONTROL"] == CONTROL, "the run's own environment stays"
+    assert (os.getpid() in set(seen["process"])) == (place == "filled"), "elsewhere a worker of Spark forks them"
+
+
+def test_no_file_of_a_run_contains_a_value_that_it_hands_to_callbacks(variables, filled_on_spark, warm_spark, tmp_path):
+    flow = naming(filled_on_spark(Looking, [b"x"] * 3))
+
+    run(flow)
+
+    files = [path for folder in (tmp_path, warm_spark.folder) for path in folder.rglob("*") if path.is_file()]
+    files = [path for path in files if warm_spark.folder / "scratch" not in path.parents]
+    assert {path.name for path in files} >= {"spark.log", "control.sqlite"}
+    assert [path for path in files if FIRST.encode() in path.read_bytes()] == []
+    assert FIRST not in repr(flow)
+
+
+def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, tmp_path):
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    queue.enqueue([b"x"] * 3)
+    definitions = platform_definitions(
+        [Looking],
+        {
+            "lake": LakeResource(root=f"{tmp_path}/lake"),
+            "control": ControlResource(url=f"sqlite:///{tmp_path}/control.sqlite"),
+            "spark": SparkResource(environment=["BANK_TOKEN"]),
+            "queue": source_resource(TableQueue)(name="queue", url=queue.url),
+        },
+    )
+    with dg.DagsterInstance.ephemeral() as instance:
+        ended = definitions.resolve_job_def("looking_pull").execute_in_process(
+            partition_key=WINDOW, run_config=receive_config(Looking, "source"), instance=instance
+        )
+        assert ended.success
+        told = "".join(map(str, instance.all_logs(ended.run_id)))
+
+    assert FIRST not in told
+
+
+def test_a_variable_that_the_run_lacks_is_named():
+    with pytest.raises(PipelineError, match=r"SparkResource\.environment: NOT_SET_HERE"):
+        SparkResource(environment=["NOT_SET_HERE"]).variables  # noqa: B018
+
+
+def test_a_value_in_place_of_a_name_is_refused_unquoted():
+    with pytest.raises(ValidationError, match=r"environment\[1\] is not the name of a variable") as refusal:
+        SparkResource(environment=["A", f"BANK_TOKEN={FIRST}"])
+
+    assert FIRST not in str(refusal.value)
+
+
+@pytest.mark.parametrize("name", ["PATH", "HOME", "LANG", "LC_ALL", "TZ", "AWS_SECRET_ACCESS_KEY", "OTEL_SERVICE_NAME"])
+def test_what_the_platform_and_its_clients_need_is_handed_down(name):
+    assert environment.allowed({name: "x"}) == {name: "x"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["DAGSTER_POSTGRES_URL", "PIPELINE_PLATFORM_CONTROL", "PIPELINE_PLATFORM_SPARK_TOKEN", "RABBITMQ_URL", "PATHS"],
+)
+def test_what_only_runs_need_is_not(name):
+    assert environment.allowed({name: "x"}) == {}
