@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.model.safe_text import secrets_in
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
 from pipeline_platform.source.readers import Reader, others
@@ -176,6 +177,12 @@ class Source(BaseModel, ABC):
             except ValueError as error:
                 raise ValueError(f"{option}: {error}") from None
         return self
+
+    @property
+    def secrets(self) -> list[str]:
+        """Values that no error may contain: of fields with `repr=False`; of a URL its password and parameters."""
+        hidden = [name for name, field in type(self).model_fields.items() if not field.repr]
+        return [secret for name in hidden for secret in secrets_in(getattr(self, name))]
 
     @property
     def words(self) -> Words:

@@ -12,6 +12,7 @@ import dagster as dg
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
+from pipeline_platform.orchestration.resources.addresses import QUIET
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
@@ -39,6 +40,8 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
     fields = source.model_fields
 
     class _SourceResource(dg.ConfigurableResource[Source]):
+        model_config = QUIET
+
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             # Defaults are left out: to some connectors, an option that is given can contradict another.
             values = {name: getattr(self, name) for name in fields}
@@ -55,7 +58,7 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
                 made.close()
 
     configured: dict[str, Any] = {
-        name: (_configurable(field.annotation), Field(_default(field), description=field.description))
+        name: (_configurable(field.annotation), Field(_default(field), description=field.description, repr=field.repr))
         for name, field in fields.items()
     }
     made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
@@ -112,6 +115,8 @@ class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
     One group's error never holds back another. What a source refuses is asked again, then reported and kept for the
     next run: it is never dropped.
     """
+
+    model_config = QUIET
 
     attempts: int = Field(default=3, ge=1, description="How often a run tries to acknowledge what a source refuses.")
     wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
