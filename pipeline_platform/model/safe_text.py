@@ -31,7 +31,7 @@ def address(url: str) -> str:
 
 
 def is_ambiguous(url: str) -> bool:
-    """Whether a URL has an `@` in its password or behind its host, so that a part of a password may seem another part."""
+    """Whether a URL has an `@` in its password or behind its host: then a part of a password may seem another part."""
     rest = url.partition("://")[2]
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     return "@" in rest[len(host) :] or host.count("@") > 1
@@ -85,4 +85,6 @@ def printable(text: str, keep: str = "") -> str:
         text: May contain escape sequences, line ends, marks that reverse the direction of text, half surrogates.
         keep: Characters to keep, such as `\n` of text that the platform put together.
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode() for c in text)

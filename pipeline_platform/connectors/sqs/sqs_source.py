@@ -109,9 +109,7 @@ class SqsSource(calls.CalledSource):
         except ValueError:
             right = False
         if not right:
-            raise ValueError(
-                "must be a URL that begins with http:// or https://, such as https://host:port/path"
-            )
+            raise ValueError("must be a URL that begins with http:// or https://, such as https://host:port/path")
         if "@" in url or parts.query or parts.fragment:
             raise ValueError(
                 "must have no user, password, query and fragment. AWS clients find credentials in the environment, a "
