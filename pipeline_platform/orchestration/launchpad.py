@@ -49,4 +49,6 @@ def _plain(kind: Any) -> Any:
     """Return a config type that takes no variable where the given one does."""
     if isinstance(kind, dg.Noneable | dg.Array):
         return type(kind)(_plain(kind.inner_type))
-    return dg.Map(kind.key_type, _plain(kind.inner_type)) if isinstance(kind, dg.Map) else _PLAIN.get(kind, kind)
+    if isinstance(kind, dg.Map):
+        return dg.Map(kind.key_type, _plain(kind.inner_type))  # type: ignore[no-untyped-call]
+    return _PLAIN.get(kind, kind)

@@ -5,6 +5,7 @@ import pickle
 import statistics
 import time
 import traceback
+from datetime import datetime
 from typing import Any
 
 from pipeline_platform.source.contract import Source, SourceError
@@ -40,7 +41,8 @@ def backlogs_are_right(trial: Trial) -> None:
     trial.need(backlog.messages is not None, "it cannot tell its backlog")
     gaps = max(0, (backlog.messages or 0) - all_) if backlog.counts_gaps else 0
     oldest = backlog.oldest
-    trial.expect(oldest is None or oldest.tzinfo, "a time with a zone, or None, for the oldest", oldest)
+    is_time = isinstance(oldest, datetime) and oldest.utcoffset() is not None
+    trial.expect(oldest is None or is_time, "a datetime with a zone, or None, for the oldest", repr(oldest))
     _expect_backlog(trial, all_, gaps, "nobody holds any")
     received = trial.first(demand=all_ // 2)
     left = all_ - len(received.rows)

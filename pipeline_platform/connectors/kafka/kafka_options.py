@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pipeline_platform.source.log import LogSource
+from pipeline_platform.source.options import host
 
 _TOPIC = r"[a-zA-Z0-9._-]{1,249}"
 AT_ONCE = {"fetch_queue_backoff_ms": 2, "queued_min_messages": 20_000, "queued_max_messages_kbytes": 32_768}
@@ -149,6 +150,17 @@ class KafkaOptions(LogSource):
                 "brokers would be given up while they wait. Let the second be larger by 1 at least"
             )
         return self
+
+    @property
+    def places(self) -> frozenset[str]:
+        """Each topic at each broker, or the pattern, of the consumer group: other groups get messages of their own."""
+        servers = [server.strip().rpartition(":") for server in self.bootstrap_servers.split(",")]
+        topics = self.topics or (str(self.topic_pattern),)
+        return frozenset(
+            f"topic {topic!r} in group {self.group_id!r} at {host(name)}:{port}"
+            for name, _, port in servers
+            for topic in topics
+        )
 
     @property
     def since_ms(self) -> int | None:

@@ -100,6 +100,11 @@ class PubsubSource(calls.CalledSource):
         return self
 
     @property
+    def places(self) -> frozenset[str]:
+        """The subscription, at Google or at an emulator."""
+        return frozenset({f"{self._path} at {self._emulator or 'Google'}"})
+
+    @property
     def longest_delay_s(self) -> int:
         """A delay is a deadline."""
         return LONGEST_S

@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -13,11 +14,12 @@ from pipeline_platform.model.safe_text import is_ambiguous, redacted
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import BackoffType, Patience, SourceAwayError, SourceError
+from pipeline_platform.source.options import host
 
 AGAIN_S = 60.0
 """How long a run tries to connect: as long as a claim lasts that nobody renews."""
 _SECONDS, _DICT, _TEXT = "seconds, 0 or more", "a dict as Python writes it", "text"
-PARAMETERS = {
+PARAMETERS: Mapping[str, str | tuple[int, int]] = {
     "blocked_connection_timeout": _SECONDS, "channel_max": (1, 65_535), "client_properties": _DICT,
     "connection_attempts": (1, 2**31 - 1), "frame_max": (4_096, 131_072), "heartbeat": (0, 65_535), "locale": _TEXT,
     "retry_delay": _SECONDS, "socket_timeout": _SECONDS, "ssl_options": _DICT, "stack_timeout": _SECONDS,
@@ -145,6 +147,14 @@ class RabbitmqOptions(ConnectedSource):
         return self
 
     @property
+    def places(self) -> frozenset[str]:
+        """The queue of a virtual host. Both default ports are of one broker."""
+        parts = urlsplit(self.url)
+        port = "" if parts.port in (None, 5671, 5672) else f":{parts.port}"
+        vhost = unquote(parts.path.removeprefix("/")) or "/"
+        return frozenset({f"queue {self.queue!r} at {host(parts.hostname)}{port}, virtual host {vhost!r}"})
+
+    @property
     def words(self) -> Words:
         """`reject` drops or dead-letters a message, `noop` leaves it until the connection closes."""
         return WORDS
@@ -158,13 +168,13 @@ class RabbitmqOptions(ConnectedSource):
 def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
     """Say what to do about an error of pika, a socket or TLS; never what the password is."""
     address = urlsplit(source.url)
-    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
+    name = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
     code = str(getattr(error, "reply_code", type(error).__name__))
     text = f"{code} {str(getattr(error, 'reply_text', error)) or 'no reason given'}"
     found = (way_out for pattern, way_out in _EXPLANATIONS.items() if re.search(pattern, text, re.IGNORECASE))
     way_out = next(found).format(
         queue=source.queue,
-        server=f"{host}:{address.port or (5671 if address.scheme == 'amqps' else 5672)}",
+        server=f"{name}:{address.port or (5671 if address.scheme == 'amqps' else 5672)}",
         user=unquote(address.username or "guest"),
         vhost=unquote(address.path.removeprefix("/")) or "/",
         text=text,

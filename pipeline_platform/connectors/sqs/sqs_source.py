@@ -28,6 +28,7 @@ from pipeline_platform.connectors.sqs.sqs_api import (
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, SourceError
+from pipeline_platform.source.options import host
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +119,15 @@ class SqsSource(calls.CalledSource):
         if field.field_name == "queue_url" and not parts.path.strip("/"):
             raise ValueError(f"must end with the queue's name, as `aws sqs get-queue-url` prints it; got {url!r}")
         return url
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The queue of an account: at `endpoint_url`, at a region of AWS however it is spelt, or at another host."""
+        queue = urlsplit(self.queue_url)
+        at = urlsplit(self.endpoint_url) if self.endpoint_url else queue
+        region = re.match(r"sqs\.([a-z0-9-]+)\.amazonaws\.|([a-z0-9-]+)\.queue\.amazonaws\.", at.netloc.lower())
+        server = region[1] or region[2] if region else f"{host(at.hostname)}:{at.port or ''}"
+        return frozenset({f"queue {queue.path.strip('/')!r} at {server}"})
 
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:

@@ -71,7 +71,7 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
                         store.let_go(store.run_id)
 
 
-def values_of(resource: LakeResource | ControlResource) -> dict[str, Any]:
+def values_of(resource: dg.ConfigurableResource[Any]) -> dict[str, Any]:
     """The options of a resource, with those that name a variable as it is set; Dagster has no context for it yet."""
 
     def value(given: Any) -> Any:

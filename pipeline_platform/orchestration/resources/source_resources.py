@@ -3,7 +3,7 @@
 import enum
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.orchestration.resources.addresses import QUIET
+from pipeline_platform.orchestration.resources.lake_resources import values_of
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
@@ -69,6 +70,17 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
 def connector_of(resource: Any) -> type[Source] | None:
     """The connector that `source_resource` made a resource of; None for another resource."""
     return _CONNECTORS.get(type(resource))
+
+
+def places_of(resource: Any) -> frozenset[str]:
+    """What a resource's source reads; empty where a variable is not set, or the source refuses its options."""
+    connector = connector_of(resource)
+    if connector is None or connector.places is Source.places:
+        return frozenset()
+    fields, values = connector.model_fields, values_of(resource)
+    with suppress(Exception):  # of a class of the project's own, too: the run says what is wrong
+        return connector(**{name: values[name] for name in fields if values[name] != _default(fields[name])}).places
+    return frozenset()
 
 
 def source_of(resources: Any, key: str) -> Source:
