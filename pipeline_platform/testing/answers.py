@@ -83,10 +83,24 @@ def what_is_missing_is_refused_by_name(trial: Trial) -> None:
 
 
 @promise()
+def places_are_by_queue(trial: Trial) -> None:
+    """`places`, if not empty, names the queue: the same for a source of another name, others for another queue."""
+    places = trial.source.places
+    trial.need(places, "it names no places")
+    given = {name: getattr(trial.source, name) for name in trial.source.model_fields_set}
+    renamed = type(trial.source)(**{**given, "name": "another"}).places
+    trial.expect(renamed == places, f"{set(places)} for a source of another name", set(renamed))
+    if trial.server.missing is not None:
+        common = trial.server.missing().places & places
+        trial.expect(not common, "no place in common with a source of another queue", set(common))
+
+
+@promise()
 def secrets_stay_secret(trial: Trial) -> None:
     """What a field with `repr=False` holds is in no error and no delivery, nor in what the source shows of itself."""
     secrets = set(trial.source.secrets)
     said = {"its repr()": repr(trial.source), "its str()": str(trial.source)}
+    said["its places"] = str(set(trial.source.places))
     said["the refusal of an option"] = _text(_refusal(trial.source, "on_failure"))
     if trial.server.missing is not None:
         secrets |= set(trial.server.missing().secrets)

@@ -96,9 +96,7 @@ def test_variables_that_name_one_queue_are_resolved(monkeypatch):
     for name in ("ONE", "TWO"):
         monkeypatch.setenv(name, SQS)
     sources = {key: source(SqsSource, key, queue_url=dg.EnvVar(name)) for key, name in (("mine", "ONE"), ("b", "TWO"))}
-    with pytest.raises(
-        PipelineError, match=r"Named_two.producer.source is 'b': it reads queue '1/orders' at eu-west-1"
-    ):
+    with pytest.raises(PipelineError, match=r"source is .b.: it reads queue .1.orders. at eu-west-1"):
         loaded(pipeline("one"), pipeline("two", "b"), **sources)
 
 
