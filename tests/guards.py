@@ -175,7 +175,7 @@ source/log.py: source/test_log_source.py source/test_check_source.py
 connectors/sqs/sqs_source.py: connectors/test_sqs.py
     if hashlib.md5(body => if True or hashlib.md5(body
 connectors/sqs/sqs_source.py: connectors/test_sqs_requests.py
-    if code_of(error.__cause__) != "OverLimit" => if True
+    if code_of(error.__context__) != "OverLimit" => if True
 connectors/table_queue/leased_table.py: connectors/test_queue_leases.py
     self._take_turns(connection)
     self.leases.c.id).where(among).with_for_update() => self.leases.c.id).where(among)

@@ -16,6 +16,7 @@ from rich.text import Text
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.launch import launch, windows_of
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection
@@ -82,9 +83,9 @@ def list_(
     if groups:
         Console().print(table)
     total = sum(group.messages for group in groups)
-    typer.echo(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state}.")
+    say(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state}.")
     if len(groups) > limit:
-        typer.echo(f"{len(groups) - limit:,} groups of them are not shown: give --limit, or --json.")
+        say(f"{len(groups) - limit:,} groups of them are not shown: give --limit, or --json.")
 
 
 @app.command()
@@ -156,14 +157,14 @@ def retry(
     chosen = Selection(**_selected(message_id, source, window, state, kind, reason, every=every))
     runs = messages = 0
     with loading.opened() as opened:
-        say_wait = partial(typer.echo, err=True)
+        say_wait = partial(say, err=True)
         say_wait(f"looking for failures of {pipeline} in {opened.lake.root}")
         for launched in launch(opened, opened.pipeline(pipeline), chosen, window or (), log=say_wait):
             runs, messages = runs + 1, messages + launched.messages
             retried = f"{counted(launched.messages, 'failure')} of {windows_of(launched.windows)}"
-            typer.echo(f"run {launched.run_id} retries {retried}")
+            say(f"run {launched.run_id} retries {retried}")
     launches = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
-    typer.echo(launches if runs else "No failure is such: nothing was launched.")
+    say(launches if runs else "No failure is such: nothing was launched.")
 
 
 @app.command()
@@ -184,7 +185,7 @@ def close(
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
         closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or getuser(), why)
-    typer.echo(f"{counted(closed, 'failure')} closed.")
+    say(f"{counted(closed, 'failure')} closed.")
 
 
 @app.command()
@@ -200,7 +201,7 @@ def reopen(
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, **selected)
         opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed)
-    typer.echo(f"{counted(opened_again, 'failure')} opened again.")
+    say(f"{counted(opened_again, 'failure')} opened again.")
 
 
 def _selected(
@@ -237,13 +238,3 @@ def _payload(data: bytes | None) -> dict[str, Any]:
         return {"bytes": len(whole), "text": getincrementaldecoder("utf-8")().decode(some, len(some) == len(whole))}
     except UnicodeDecodeError:
         return {"bytes": len(whole), "hex": some.hex()}
-
-
-def plain(text: str) -> str:
-    """Text that a terminal only shows: what would steer it is escaped."""
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
-
-
-def say(text: str) -> None:
-    """Print text that may hold anything."""
-    typer.echo(plain(text))

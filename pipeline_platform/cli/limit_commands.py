@@ -11,6 +11,7 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Overrides, Producer
@@ -32,7 +33,7 @@ def chosen(name: str, producer: str, *, as_json: bool = False) -> Iterator[tuple
             pipeline.producers_of(producer)
         except PipelineError as error:
             raise typer.BadParameter(str(error), param_hint="--producer") from None
-        typer.echo(f"Control store: {opened.control}", err=as_json)
+        say(f"Control store: {opened.control}", err=as_json)
         yield opened, pipeline
 
 
@@ -54,7 +55,7 @@ def pause(pipeline: Name, reason: Reason = "paused on the command line", produce
     messages = counted(sum(claim.messages for claim in in_flight), "message")
     runs = counted(len(in_flight), "run")
     going_on = f"{messages} in {runs} will still be finished" if in_flight else "No run holds any"
-    typer.echo(f"{key} is paused: {reason}. {going_on}.")
+    say(f"{key} is paused: {reason}. {going_on}.")
 
 
 def resume(pipeline: Name, producer: Of = "") -> None:
@@ -64,9 +65,9 @@ def resume(pipeline: Name, producer: Of = "") -> None:
         control.resume(key)
         still = {each: why for each in producers if (why := control.paused(each))}
     if key not in still:
-        typer.echo(f"{key} asks for runs again." if before else f"{key} was not paused.")
+        say(f"{key} asks for runs again." if before else f"{key} was not paused.")
     for each, why in still.items():
-        typer.echo(f"{each} stays paused: {why}")
+        say(f"{each} stays paused: {why}")
 
 
 def drain(pipeline: Name, reason: Reason = "drained on the command line", producer: Of = "") -> None:
@@ -76,7 +77,7 @@ def drain(pipeline: Name, reason: Reason = "drained on the command line", produc
     acknowledged. The pipeline stays paused until `resume`.
     """
     with chosen(pipeline, producer) as (opened, of):
-        typer.echo(drain_and_wait(opened.control, of, reason, producer, log=typer.echo))
+        say(drain_and_wait(opened.control, of, reason, producer, log=say))
 
 
 def limit(
@@ -113,9 +114,9 @@ def limit(
         rate = holds and {"allowed_messages": holds.allowed_messages, "interval_s": holds.interval.total_seconds()}
         typer.echo(json.dumps({key: rate}))
     elif holds is None:
-        typer.echo(f"{key} has no rate limit.")
+        say(f"{key} has no rate limit.")
     else:
-        typer.echo(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
+        say(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
 
 
 def scale(
@@ -142,7 +143,7 @@ def scale(
     if as_json:
         typer.echo(json.dumps({key: now.model_dump()}))
         return
-    typer.echo(f"{key}: {changed(now) or 'nothing is changed; its own options hold'}.")
+    say(f"{key}: {changed(now) or 'nothing is changed; its own options hold'}.")
 
 
 def changed(overrides: Overrides) -> str:

@@ -20,6 +20,7 @@ from pipeline_platform.cli.receives_command import receives
 from pipeline_platform.cli.repair_command import repair
 from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.trace_command import trace
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.ledger import ReceiveError
@@ -72,17 +73,21 @@ def options(
 
 def main() -> None:
     """Run a command; an error of a deployment is reported in one line."""
+    for argument in sys.argv[1:]:
+        if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
+            say(f"{argument!r}: an argument must be text in UTF-8. Set the terminal's encoding to UTF-8", err=True)
+            sys.exit(2)
     gc.set_threshold(100_000)  # collecting while Dagster is imported takes an eighth of `status`
     atexit.register(gc.freeze)  # else Python's end collects what Dagster loaded three times: a fifth of `status`
     try:
         app()
     except (loading.SetUpError, ControlStoreError, PipelineError, ReceiveError, SourceError) as error:
-        typer.echo(str(error), err=True)
+        say(str(error), err=True)
         sys.exit(1)
     except Exception as error:
         if (said := store_away(error)) is None:
             raise
-        typer.echo(f"the lake did not answer for about {AWAY_S} s ({said}): see that the store runs", err=True)
+        say(f"the lake did not answer for about {AWAY_S} s ({said}): see that the store runs", err=True)
         sys.exit(1)
 
 

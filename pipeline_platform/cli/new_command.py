@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from pipeline_platform.cli.loading import SetUpError
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.new_pipeline import Kind, NewPipeline
 
 
@@ -30,9 +31,9 @@ def new(
     files[definitions] = _with_lines(definitions, name, key, made.class_name)
     for path, text in files.items():
         path.write_text(text)
-        typer.echo(f"wrote {path}")
-    typer.echo(made.make_ready())
-    typer.echo(f"test it: python -m pytest pipelines/test_{name}.py; send it messages: pipeline-platform push {name}")
+        say(f"wrote {path}")
+    say(made.make_ready())
+    say(f"test it: python -m pytest pipelines/test_{name}.py; send it messages: pipeline-platform push {name}")
 
 
 def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:

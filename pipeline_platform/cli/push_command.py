@@ -9,6 +9,7 @@ import typer
 
 from pipeline_platform.cli.failure_commands import Name
 from pipeline_platform.cli.limit_commands import chosen
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import Source, SourceError
@@ -43,9 +44,9 @@ def push(
         try:
             sent = _push(source, file, of.processors.max_message_bytes, from_line, has_metadata=metadata)
         except SourceError as error:
-            typer.echo(str(error), err=True)
+            say(str(error), err=True)
             raise typer.Exit(1) from None
-    typer.echo(f"{sent:,} messages are in {source.name}.")
+    say(f"{sent:,} messages are in {source.name}.")
 
 
 def _producer(pipeline: type[Pipeline], producer: str) -> str:
@@ -84,7 +85,7 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
             raise SourceError(f"{where} were not all taken: {error}{before}") from None
         from_line = some[-1].number + 1
         if time.monotonic() - reported > _EVERY_S:
-            typer.echo(f"{sent:,} messages, up to line {some[-1].number:,}", err=True)
+            say(f"{sent:,} messages, up to line {some[-1].number:,}", err=True)
             reported = time.monotonic()
 
 

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json, plain
+from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -37,7 +38,7 @@ def receives(
         table.add_row(*(plain("none" if row[name] is None else str(row[name])) for name in _COLUMNS))
     if found:
         Console().print(table)
-    typer.echo(f"{loading.counted(len(found), 'receive')} not finished.")
+    say(f"{loading.counted(len(found), 'receive')} not finished.")
 
 
 def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict[str, Any]]:

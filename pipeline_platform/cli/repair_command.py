@@ -7,6 +7,7 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.lake.repair import repair as repair_tables
 from pipeline_platform.lake.repair import unreadable
 from pipeline_platform.lake.tables import Tables
@@ -27,13 +28,13 @@ def repair(
             typer.echo(json.dumps({"unreadable": files, "taken_out": apply, "open_again": again}, default=str))
             return
         for file in broken:
-            typer.echo(f"{pipeline}/{file.table}: {file.path} cannot be read ({file.rows:,} rows).")
+            say(f"{pipeline}/{file.table}: {file.path} cannot be read ({file.rows:,} rows).")
         if not broken:
-            typer.echo(f"Every file of {pipeline} has its end and its length.")
+            say(f"Every file of {pipeline} has its end and its length.")
         elif not apply:
-            typer.echo("Take them out with --apply, while no run of the pipeline is under way.")
+            say("Take them out with --apply, while no run of the pipeline is under way.")
         else:
             again = repair_tables(tables)
             windows = ", ".join(sorted({file.window for file in broken}))
-            typer.echo(f"They are out of their tables. {again:,} messages are open failures now: backfill {windows}.")
-            typer.echo(f"Rows that are missing besides come back by a replay of {windows}.")
+            say(f"They are out of their tables. {again:,} messages are open failures now: backfill {windows}.")
+            say(f"Rows that are missing besides come back by a replay of {windows}.")

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json
 from pipeline_platform.cli.limit_commands import changed
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
 from pipeline_platform.model.pipeline import Pipeline
@@ -30,9 +31,9 @@ def show(
             about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
             typer.echo(json.dumps(about, default=_plain))
             return
-        typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
+        say(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for one in chosen:
-            typer.echo("\n".join(["", one.name, *(f"  {line}" for line in _lines(opened, one))]))
+            say("\n".join(["", one.name, *(f"  {line}" for line in _lines(opened, one))]))
 
 
 def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.home import home
 from pipeline_platform.spark import jvm
 from pipeline_platform.spark import server as spark_server
@@ -36,7 +37,7 @@ def start(
     """Start the warm server, or say where the running one is."""
 
     def log(line: str) -> None:
-        typer.echo(line, err=True)
+        say(line, err=True)
 
     began = time.monotonic()
     with ThreadPoolExecutor(1) as meanwhile:
@@ -46,7 +47,7 @@ def start(
             server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
     if warm_up:
         _warm_up(server, state, log)
-    typer.echo(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
+    say(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
 
 
 def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str], None]) -> None:
@@ -66,7 +67,7 @@ def stop(state: State) -> None:
     """End the warm server."""
     with _refusals():
         stopped = spark_server.stop(state)
-    typer.echo("Spark server stopped" if stopped else "no Spark server was running")
+    say("Spark server stopped" if stopped else "no Spark server was running")
 
 
 @app.command()
@@ -78,7 +79,7 @@ def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="P
         known = ("address", "pid", "cores", "started_at", "java")
         typer.echo(json.dumps(server and {name: getattr(server, name) for name in known}, default=str))
     else:
-        typer.echo(_described(server) if server else f"no Spark server according to {state}")
+        say(_described(server) if server else f"no Spark server according to {state}")
     if server is None:
         raise typer.Exit(1)
 

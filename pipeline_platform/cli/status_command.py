@@ -22,6 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json
 from pipeline_platform.cli.limit_commands import changed
+from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import ReceiveError
@@ -59,13 +60,14 @@ def status(
             about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
             typer.echo(json.dumps(about, default=str))
             return
-        typer.echo(f"Control store: {opened.control}\nLake: {opened.lake.root}")
+        say(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for chosen in wanted:
             table = Table(title=chosen.name, title_justify="left", title_style="bold", box=None, show_header=False)
             table.add_column(style="dim")
             table.add_column()
             for name, value in _rows(opened, chosen, instance).items():
-                table.add_row(name, value if isinstance(value, Text) else Text(value))
+                style = value.style if isinstance(value, Text) else ""
+                table.add_row(name, Text(plain(str(value)), style))
             console.print(table)
 
 

@@ -7,6 +7,7 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.connectors.table_queue import TableQueue
 
 app = typer.Typer(help="Make the tables of a table queue, or look at them.", no_args_is_help=True)
@@ -24,7 +25,7 @@ def create(
         queue = _queue(opened, key)
         queue.create(payload)
         beside = ", ".join(f"{queue.table}_{name}" for name in ("leases", "receives", "readers"))
-        typer.echo(f"{key} is ready: table {queue.table!r} with {beside}.")
+        say(f"{key} is ready: table {queue.table!r} with {beside}.")
 
 
 @app.command()
@@ -39,11 +40,11 @@ def show(key: Key, as_json: Json = False) -> None:
         typer.echo(json.dumps(found, default=str))
         return
     since = f", the oldest since {waiting.oldest:%Y-%m-%d %H:%M:%S} UTC" if waiting.oldest else ""
-    typer.echo(f"{waiting.messages:,} messages wait{since}.")
+    say(f"{waiting.messages:,} messages wait{since}.")
     for receive_id, left_s, messages in held:
         who = "are given back, and wait" if receive_id is None else f"are leased by receive {receive_id}"
         until = f"for {left_s:.0f} s more" if left_s > 0 else "until the next run: the lease ran out"
-        typer.echo(f"{messages:,} messages {who} {until}.")
+        say(f"{messages:,} messages {who} {until}.")
 
 
 def _queue(opened: loading.Deployment, key: str) -> TableQueue:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json, Name, happened, say
+from pipeline_platform.cli.failure_commands import Json, Name, happened
+from pipeline_platform.cli.terminal import say
 from pipeline_platform.source.contract import Source, SourceError
 
 if TYPE_CHECKING:  # it loads Polars

@@ -18,6 +18,7 @@ from sqlalchemy.exc import ArgumentError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_fixed
 
 from pipeline_platform.control import database_errors
+from pipeline_platform.model.safe_text import is_ambiguous, redacted, secrets_in
 
 T = TypeVar("T")
 
@@ -93,12 +94,16 @@ class Database:
         return {**self.__dict__, "_made": None, "_is_prepared": self._is_prepared or self._made is not None}
 
     def __str__(self) -> str:
-        """Return the URL without password and query, which may hold one, too."""
+        """Return the URL without password and query, which may contain one, too."""
         return self.url.set(query={}).render_as_string(hide_password=True)
 
     def __repr__(self) -> str:
         """Name the database, without its password."""
         return f"{type(self).__name__}({str(self)!r})"
+
+    @property
+    def _whole_url(self) -> str:
+        return self.url.render_as_string(hide_password=False)
 
     @property
     def is_sqlite(self) -> bool:
@@ -193,9 +198,7 @@ class Database:
                 raise self.refusal("psycopg is missing. Install pipeline-platform[postgres]") from None
             if not database_errors.is_of_database(error):
                 raise
-            reason = database_errors.reason(error)
-            if self.url.password:
-                reason = reason.replace(self.url.password, "***")
+            reason = redacted(database_errors.reason(error), secrets_in(self._whole_url))
             way_out = database_errors.way_out(reason, self._ways_out)
             way_out = way_out.replace("{file}", str(self.url.database)).replace("{busy}", f"{BUSY_S:g}")
             kind = self._away if database_errors.passes(error) else self._error
@@ -266,6 +269,10 @@ def parse(text: str) -> sa.URL:
         raise ValueError("url cannot be read; give sqlite:///<file> or postgresql://<user>@<host>/<database>") from None
     backend = url.get_backend_name()
     if backend in ("postgresql", "postgres"):
+        if is_ambiguous(text):  # the end of a password may be taken for the host, which errors show
+            raise ValueError(
+                "url has an @ that does not end the user and password. Write @ / ? and # in them as %40 %2F %3F and %23"
+            )
         return url.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
         raise ValueError(f"url is for {backend!r}; give SQLite or PostgreSQL")

@@ -15,6 +15,9 @@ import sqlalchemy as sa
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.permits import take_at_once
 from pipeline_platform.model.options import RateLimiting
+from pipeline_platform.model.safe_text import printable
+
+_NO_REASON = "no reason given"
 
 TABLES = sa.MetaData()
 """All tables of the control store. Times are microseconds since the epoch, by the clock of the database."""
@@ -191,7 +194,7 @@ class Throttle(Database):
         A pause of a pipeline holds for each of its producers. It takes the place of a drain.
         """
         with self.writing() as connection:
-            _set(connection, pipeline, paused=reason or "no reason given")
+            _set(connection, pipeline, paused=printable(reason) or _NO_REASON)
             forget_stop(connection, pipeline)
 
     def resume(self, pipeline: str) -> None:
@@ -207,7 +210,7 @@ class Throttle(Database):
         looks every five seconds.
         """
         with self.writing() as connection:
-            _set(connection, pipeline, paused=reason or "no reason given")
+            _set(connection, pipeline, paused=printable(reason) or _NO_REASON)
             _stop(connection, pipeline, self.now(connection) + _us(within))
 
     def stop(self, receive_id: str, within: timedelta) -> None:

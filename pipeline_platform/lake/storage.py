@@ -14,6 +14,8 @@ import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from pipeline_platform.model.safe_text import address
+
 AWAY_S = 120
 """Seconds that each request is tried again while an object store is away: it may start anew, and its host reboot."""
 
@@ -83,6 +85,13 @@ class Lake(BaseModel):
             raise ValueError(
                 f"root begins with {scheme}://: the lake lies in a folder (give its path) or at s3:// or gs://. Other "
                 "stores often have a gateway that speaks S3: give its address as AWS_ENDPOINT_URL in storage_options"
+            )
+        given = {"root": self.root if scheme else "", **self.storage_options}
+        with_credentials = [name for name, value in given.items() if "://" in value and address(value) != value]
+        if with_credentials or (scheme and ":" in urlsplit(self.root).netloc):  # a secret key may contain a /
+            raise ValueError(
+                f"{', '.join(with_credentials) or 'root'} must be a URL without user, password and query. Put "
+                "credentials in the environment of all processes"
             )
         if scheme == "gs" and self.storage_options:
             raise ValueError(

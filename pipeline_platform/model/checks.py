@@ -3,7 +3,7 @@
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
@@ -38,6 +38,8 @@ _WITHIN = {
     for name, field in model.model_fields.items()
 }
 """Options within others: as attributes of the class they would do nothing."""
+_FIRST_YEAR, _WINDOWS = 1970, 1_000_000
+"""Dagster lists all partitions of an asset for its page: beyond these bounds the page hangs."""
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables that every pipeline has; no batcher can be named so."""
 SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
@@ -95,6 +97,7 @@ def check_class(cls: _Class, base: _Class) -> None:
     for option, (fits, allowed) in _OPTIONS.items():
         if not fits(value := getattr(cls, option, None)):
             _refuse(cls, option, value, allowed)
+    _check_first_window(cls)
     _check_producers(cls)
     for owner in cls.owners:
         if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
@@ -257,6 +260,18 @@ def _misfit(called: Callable[..., Any], arguments: Sequence[str]) -> str | None:
     except TypeError:
         return str(signature)
     return None
+
+
+def _check_first_window(cls: _Class) -> None:
+    """Refuse a first window that makes more partitions than Dagster can list."""
+    if (first := cls.first_window) is None:
+        return
+    if first.year < _FIRST_YEAR:
+        _refuse(cls, "first_window", first, f"it must be in {_FIRST_YEAR} or later. Begin with the oldest message")
+    windows = (datetime.now(UTC) - first).days * cron.most_a_day(cls.window_cron)
+    if windows > _WINDOWS:
+        why = f"with window_cron {cls.window_cron!r} there are more than {_WINDOWS:,} windows by now. Begin later, or"
+        _refuse(cls, "first_window", first, f"{why} choose longer windows")
 
 
 def _check_producers(cls: _Class) -> None:

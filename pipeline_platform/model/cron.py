@@ -45,6 +45,26 @@ def is_cron(text: object) -> bool:
     )
 
 
+def most_a_day(schedule: str) -> int:
+    """The most times that a cron schedule fires in a day, whichever days it leaves out."""
+    minutes, hours = (
+        {n for item in field.split(",") for n in _numbers(item, allowed)}
+        for field, (allowed, _) in zip(canonical(schedule).split(), _FIELDS[:2], strict=False)
+    )
+    return len(minutes) * len(hours)
+
+
+def _numbers(item: str, allowed: range) -> range:
+    match = _ITEM.fullmatch(item)
+    assert match  # of a cron schedule
+    step = int(match["step"] or 1)
+    if match["first"] is None:
+        return allowed[::step]
+    first = int(match["first"])
+    last = int(match["last"]) if match["last"] else allowed[-1] if match["step"] else first
+    return range(first, last + 1, step)
+
+
 def canonical(schedule: str) -> str:
     """A cron schedule in one way of writing it: five fields, lower case, a blank between them."""
     return " ".join(_NICKNAMES.get(schedule, schedule).lower().split())

@@ -16,6 +16,7 @@ from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
+from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
@@ -81,7 +82,7 @@ def platform_definitions(
         once a run, not once a step.
 
     Raises:
-        PipelineError: Two pipelines have one name, or two producers one source, there is no resource for a source, or
+        PipelineError: Two pipelines have one name, two producers read one queue, there is no resource for a source, or
             dead letters cannot be sent where a pipeline says, messages cannot be acknowledged early, or one never says
             in which partition a message is, and the pipeline goes by that.
         SchemaChangeError: A batcher's model no longer fits its table, where the lake is a folder.
@@ -106,12 +107,15 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     Raises:
         PipelineError: As of `platform_definitions`; and a `SchemaChangeError`.
     """
+    check_given(pipelines, resources)
     check_together(pipelines, resources)
+    check_names(pipelines)
     for pipeline in pipelines:
         check_dead_letters(pipeline, resources)
         check_early_acks(pipeline, resources)
         check_partitions(pipeline, resources)
         check_models(pipeline, resources["lake"])
+    check_places(pipelines, resources)
     find_first_windows(pipelines, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}

@@ -14,6 +14,7 @@ from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.safe_text import printable
 from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
@@ -295,7 +296,7 @@ def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionConte
     if figures := reporting.of_failures(manifest):
         context.add_output_metadata(figures)
         sample = (row["message_id"] for notes in manifest.notes for row in notes.get("sample", ()))
-        some_id = shlex.quote(next(sample, "<message id>"))
+        some_id = shlex.quote(printable(next(sample, "<message id>")))
         context.log.info(
             f"failures: `pipeline-platform failures list {flow.pipeline.name}`; the whole life of one: "
             f"`pipeline-platform trace {flow.pipeline.name} {some_id}`"

@@ -15,7 +15,11 @@ except ImportError:  # pragma: no cover - of a later Dagster
 
 
 def out_of_launchpad(resource: Any) -> None:
-    """Keep a resource's options out of the config that the launchpad opens with; those that are given hold."""
+    """Keep a resource's options out of the config that the launchpad opens with; options that a run sets apply.
+
+    A run sets plain values. `{env: NAME}` is refused: Dagster would put the value of any variable into any option, and
+    an error that quotes it into the event log.
+    """
     if ConfiguredDefinitionConfigSchema is None or not isinstance(resource, dg.ConfigurableResource):
         return
     definition = resource.get_resource_definition()  # the same at each call
@@ -26,7 +30,7 @@ def out_of_launchpad(resource: Any) -> None:
     values, kind = field.default_value, field.config_type
     assert isinstance(kind, dg.Shape)
     options = {
-        name: dg.Field(one.config_type, is_required=False, description=one.description)
+        name: dg.Field(_plain(one.config_type), is_required=False, description=one.description)
         for name, one in kind.fields.items()
     }
 
@@ -36,3 +40,15 @@ def out_of_launchpad(resource: Any) -> None:
 
     schema = dg.ResourceDefinition(lambda _: None, options).config_schema
     definition._config_schema = Bound(bound, schema, lambda given: {**values, **given})
+
+
+_PLAIN: dict[Any, Any] = {dg.StringSource: str, dg.IntSource: int, dg.BoolSource: bool}
+
+
+def _plain(kind: Any) -> Any:
+    """Return a config type that takes no variable where the given one does."""
+    if isinstance(kind, dg.Noneable | dg.Array):
+        return type(kind)(_plain(kind.inner_type))
+    if isinstance(kind, dg.Map):
+        return dg.Map(kind.key_type, _plain(kind.inner_type))  # type: ignore[no-untyped-call]
+    return _PLAIN.get(kind, kind)

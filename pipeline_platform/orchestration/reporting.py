@@ -172,19 +172,22 @@ def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
 
 
 def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
-    """Log what the callbacks of a step said, task by task."""
+    """Log what the callbacks of a step print and log, task by task.
+
+    Each line has a mark, so that none can pass for a line of the log.
+    """
     for notes in manifest.notes:
         if "said" in notes:
             more = f"and {notes['unsaid']} more lines, which are in Spark's log" if notes["unsaid"] else ""
             who = notes.get("who", f"callbacks of task {notes.get('task', '?')}")
             for level, lines in groupby(_levels(f"{notes['said']}{more}"), itemgetter(0)):
-                context.log.log(level, "\n".join([f"{who} said:", *(line for _, line in lines)]))
+                context.log.log(level, "\n".join([f"{who} said:", *(f"| {line}" for _, line in lines)]))
 
 
 def _levels(text: str) -> Iterator[tuple[int, str]]:
     """Each line with its level: that of its first word, and of the line before where it is indented."""
     level = logging.INFO
-    for line in text.splitlines():
+    for line in text.removesuffix("\n").split("\n"):
         if not line.startswith("  "):
             level = _LEVELS.get(line.partition(" ")[0].partition(":")[0], logging.INFO)
         yield level, line

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from pipeline_platform.lake.storage import AWAY_S, Lake
+from pipeline_platform.model.safe_text import redacted
 
 _STORE = re.compile(
     r"AWS Error (?:NETWORK_CONNECTION|REQUEST_TIMEOUT|SERVICE_UNAVAILABLE|SLOW_DOWN|INTERNAL_FAILURE).*|"
@@ -23,7 +24,7 @@ class OutageError(Exception):
 
 def store_away(error: Exception) -> str | None:
     """What PyArrow or delta-rs said of an object store that did not answer; None where that is not what went wrong."""
-    return found[0] if (found := _STORE.search(str(error))) else None
+    return redacted(found[0]) if (found := _STORE.search(str(error))) else None
 
 
 @contextmanager

@@ -11,12 +11,13 @@ from datetime import datetime
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckPolicy, Words
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
+from pipeline_platform.source.options import SourceOptions
 from pipeline_platform.source.readers import Reader, others
 
 
@@ -85,7 +86,7 @@ It knows what was written down, so it gives nothing while `read` is under way, t
 """
 
 
-class Source(BaseModel, ABC):
+class Source(SourceOptions, ABC):
     """Messages are leased from a source, and acknowledged there.
 
     A connector is a pydantic model of its options, and does not import Dagster. It is pickled to Spark tasks, so it
@@ -101,9 +102,6 @@ class Source(BaseModel, ABC):
     - `redelivered` is true for every message that may have been delivered before. A source that cannot tell says true.
     - `acknowledge` may be called twice for the same messages, and never touches what another receive holds.
     """
-
-    # What pydantic says of a wrong option must not quote the others, a password among them.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     has_identity: ClassVar[bool] = True
     """Whether a message has an id of its own. A class may decide it by its options, with a property.
@@ -176,6 +174,15 @@ class Source(BaseModel, ABC):
             except ValueError as error:
                 raise ValueError(f"{option}: {error}") from None
         return self
+
+    @property
+    def places(self) -> frozenset[str]:
+        """What the source reads: a queue, or the topics of a consumer group; empty where that is not known.
+
+        A place is the same text for all sources that would take each other's messages, whatever their names are, and
+        however they write the address. It has no credentials: errors show it. It does not connect to find it.
+        """
+        return frozenset()
 
     @property
     def words(self) -> Words:

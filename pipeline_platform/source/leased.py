@@ -15,7 +15,9 @@ class LeasedSource(Source):
     `nack:<seconds>`.
     """
 
-    lease_s: float = Field(60.0, gt=0, description="Seconds that a lease lasts when nobody extends it.")
+    lease_s: float = Field(
+        60.0, gt=0, le=366 * 86_400, description="Seconds that a lease lasts when nobody extends it."
+    )
 
     @property
     def extend_every_s(self) -> float | None:

@@ -5,11 +5,8 @@ import pickle
 import statistics
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
-
-from pydantic import SecretStr
 
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
@@ -44,7 +41,8 @@ def backlogs_are_right(trial: Trial) -> None:
     trial.need(backlog.messages is not None, "it cannot tell its backlog")
     gaps = max(0, (backlog.messages or 0) - all_) if backlog.counts_gaps else 0
     oldest = backlog.oldest
-    trial.expect(oldest is None or oldest.tzinfo, "a time with a zone, or None, for the oldest", oldest)
+    is_time = isinstance(oldest, datetime) and oldest.utcoffset() is not None
+    trial.expect(oldest is None or is_time, "a datetime with a zone, or None, for the oldest", repr(oldest))
     _expect_backlog(trial, all_, gaps, "nobody holds any")
     received = trial.first(demand=all_ // 2)
     left = all_ - len(received.rows)
@@ -85,13 +83,27 @@ def what_is_missing_is_refused_by_name(trial: Trial) -> None:
 
 
 @promise()
+def places_are_by_queue(trial: Trial) -> None:
+    """`places`, if not empty, names the queue: the same for a source of another name, others for another queue."""
+    places = trial.source.places
+    trial.need(places, "it names no places")
+    given = {name: getattr(trial.source, name) for name in trial.source.model_fields_set}
+    renamed = type(trial.source)(**{**given, "name": "another"}).places
+    trial.expect(renamed == places, f"{set(places)} for a source of another name", set(renamed))
+    if trial.server.missing is not None:
+        common = trial.server.missing().places & places
+        trial.expect(not common, "no place in common with a source of another queue", set(common))
+
+
+@promise()
 def secrets_stay_secret(trial: Trial) -> None:
     """What a field with `repr=False` holds is in no error and no delivery, nor in what the source shows of itself."""
-    secrets = set(_secrets(trial.source))
+    secrets = set(trial.source.secrets)
     said = {"its repr()": repr(trial.source), "its str()": str(trial.source)}
+    said["its places"] = str(set(trial.source.places))
     said["the refusal of an option"] = _text(_refusal(trial.source, "on_failure"))
     if trial.server.missing is not None:
-        secrets |= set(_secrets(trial.server.missing()))
+        secrets |= set(trial.server.missing().secrets)
         said |= {f"the error of {call}()": _text(error) for call, error in _errors_of_missing(trial).items()}
     trial.need(secrets, "none of its fields has repr=False and a secret")
     hidden = type(trial.source).model_config.get("hide_input_in_errors")
@@ -124,25 +136,6 @@ def _errors_of_missing(trial: Trial) -> dict[str, Exception | None]:
 def _text(error: Exception | None) -> str:
     """All that a log would show of an error, with its causes."""
     return "" if error is None else "".join(traceback.format_exception(error))
-
-
-def _secrets(source: Source) -> Iterator[str]:
-    for name, field in type(source).model_fields.items():
-        if not field.repr:
-            yield from _texts(getattr(source, name))
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """What is secret in a value: of an address the password alone."""
-    if isinstance(value, Mapping):
-        for one in value.values():
-            yield from _texts(one)
-    elif isinstance(value, SecretStr):
-        yield value.get_secret_value()
-    elif isinstance(value, str) and value:
-        secret = urlsplit(value).password if "://" in value else value
-        if secret:
-            yield secret
 
 
 class _Classes(pickle.Unpickler):

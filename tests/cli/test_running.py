@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from pipeline_platform.cli.main import main
 from pipeline_platform.model.options import Overrides, RateLimiting
 from tests.fixtures.pipelines_under_test import Coasts, Lettered, Talkative, Told
 from tests.fixtures.small_lake import Memory
@@ -105,3 +106,29 @@ def test_status_tells_since_when_no_message_begins(cli, control):
     assert f"moves, and drained: runs begin no message after {control.draining('told'):%H:%M:%S} UTC" in (
         cli("status", "told").stdout
     )
+
+
+def test_a_reason_steers_no_terminal_and_forges_no_line(cli, control):
+    cli("pause", "told", "--reason", "\x1b[31mred\nERROR forged")
+
+    assert control.paused("told") == r"\x1b[31mred\nERROR forged"
+    shown = cli("status", "told").stdout + cli("show", "told").stdout + cli("resume", "told").stdout
+    assert "\x1b" not in shown
+    assert r"paused: \x1b[31mred\nERROR forged" in shown
+
+
+def test_what_an_older_release_stored_is_shown_without_control_characters(cli, control):
+    control.pause("told", "old")
+    with control.writing() as connection:
+        connection.exec_driver_sql("UPDATE control_pipelines SET paused = 'a\x1b[2Jb'")
+    assert r"a\x1b[2Jb" in cli("status", "told").stdout
+
+
+@pytest.mark.parametrize("argument", ["caf\udce9", "\udcff"])
+def test_an_argument_that_is_not_utf_8_is_refused_in_one_line(monkeypatch, capsys, argument):
+    monkeypatch.setattr("sys.argv", ["pipeline-platform", "pause", "told", "--reason", argument])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{argument!r}: an argument must be text in UTF-8.")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.orchestration.reporting import log_output
+from pipeline_platform.tasks.host.output import captured
 
 
 def test_lines_are_logged_at_the_level_that_they_begin_with(caplog):
@@ -14,8 +15,18 @@ def test_lines_are_logged_at_the_level_that_they_begin_with(caplog):
             SimpleNamespace(log=logging.getLogger("run")), Manifest(notes=[{"said": said, "unsaid": 2, "task": 0}])
         )
     assert [(record.levelname, record.getMessage().splitlines()[1:]) for record in caplog.records] == [
-        ("INFO", ["printed"]),
-        ("ERROR", ["ERROR message '1': as told", "  Traceback"]),
-        ("WARNING", ["WARNING:root:own format"]),
-        ("INFO", ["INFO: x", "and 2 more lines, which are in Spark's log"]),
+        ("INFO", ["| printed"]),
+        ("ERROR", ["| ERROR message '1': as told", "|   Traceback"]),
+        ("WARNING", ["| WARNING:root:own format"]),
+        ("INFO", ["| INFO: x", "| and 2 more lines, which are in Spark's log"]),
     ]
+
+
+def test_what_a_callback_prints_cannot_pass_for_a_line_of_the_log(caplog):
+    with captured() as output:
+        print("\n2026-11-26 - ERROR - forged\r\x1b[2Jcleared\u2028apart\u202ereversed")  # noqa: T201
+    with caplog.at_level(logging.INFO):
+        log_output(SimpleNamespace(log=logging.getLogger("run")), Manifest(notes=[output.notes() | {"task": 0}]))
+    first, *lines = "\n".join(record.getMessage() for record in caplog.records).split("\n")
+    assert first == "callbacks of task 0 said:"
+    assert lines == ["| ", r"| 2026-11-26 - ERROR - forged\r\x1b[2Jcleared\u2028apart\u202ereversed"]

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
+from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.readers import Reader, as_text, of_text
 
@@ -57,15 +58,13 @@ def explained(error: BaseException | KafkaError, source: KafkaOptions, what: str
     cause = kafka_error(error)
     code = cause.name() if cause else type(error).__name__
     text = cause.str() if cause else str(error)
-    for secret in source.secrets:
-        text = text.replace(secret, "***")
     servers, protocol = source.bootstrap_servers, source.security_protocol
     found = (way_out for codes, way_out in _EXPLANATIONS.items() if re.fullmatch(codes, code))
     way_out = next(found, "{what} at {servers} failed with {code}: {text}").format(
         servers=servers, group=source.group_id, protocol=protocol, code=code, text=text, what=what
     )
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
-    return kind(f"source {source.name!r}: {way_out}")
+    return kind(redacted(f"source {source.name!r}: {way_out}", source.secrets))
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:

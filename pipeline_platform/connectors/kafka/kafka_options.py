@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from pipeline_platform.source.log import LogSource
+from pipeline_platform.source.options import host
 
 _TOPIC = r"[a-zA-Z0-9._-]{1,249}"
-_SECRET = re.compile(r"password|secret|pem|token|config$")
-"""Names of the client library's options whose values no error may quote."""
 AT_ONCE = {"fetch_queue_backoff_ms": 2, "queued_min_messages": 20_000, "queued_max_messages_kbytes": 32_768}
 """What `client_options` may set again. By itself the client library holds five times as many messages ready, of which
 the last would be thrown away at the end of a range, and waits for a second whenever it holds them, which took half of
@@ -99,8 +98,20 @@ class KafkaOptions(LogSource):
     def _servers_have_ports(cls, servers: str) -> str:
         for server in servers.split(","):
             if not re.fullmatch(r"([\w.-]+|\[[\da-fA-F:.]+\]):\d+", server.strip()):
-                raise ValueError(f"must be host:port, or several separated by commas; got {server!r}")
+                raise ValueError(
+                    "must be host:port, or several separated by commas, without scheme, user and password. Put these "
+                    "into security_protocol, sasl_username and sasl_password"
+                )
         return servers
+
+    @field_validator("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
+    @classmethod
+    def _is_a_file(cls, file: str | None) -> str | None:
+        if file and "-----BEGIN" in file:
+            raise ValueError(
+                "must be the path of a file, not its content. Put a key itself into client_options, as ssl.key.pem"
+            )
+        return file
 
     @field_validator("offset_reset_policy")
     @classmethod
@@ -141,6 +152,17 @@ class KafkaOptions(LogSource):
         return self
 
     @property
+    def places(self) -> frozenset[str]:
+        """Each topic at each broker, or the pattern, of the consumer group: other groups get messages of their own."""
+        servers = [server.strip().rpartition(":") for server in self.bootstrap_servers.split(",")]
+        topics = self.topics or (str(self.topic_pattern),)
+        return frozenset(
+            f"topic {topic!r} in group {self.group_id!r} at {host(name)}:{port}"
+            for name, _, port in servers
+            for topic in topics
+        )
+
+    @property
     def since_ms(self) -> int | None:
         """The time that reading begins at, in milliseconds since the epoch, where offset_reset_policy names one."""
         return _since(self.offset_reset_policy)
@@ -149,12 +171,6 @@ class KafkaOptions(LogSource):
     def default_topic(self) -> str | None:
         """Where a message goes that names no topic; None where several are read."""
         return self.topics[0] if len(self.topics) == 1 else None
-
-    @property
-    def secrets(self) -> list[str]:
-        """What no error may quote."""
-        others = [value for name, value in self.client_options.items() if _SECRET.search(name)]
-        return [one for one in (self.sasl_password, self.ssl_key_password, *others) if one]
 
     def settings(self, **more: str | int | bool) -> dict[str, Any]:
         """What any client gets, in the client library's words; `more` with underscores for dots."""

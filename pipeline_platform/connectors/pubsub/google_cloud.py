@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 
 _AWAY = "ServiceUnavailable|DeadlineExceeded|Cancelled|Aborted|Unknown|InternalServerError|TransportError"
@@ -40,7 +41,7 @@ def tries(within_s: float) -> Any:
     return retry.Retry(predicate=passing, initial=0.1, maximum=2.0, timeout=within_s)
 
 
-def last(error: Exception) -> Exception:
+def last(error: BaseException | None) -> BaseException | None:
     """What the last of several tries raised."""
     return getattr(error, "cause", None) or error
 
@@ -50,12 +51,11 @@ def code(error: BaseException | None) -> str:
     return _UNSIGNED if "metadata from plugin failed" in str(error) else type(error).__name__
 
 
-def explained(error: BaseException, source: str, what: str, place: str, credentials: str) -> SourceError:
+def explained(error: BaseException | None, source: str, what: str, place: str, credentials: str) -> SourceError:
     """Put an error about `what` into words; `place` and `credentials` are options that may be to blame."""
     name = code(error)
     found = (way_out for names, way_out in _EXPLANATIONS.items() if re.fullmatch(names, name))
     way_out, text = next(found, "{what} failed: {text}"), f"{name}: {error}"
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_UNSIGNED}|{_QUOTA}", name) else SourceError
-    return kind(
-        f"source {source!r}: {way_out.format(what=what, place=place, credentials=credentials, code=name, text=text)}"
-    )
+    said = way_out.format(what=what, place=place, credentials=credentials, code=name, text=text)
+    return kind(redacted(f"source {source!r}: {said}"))

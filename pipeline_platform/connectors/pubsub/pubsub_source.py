@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from pipeline_platform.connectors.pubsub.google_cloud import code, connected, explained, last, tries
 from pipeline_platform.model.portions import portions
@@ -80,10 +80,29 @@ class PubsubSource(calls.CalledSource):
         None, description="host of Pub/Sub in one region, as europe-west1-pubsub.googleapis.com; if unset the global."
     )
 
+    @field_validator("credentials_file")
+    @classmethod
+    def _is_a_path(cls, file: str | None) -> str | None:
+        if file and ("{" in file or "\n" in file or max(map(len, file.split("/"))) > _FILE_NAME):
+            raise ValueError("must be the path of a JSON file, not its content. Write the content to a file")
+        return file
+
+    @field_validator("emulator_host", "api_endpoint")
+    @classmethod
+    def _is_a_host(cls, host: str | None) -> str | None:
+        if host and not _HOST.fullmatch(host):
+            raise ValueError("must be host or host:port, without scheme, user and password")
+        return host
+
     @model_validator(mode="after")
     def _has_full_names(self) -> Self:
         _ = self._path, self._topic
         return self
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The subscription, at Google or at an emulator."""
+        return frozenset({f"{self._path} at {self._emulator or 'Google'}"})
 
     @property
     def longest_delay_s(self) -> int:
@@ -178,7 +197,7 @@ class PubsubSource(calls.CalledSource):
                         topic=topic, messages=messages, timeout=self.timeout_s, retry=tries(self.timeout_s)
                     )
                 except Exception as error:
-                    raise self._explained(last(error), f"topic {topic!r} (took {sent:,} messages before)") from error
+                    raise self._explained(last(error), f"topic {topic!r} (took {sent:,} messages before)") from None
                 sent += len(messages)
         return sent
 
@@ -202,26 +221,31 @@ class PubsubSource(calls.CalledSource):
         return client
 
     def _connected(self, service: Any) -> Any:
+        if self._emulator and not _HOST.fullmatch(self._emulator):
+            raise SourceError(
+                f"source {self.name!r}: PUBSUB_EMULATOR_HOST must be host:port, without scheme, user and password. "
+                "Correct it, or unset it to use Google's servers"
+            )
         try:
             return connected(
                 service, self._emulator, credentials_file=self.credentials_file, api_endpoint=self.api_endpoint
             )
         except Exception as error:
-            raise self._explained(error) from error
+            raise self._explained(error) from None
 
     def _ask(self, operation: str, timeout_s: float | None = None, **parameters: Any) -> Any:
         call = getattr(self._client, operation)
         try:
             return call(**parameters, timeout=timeout_s or self.timeout_s, retry=tries(self.timeout_s))
         except Exception as error:
-            raise self._explained(last(error)) from last(error)
+            raise self._explained(last(error)) from None  # Google may quote credentials that it refuses
 
     def _subscription(self) -> Any:
         """What Pub/Sub says of the subscription, or None where looking at it is not allowed."""
         try:
             return self._ask("get_subscription", subscription=self._path)
         except SourceError as error:
-            if code(error.__cause__) != "PermissionDenied":
+            if code(last(error.__context__)) != "PermissionDenied":
                 raise
             return None
 
@@ -230,7 +254,7 @@ class PubsubSource(calls.CalledSource):
         try:
             granted = self._client.test_iam_permissions(request=asked, timeout=self.timeout_s).permissions
         except Exception as error:
-            raise self._explained(error) from error
+            raise self._explained(error) from None
         if _CONSUME not in granted:
             raise SourceError(
                 f"source {self.name!r}: subscription {self._path!r} is not there, or {_CONSUME} on it is not granted. "
@@ -241,7 +265,7 @@ class PubsubSource(calls.CalledSource):
         try:
             reply = self._ask("pull", self.pull_timeout_s, subscription=self._path, max_messages=most)
         except SourceError as error:
-            if code(error.__cause__) not in {"DeadlineExceeded", "Cancelled"}:  # the server may give up first
+            if code(last(error.__context__)) not in {"DeadlineExceeded", "Cancelled"}:  # the server may give up first
                 raise
             return []
         messages = list(type(reply).pb(reply).received_messages)  # wrapped ones take four times as long to read
@@ -267,14 +291,14 @@ class PubsubSource(calls.CalledSource):
         try:
             self._ask(operation, subscription=subscription, ack_ids=ack_ids, **options)
         except SourceError as error:
-            if subscription != self._path and code(error.__cause__) == "NotFound":
+            if subscription != self._path and code(last(error.__context__)) == "NotFound":
                 return [Refused(ack_id, f"{subscription} is no subscription any more", lost=True) for ack_id in ack_ids]
             if refused := _refused_by_name(ack_ids, error):
                 return refused
             raise
         return []
 
-    def _explained(self, error: Exception, what: str | None = None) -> SourceError:
+    def _explained(self, error: BaseException | None, what: str | None = None) -> SourceError:
         host = self._emulator
         place = f"emulator_host {host}" if host else f"api_endpoint {self.api_endpoint or 'unset, so Google'}"
         return explained(
@@ -286,13 +310,16 @@ class PubsubSource(calls.CalledSource):
         return self.emulator_host or os.environ.get("PUBSUB_EMULATOR_HOST")
 
 
+_HOST = re.compile(r"([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?")
+_FILE_NAME = 255
+"""Characters of the longest name of a file. Text that is longer is a key."""
 _HOLD = "modify_ack_deadline"
 _CONSUME = "pubsub.subscriptions.consume"
 
 
 def _refused_by_name(ack_ids: Sequence[str], error: SourceError) -> list[Refused]:
     """What an exactly-once subscription says of single ids; empty if it names none. The others are refused, too."""
-    metadata = [getattr(detail, "metadata", {}) for detail in getattr(error.__cause__, "details", ())]
+    metadata = [getattr(detail, "metadata", {}) for detail in getattr(last(error.__context__), "details", ())]
     answers = {ack_id: words for each in metadata for ack_id, words in each.items()}
     if answers.keys().isdisjoint(ack_ids):
         return []

@@ -1,23 +1,31 @@
 """Options of RabbitMQ as a source; those of AMQP with the names that it gives them. What its errors mean for them."""
 
+import ast
+import math
 import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from pipeline_platform.model.actions import Word, Words
-from pipeline_platform.model.strict_options import did_you_mean
+from pipeline_platform.model.safe_text import is_ambiguous, redacted
+from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import BackoffType, Patience, SourceAwayError, SourceError
+from pipeline_platform.source.options import host
 
 AGAIN_S = 60.0
 """How long a run tries to connect: as long as a claim lasts that nobody renews."""
-PARAMETERS = (
-    "blocked_connection_timeout", "channel_max", "client_properties", "connection_attempts", "frame_max", "heartbeat",
-    "locale", "retry_delay", "socket_timeout", "ssl_options", "stack_timeout", "tcp_options",
-)  # fmt: skip
-"""Of an address, as pika 1.4 knows them."""
+_SECONDS, _DICT, _TEXT = "seconds, 0 or more", "a dict as Python writes it", "text"
+PARAMETERS: Mapping[str, str | tuple[int, int]] = {
+    "blocked_connection_timeout": _SECONDS, "channel_max": (1, 65_535), "client_properties": _DICT,
+    "connection_attempts": (1, 2**31 - 1), "frame_max": (4_096, 131_072), "heartbeat": (0, 65_535), "locale": _TEXT,
+    "retry_delay": _SECONDS, "socket_timeout": _SECONDS, "ssl_options": _DICT, "stack_timeout": _SECONDS,
+    "tcp_options": _DICT,
+}  # fmt: skip
+"""Parameters of a URL, as pika 1.4 reads them: the least and greatest whole number, or what the value must be."""
 STREAM = (
     "is a stream: a log that gives every message to everybody and forgets none. A run could acknowledge nothing there. "
     "Name a classic or a quorum queue"
@@ -113,13 +121,21 @@ class RabbitmqOptions(ConnectedSource):
         try:
             address = urlsplit(url)
             right = address.scheme in {"amqp", "amqps"} and address.hostname and (address.port or 1) > 0
+            right = right and not is_ambiguous(url) and not address.fragment
         except ValueError:
             right = False
         if not right:
             raise ValueError("must be amqp://user:password@host:port/vhost or amqps://..., special characters as %XX")
-        for name, _ in parse_qsl(address.query, keep_blank_values=True):
+        given = set[str]()
+        for name, value in parse_qsl(address.query, keep_blank_values=True):
             if name not in PARAMETERS:
-                raise ValueError(f"pika has no parameter {name!r}; {did_you_mean(name, PARAMETERS)}")
+                meant = nearest(name, PARAMETERS, 0.6)  # the name itself may be a part of a password
+                hint = f"did you mean {meant!r}?" if meant else f"valid parameters are {', '.join(PARAMETERS)}"
+                raise ValueError(f"has a parameter that pika does not have; {hint}")
+            if name in given or not _fits(value, allowed := PARAMETERS[name]):
+                wanted = "a whole number from {:,} to {:,}".format(*allowed) if type(allowed) is tuple else allowed
+                raise ValueError(f"parameter {name!r} must be given once and be {wanted}. Correct it, or leave it out")
+            given.add(name)
         return url
 
     @model_validator(mode="after")
@@ -129,6 +145,14 @@ class RabbitmqOptions(ConnectedSource):
                 f"backoff_min_s is {self.backoff_min_s:g}, above backoff_max_s ({self.backoff_max_s:g}): lower it"
             )
         return self
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The queue of a virtual host. Both default ports are of one broker."""
+        parts = urlsplit(self.url)
+        port = "" if parts.port in (None, 5671, 5672) else f":{parts.port}"
+        vhost = unquote(parts.path.removeprefix("/")) or "/"
+        return frozenset({f"queue {self.queue!r} at {host(parts.hostname)}{port}, virtual host {vhost!r}"})
 
     @property
     def words(self) -> Words:
@@ -144,19 +168,31 @@ class RabbitmqOptions(ConnectedSource):
 def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
     """Say what to do about an error of pika, a socket or TLS; never what the password is."""
     address = urlsplit(source.url)
-    host = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
+    name = f"[{address.hostname}]" if ":" in (address.hostname or "") else address.hostname
     code = str(getattr(error, "reply_code", type(error).__name__))
     text = f"{code} {str(getattr(error, 'reply_text', error)) or 'no reason given'}"
     found = (way_out for pattern, way_out in _EXPLANATIONS.items() if re.search(pattern, text, re.IGNORECASE))
     way_out = next(found).format(
         queue=source.queue,
-        server=f"{host}:{address.port or (5671 if address.scheme == 'amqps' else 5672)}",
+        server=f"{name}:{address.port or (5671 if address.scheme == 'amqps' else 5672)}",
         user=unquote(address.username or "guest"),
         vhost=unquote(address.path.removeprefix("/")) or "/",
         text=text,
     )
     kind = SourceAwayError if re.search(_AWAY, text) else SourceError
-    return kind(f"source {source.name!r}: {way_out}")
+    return kind(redacted(f"source {source.name!r}: {way_out}", source.secrets))
+
+
+def _fits(value: str, allowed: str | tuple[int, int]) -> bool:
+    """Whether pika takes the value of a URL's parameter."""
+    try:
+        if isinstance(allowed, tuple):
+            return allowed[0] <= int(value) <= allowed[1]
+        if allowed == _SECONDS:
+            return 0 <= float(value) < math.inf
+        return allowed == _TEXT or isinstance(ast.literal_eval(value), dict)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
 
 
 # A server that stops says 320 to its clients, and 541 where a part of it fails.

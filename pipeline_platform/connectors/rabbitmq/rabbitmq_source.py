@@ -330,4 +330,4 @@ class RabbitmqSource(RabbitmqOptions):
         try:
             yield
         except (AMQPError, OSError) as error:
-            raise explained(error, self) from error
+            raise explained(error, self) from None  # its words are in the error, without secrets

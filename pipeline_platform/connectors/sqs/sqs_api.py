@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pipeline_platform.model.portions import portions
+from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.contract import Refused, SourceAwayError, SourceError
 
 PER_CALL = 10
@@ -112,7 +113,7 @@ def explained(error: Exception, source: Any) -> SourceError:
         text=f"{type(error).__name__}: {error}",
     )
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
-    return kind(f"source {source.name!r}: {explanation}")
+    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
 
 
 def words_of(failure: Mapping[str, Any]) -> str:

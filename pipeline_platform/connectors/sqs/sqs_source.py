@@ -28,6 +28,7 @@ from pipeline_platform.connectors.sqs.sqs_api import (
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, SourceError
+from pipeline_platform.source.options import host
 
 logger = logging.getLogger(__name__)
 
@@ -101,12 +102,32 @@ class SqsSource(calls.CalledSource):
     @field_validator("queue_url", "endpoint_url")
     @classmethod
     def _is_a_url(cls, url: str | None, field: ValidationInfo) -> str | None:
-        address = urlsplit(url or "")
-        if url is not None and (address.scheme not in {"http", "https"} or not address.netloc):
-            raise ValueError(f"must be a URL that begins with http:// or https://, not {url!r}")
-        if field.field_name == "queue_url" and not address.path.strip("/"):
+        if url is None:
+            return url
+        try:
+            parts = urlsplit(url)
+            right = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or 1) > 0
+        except ValueError:
+            right = False
+        if not right:
+            raise ValueError("must be a URL that begins with http:// or https://, such as https://host:port/path")
+        if "@" in url or parts.query or parts.fragment:
+            raise ValueError(
+                "must have no user, password, query and fragment. AWS clients find credentials in the environment, a "
+                "profile or a role"
+            )
+        if field.field_name == "queue_url" and not parts.path.strip("/"):
             raise ValueError(f"must end with the queue's name, as `aws sqs get-queue-url` prints it; got {url!r}")
         return url
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The queue of an account: at `endpoint_url`, at a region of AWS however it is spelt, or at another host."""
+        queue = urlsplit(self.queue_url)
+        at = urlsplit(self.endpoint_url) if self.endpoint_url else queue
+        region = re.match(r"sqs\.([a-z0-9-]+)\.amazonaws\.|([a-z0-9-]+)\.queue\.amazonaws\.", at.netloc.lower())
+        server = region[1] or region[2] if region else f"{host(at.hostname)}:{at.port or ''}"
+        return frozenset({f"queue {queue.path.strip('/')!r} at {server}"})
 
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
@@ -234,7 +255,7 @@ class SqsSource(calls.CalledSource):
         try:
             return getattr(self._client, operation)(**parameters)
         except Exception as error:
-            raise explained(error, self) from error
+            raise explained(error, self) from None  # AWS may quote credentials that it refuses
 
     @property
     def _is_fifo(self) -> bool:
@@ -262,7 +283,7 @@ class SqsSource(calls.CalledSource):
                 MessageAttributeNames=list(self.message_attribute_names),
             )
         except SourceError as error:
-            if code_of(error.__cause__) != "OverLimit":
+            if code_of(error.__context__) != "OverLimit":
                 raise
             logger.warning("%s", error)
             return []  # no failure: the other tasks may have received plenty
@@ -315,7 +336,7 @@ class SqsSource(calls.CalledSource):
             try:
                 reply = self._ask(operation, QueueUrl=queue_url, Entries=entries)
             except SourceError as error:
-                if queue_url == self.queue_url or not re.fullmatch(NO_QUEUE, code_of(error.__cause__)):
+                if queue_url == self.queue_url or not re.fullmatch(NO_QUEUE, code_of(error.__context__)):
                     raise
                 return [Refused(handle, f"{queue_url} is no queue any more", lost=True) for handle in ten]
             return [refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]

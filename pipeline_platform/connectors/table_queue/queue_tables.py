@@ -1,6 +1,7 @@
 """The tables of a queue: looked up and checked, once a process, and those beside it."""
 
 import functools
+import os
 from typing import Any, Final
 from uuid import UUID
 
@@ -8,8 +9,9 @@ import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_readers import QueueReaders, readers_table
-from pipeline_platform.control.database import Database
+from pipeline_platform.control.database import Database, parse
 from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.options import host
 
 COLUMNS_AS_JSON: Final = 60
 """SQLite takes 127 arguments to a function, two for each member of an object."""
@@ -121,3 +123,12 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
         sqlite_autoincrement=True,
     )
     return leases, receives, readers_table(tables, name)
+
+
+def place_of(url: str, schema: str | None, name: str) -> str:
+    """Name a table in one way of writing it, for `Source.places`."""
+    address = parse(url)
+    if address.get_backend_name() == "sqlite":
+        return f"table {name.lower()!r} of {os.path.realpath(str(address.database))}"
+    server = str(address.query.get("host", address.host or ""))
+    return f"table {schema or 'public'}.{name} of {host(server)}:{address.port or 5432}/{address.database}"

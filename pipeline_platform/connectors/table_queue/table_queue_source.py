@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from pydantic import Field, field_validator, model_validator
 from sqlalchemy.dialects import postgresql
 
-from pipeline_platform.connectors.table_queue import queue_reading
+from pipeline_platform.connectors.table_queue import queue_reading, queue_tables
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
 from pipeline_platform.control.database import parse
@@ -73,6 +73,11 @@ class TableQueue(LeasedSource):
         if self.one_receive_per_partition and self.partition_column is None:
             raise ValueError("one_receive_per_partition needs partition_column: name the column")
         return self
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The table of a database."""
+        return frozenset({queue_tables.place_of(self.url, *self._schema_and_name())})
 
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.orchestration.resources.addresses import QUIET
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
 if TYPE_CHECKING:
@@ -27,9 +28,12 @@ WINDOW = "window"
 class LakeResource(dg.ConfigurableResource[Lake]):
     """Where all tables lie."""
 
+    model_config = QUIET
+
     root: str = Field(description="A folder, or the URL of an object store: s3://bucket/prefix or gs://bucket/prefix.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
+        repr=False,
         description="For S3, by delta-rs's names: AWS_REGION, AWS_ENDPOINT_URL, ... None for gs://.",
     )
 
@@ -41,8 +45,11 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 class ControlResource(dg.ConfigurableResource[ControlStore]):
     """The limits, pauses and claims that all runs share."""
 
+    model_config = QUIET
+
     url: str = Field(
-        description="SQLAlchemy URL: sqlite:///<file> on one machine, postgresql+psycopg://... on several."
+        repr=False,
+        description="SQLAlchemy URL: sqlite:///<file> on one machine, postgresql+psycopg://... on several.",
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> ControlStore:
@@ -64,7 +71,7 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
                         store.let_go(store.run_id)
 
 
-def values_of(resource: LakeResource | ControlResource) -> dict[str, Any]:
+def values_of(resource: dg.ConfigurableResource[Any]) -> dict[str, Any]:
     """The options of a resource, with those that name a variable as it is set; Dagster has no context for it yet."""
 
     def value(given: Any) -> Any:
@@ -82,6 +89,8 @@ class LakeIOManager(dg.ConfigurableIOManager):
     asset returns, any of these, becomes a Delta table named after the asset; if the asset is partitioned, a run
     replaces its partitions only. Ops of a pipeline hand over nothing through it.
     """
+
+    model_config = QUIET
 
     lake: dg.ResourceDependency[Lake]
     spark: dg.ResourceDependency[SparkResource]

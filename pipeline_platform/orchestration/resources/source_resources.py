@@ -3,7 +3,7 @@
 import enum
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
@@ -12,6 +12,8 @@ import dagster as dg
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
+from pipeline_platform.orchestration.resources.addresses import QUIET
+from pipeline_platform.orchestration.resources.lake_resources import values_of
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
@@ -39,6 +41,8 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
     fields = source.model_fields
 
     class _SourceResource(dg.ConfigurableResource[Source]):
+        model_config = QUIET
+
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             # Defaults are left out: to some connectors, an option that is given can contradict another.
             values = {name: getattr(self, name) for name in fields}
@@ -55,7 +59,7 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
                 made.close()
 
     configured: dict[str, Any] = {
-        name: (_configurable(field.annotation), Field(_default(field), description=field.description))
+        name: (_configurable(field.annotation), Field(_default(field), description=field.description, repr=field.repr))
         for name, field in fields.items()
     }
     made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
@@ -66,6 +70,17 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
 def connector_of(resource: Any) -> type[Source] | None:
     """The connector that `source_resource` made a resource of; None for another resource."""
     return _CONNECTORS.get(type(resource))
+
+
+def places_of(resource: Any) -> frozenset[str]:
+    """What a resource's source reads; empty where a variable is not set, or the source refuses its options."""
+    connector = connector_of(resource)
+    if connector is None or connector.places is Source.places:
+        return frozenset()
+    fields, values = connector.model_fields, values_of(resource)
+    with suppress(Exception):  # of a class of the project's own, too: the run says what is wrong
+        return connector(**{name: values[name] for name in fields if values[name] != _default(fields[name])}).places
+    return frozenset()
 
 
 def source_of(resources: Any, key: str) -> Source:
@@ -112,6 +127,8 @@ class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
     One group's error never holds back another. What a source refuses is asked again, then reported and kept for the
     next run: it is never dropped.
     """
+
+    model_config = QUIET
 
     attempts: int = Field(default=3, ge=1, description="How often a run tries to acknowledge what a source refuses.")
     wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")

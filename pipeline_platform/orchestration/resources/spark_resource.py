@@ -26,6 +26,7 @@ from pydantic import Field, PrivateAttr, field_validator
 from pipeline_platform.home import home
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.resources import spark_sessions
+from pipeline_platform.orchestration.resources.addresses import QUIET, Remote, Ui
 from pipeline_platform.spark import engine, jvm, shipping
 from pipeline_platform.spark import server as spark_server
 
@@ -54,7 +55,9 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     is closed.
     """
 
-    remote: str = Field(
+    model_config = QUIET
+
+    remote: Remote = Field(
         default="",
         description=(
             "Where Spark runs: empty for the run's own process; `warm` for the server that `pipeline-platform spark "
@@ -64,9 +67,10 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     )
     token: str | None = Field(
         default=None,
+        repr=False,
         description="Token for the server at an `sc://` address, as an environment variable (`dg.EnvVar`).",
     )
-    ui: str = Field(
+    ui: Ui = Field(
         default="",
         description="Address of the UI of the server at an `sc://` address, such as `http://10.0.0.1:4040`: the log of "
         "a run and `status` then say which tasks take longer than a minute, and on which host.",
@@ -75,6 +79,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     memory: str = Field(default="1g", description="Memory of the JVM of a session of the run's own.")
     spark_config: dict[str, str] = Field(
         default_factory=dict,
+        repr=False,
         description="More Spark settings for a session of the run's own; servers have theirs from their start.",
     )
     packages: list[str] = Field(
@@ -92,22 +97,6 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         description="Where the warm server's state lies; see `pipeline_platform.home.home`.",
     )
     _held: _Held | None = PrivateAttr(default=None)
-
-    @field_validator("remote")
-    @classmethod
-    def _is_somewhere(cls, remote: str) -> str:
-        if remote in ("", WARM):
-            return remote
-        if not remote.startswith("sc://"):
-            raise ValueError(
-                f"remote is {remote!r}: leave it empty for a session in the run's own process, or give `warm` or "
-                "the address of a Spark Connect server, `sc://host:port`."
-            )
-        if "token=" in remote:
-            raise ValueError(
-                "remote holds a token, which would show in the UI: give it as `token=dg.EnvVar(...)` instead."
-            )
-        return remote
 
     @field_validator("environment")
     @classmethod

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.safe_text import printable
 
 LINES = 100
 BYTES = 16 * 2**10
@@ -62,7 +63,7 @@ class Output:
             counts = self._counts
             if not counts[_MORE]:
                 shown = line if len(line) <= _LINE else f"{line[:_LINE]}..."
-                encoded = shown.encode("utf-8", "backslashreplace") + b"\n"
+                encoded = printable(shown, keep="\t").encode() + b"\n"
                 end = counts[_USED] + len(encoded)
                 if counts[_SHOWN] < LINES and end <= BYTES:
                     self._memory[_HEAD + counts[_USED] : _HEAD + end] = encoded

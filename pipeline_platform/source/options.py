@@ -1,0 +1,43 @@
+"""What the options of every source share: strict numbers, and errors that quote no secret."""
+
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+
+from pipeline_platform.model.safe_text import secrets_in
+
+
+class SourceOptions(BaseModel):
+    """Options of a source. Unknown ones are refused, and nothing changes once they are built."""
+
+    # A refusal must not quote the other options, a password among them.
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _numbers_are_numbers(cls, value: Any, field: ValidationInfo) -> Any:
+        """Refuse True and False for a number: pydantic takes them as 1 and 0."""
+        annotation = cls.model_fields[str(field.field_name)].annotation
+        kinds = {annotation, *get_args(annotation)}
+        if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
+            raise ValueError(f"must be a number, got {value}")
+        return value
+
+    @field_validator("name", check_fields=False)
+    @classmethod
+    def _is_a_name(cls, name: str) -> str:
+        if not name or name != name.strip() or not name.isprintable():
+            raise ValueError(f"must be text without control characters and without spaces at its ends, got {name!r}")
+        return name
+
+    @property
+    def secrets(self) -> list[str]:
+        """Values that no error may contain: of fields with `repr=False`; of a URL its password and parameters."""
+        hidden = [name for name, field in type(self).model_fields.items() if not field.repr]
+        return [secret for name in hidden for secret in secrets_in(getattr(self, name))]
+
+
+def host(name: str | None) -> str:
+    """A host in one way of writing it, for `Source.places`."""
+    lower = (name or "localhost").lower().strip("[]")
+    return "localhost" if lower in ("127.0.0.1", "::1") else lower
