@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import receive_ids
-from pipeline_platform.lake.rewriting import OthersDecisions, Replacement, published
+from pipeline_platform.lake.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.tables import (
     DECIDED,
     FENCED,
@@ -241,10 +241,10 @@ def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[T
 
 
 def _publish_once(table: Table, receive: Receive, files: Sequence[File]) -> None:
-    replacement = Replacement(table, receive)
+    replacement, reopened = Replacement(table, receive), Reopened(table, receive, files)
     while True:
         with table.look() as handle, suppress(CommitConflictError):
             if not Transaction.of(table, handle, receive.receive_id, receive).is_decided:
                 removed, left = replacement.at(handle)
-                table.swap(handle, receive.receive_id, [*files, *left], removed=removed)
+                table.swap(handle, receive.receive_id, [*reopened.at(handle), *left], removed=removed)
             return
