@@ -89,6 +89,7 @@ def test_a_file_is_not_older_than_the_file_that_it_replaces(tmp_path):
         new = old._replace(path=old.path.replace("r1", "r2"))
         shutil.copy(tables.lake.uri(outcomes.path(old.path)), tables.lake.uri(outcomes.path(new.path)))
         outcomes.swap(handle, "r2", [new], removed=[old])
+    with outcomes.look() as handle:
         (file,) = outcomes.files(handle)
     assert file.path == new.path
     assert file.committed_at >= later

@@ -72,7 +72,8 @@ class ReadShares:
                 raise SourceError(f"source {self.source.name} delivered a message without {name}: mend its connector")
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
-        # A replay gives the time of the first delivery.
+        # A replay gives the time and the receive of the first delivery.
         columns.setdefault("received_at", pa.repeat(now, batch.num_rows))
+        columns.setdefault("first_receive_id", pa.nulls(batch.num_rows, pa.string()))
         columns["receive_id"] = pa.repeat(self.receive_id, batch.num_rows)
         return pa.RecordBatch.from_pydict(columns)
