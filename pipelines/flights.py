@@ -89,7 +89,7 @@ class Flights(Pipeline):
     def handle_batch(
         self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Rules
     ) -> list[Message]:
-        """Write one alert for a batch. Its id is the batch's, so that a batch that is tried again writes it once."""
+        """Write one alert for a batch. Its id is the batch's: a batch that is repeated after a crash writes it once."""
         del batcher
         worst = max(messages, key=lambda message: float(message.data.dep_delay))
         text = (

@@ -1,8 +1,13 @@
-"""Rows into a database of yours, each batch once: the batch's id is a key there, and stays the same in another try."""
+"""Rows in a database of yours, one for each message: source, message id and child are its key.
 
-import sqlite3
-from contextlib import closing
+Callbacks run at least once. After a crash, `handle_batch` may get the same batch again, with the same `batch_id`. A
+retry and a replay make new batches of the same messages, with other ids. So the key is that of the message, and an
+upsert writes its newest values.
+"""
 
+from typing import Any
+
+import sqlalchemy as sa
 from pydantic import BaseModel
 
 from pipeline_platform import Batcher, Pipeline, Producer
@@ -15,7 +20,16 @@ class Payment(BaseModel):
 
 
 class Place(BaseModel):
-    database: str = "payments.sqlite"
+    # Or postgresql+psycopg://user@host/payments. Its password is a secret: leave it to PGPASSFILE.
+    database: str = "sqlite:///payments.sqlite"
+
+
+CREATE = """CREATE TABLE IF NOT EXISTS payments (
+    source TEXT, message_id TEXT, child INTEGER, number INTEGER, amount REAL,
+    PRIMARY KEY (source, message_id, child))"""
+
+UPSERT = """INSERT INTO payments VALUES (:source, :message_id, :child, :number, :amount)
+    ON CONFLICT (source, message_id, child) DO UPDATE SET number = excluded.number, amount = excluded.amount"""
 
 
 class Payments(Pipeline):
@@ -30,24 +44,25 @@ class Payments(Pipeline):
         return message.put(message.json(Payment), batcher="booked")
 
     def handle_batch(self, batcher, messages, batch_info, context):
-        with closing(sqlite3.connect(context.database)) as database, database:
-            database.execute("CREATE TABLE IF NOT EXISTS batches (batch_id TEXT PRIMARY KEY)")
-            database.execute("CREATE TABLE IF NOT EXISTS payments (number INTEGER, amount REAL)")
-            seen = database.execute("SELECT 1 FROM batches WHERE batch_id = ?", [batch_info.batch_id]).fetchone()
-            if not seen:
-                database.execute("INSERT INTO batches VALUES (?)", [batch_info.batch_id])
-                rows = [(message.data.number, message.data.amount) for message in messages]
-                database.executemany("INSERT INTO payments VALUES (?, ?)", rows)
+        engine = sa.create_engine(context.database, poolclass=sa.NullPool)
+        with engine.begin() as transaction:
+            transaction.execute(sa.text(CREATE))
+            transaction.execute(sa.text(UPSERT), [row_of(message) for message in messages])
         return messages
 
 
-def test_a_batch_that_is_tried_again_is_booked_once(tmp_path):
-    place = {"database": str(tmp_path / "payments.sqlite")}
+def row_of(message) -> dict[str, Any]:
+    child = message.child or 0  # None unless handle_message returns a list
+    return {"source": message.source, "message_id": message.message_id, "child": child, **message.data.model_dump()}
+
+
+def test_a_payment_that_is_handled_again_is_booked_once_with_its_newest_amount(tmp_path):
+    place = {"database": f"sqlite:///{tmp_path}/payments.sqlite"}
     payments = [f'{{"number": {number}, "amount": 2.5}}' for number in range(250)]
 
-    done = test_batch(Payments, payments, context=place)
-    again = done.successful[:100]
-    Payments().handle_batch("booked", again, done.batches[0], Place(**place))
+    test_batch(Payments, payments, context=place)
+    test_batch(Payments, [payment.replace("2.5", "3.5") for payment in payments[:50]], context=place)  # another batch
 
-    with closing(sqlite3.connect(place["database"])) as database:
-        assert database.execute("SELECT count(*), sum(amount) FROM payments").fetchone() == (250, 625.0)
+    with sa.create_engine(place["database"]).connect() as database:
+        booked = database.execute(sa.text("SELECT count(*), count(DISTINCT number), sum(amount) FROM payments"))
+        assert tuple(booked.one()) == (250, 250, 200 * 2.5 + 50 * 3.5)

@@ -65,9 +65,11 @@ def _lines(one: Delivery) -> Iterator[str]:
     run = f"run {one.run_id}" if one.run_id else "a run that is no longer remembered"
     yield f"attempt {one.attempt} in window {one.window}: receive {one.receive_id} of {run}"
     if one.received:
-        published, again = one.received["published_at"], ", redelivered" if one.received["redelivered"] else ""
+        published, again = one.received["published_at"], ", redelivered" if one.redelivered else ""
         yield f"  {_time(published)} published" if published else "  no time of publication"
         yield f"  {_time(one.received['received_at'])} received{again}"
+    if one.replayed_by:
+        yield f"  replayed: receive {one.replayed_by} replaced its outcome, failures and rows"
     for event in one.failures:
         yield f"  {happened(event)}"
     for row in one.rows:

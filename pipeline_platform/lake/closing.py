@@ -1,9 +1,12 @@
-"""Failures that a person closes, and opens again: events in the table of failures, as those that runs write."""
+"""Failures that a person closes or reopens: events in the table of failures, like the events of runs."""
+
+from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,14 +15,16 @@ from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, keys_of
-from pipeline_platform.lake.tables import FAILED, CommitConflictError, Tables
+from pipeline_platform.lake.tables import FAILED, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import write_rows
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
 
 BY_HAND = "closed by hand"
 """The kind of an event that a person closed a failure with; its reason says who did and why."""
 
 _KEPT = [name for name in FAILED.names if name != "window"]
-_ATTEMPT = (*failure_events.KEY, "attempt")
 
 
 def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
@@ -33,7 +38,8 @@ def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
 def reopen(tables: Tables, failed: FailedMessages) -> int:
     """Open failures again that people closed, by id and source of the selection; return how many.
 
-    Each is open at the next attempt, with its payload and its own reason; only a backfill by hand drives it.
+    Each is open at the next attempt, with its payload and its own reason; only a backfill by hand drives it. If a run
+    retries it meanwhile and fails at the same attempt, the reopened failure stays.
     """
     return _commit(tables, failed, lambda: _opening(failed))
 
@@ -53,35 +59,42 @@ def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
         for name, value in (("message_id", only.message_id), ("source", only.source)):
             some = some if value is None else some.filter(pc.equal(some[name], value))
         ends = failure_events.rows_of(failed.lake, paths, some, failed.selection, "kind")
-        mine = [keys_of(rows.filter(pc.equal(rows["kind"], BY_HAND)), *_ATTEMPT) for rows in ends]
-        closed = pa.chunked_array(mine, pa.string())
-        for path in paths if len(closed) else ():
-            # Payloads of those files alone that hold one of them.
-            if not any(
-                len(_failures(rows, closed)) for rows in failure_events.events(failed.lake, path, "state", *_ATTEMPT)
-            ):
-                continue
-            for rows in failure_events.events(failed.lake, path, *_KEPT):
-                failures = _failures(rows, closed)
-                attempt = pc.add(failures["attempt"], pa.scalar(1, pa.int32()))
-                yield window, filled(failures, FAILED, state="open", attempt=attempt, due_at=None, at=datetime.now(UTC))
-
-
-def _failures(rows: pa.Table, closed: pa.ChunkedArray) -> pa.Table:
-    """The failures among events whose attempts are these."""
-    is_one = pc.and_(pc.not_equal(rows["state"], "closed"), pc.is_in(keys_of(rows, *_ATTEMPT), closed))
-    return rows.filter(is_one)
+        mine = [keys_of(rows.filter(pc.equal(rows["kind"], BY_HAND)), *failure_events.ATTEMPT) for rows in ends]
+        closed = pa.chunked_array(mine, pa.string()).combine_chunks()
+        if not len(closed):
+            continue
+        for failures in failure_events.last_rows(failed.lake, paths, failure_events.failure_keys, closed, _KEPT):
+            attempt = pc.add(failures["attempt"], pa.scalar(1, pa.int32()))
+            yield window, filled(failures, FAILED, state="open", attempt=attempt, due_at=None, at=datetime.now(UTC))
 
 
 def _commit(tables: Tables, failed: FailedMessages, events: Callable[[], Iterator[tuple[str, pa.Table]]]) -> int:
+    """Commit events, unless others changed these failures since they were read: then read them again.
+
+    So of several commands that close or reopen a failure at the same time, one does it.
+    """
     table, transaction, looked, files = tables["failed"], f"by-hand-{uuid.uuid4().hex}", -1, list[File]()
     while table.exists():
         with table.look() as handle, suppress(CommitConflictError):
-            # What is added meanwhile needs no other look; of what a replay took out, these are no events any more.
-            if looked < 0 or table.lost_rows_since(handle, looked):
+            if looked < 0 or _changed(table, handle, looked, files):
                 looked, parts = handle.version(), ((table.name, window, rows) for window, rows in events())
                 files = write_rows(failed.lake, failed.pipeline, transaction, parts)
             if files:
                 table.swap(handle, transaction, files)
             break
     return sum(file.rows for file in files)
+
+
+def _changed(table: Table, handle: DeltaTable, looked: int, files: Sequence[File]) -> bool:
+    """Whether a commit after version `looked` removed events, or added events of messages in these files."""
+    if table.lost_rows_since(handle, looked):
+        return True
+    added = [table.path(path) for path in table.added_since(handle, looked)]
+    mine = pa.chunked_array(_message_keys(table, [table.path(file.path) for file in files]), pa.string())
+    return any(pc.any(pc.is_in(theirs, mine)).as_py() for theirs in _message_keys(table, added))
+
+
+def _message_keys(table: Table, paths: Iterable[str]) -> Iterator[pa.Array]:
+    for path in paths:
+        for rows in failure_events.events(table.lake, path, *failure_events.KEY):
+            yield keys_of(rows, *failure_events.KEY)

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import receive_ids
-from pipeline_platform.lake.rewriting import OthersDecisions, Replacement, published
+from pipeline_platform.lake.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.tables import (
     DECIDED,
     FENCED,
@@ -155,10 +155,11 @@ def decide(
                 raise FencedError(f"the lease of receive {receive_id} is over and could not be renewed")
             dropped += others.drop(outcomes.added_since(handle, looked))
             looked, tries = handle.version(), tries + 1
-            files = _outcome_files(ledger.manifest(receive), receive)
+            manifest = ledger.manifest(receive)
+            files = _outcome_files(manifest, receive)
             removed, left = replacement.at(handle)
-            decided = Transaction(DECIDED, receive.owner)
-            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=decided.version)
+            state, published = Transaction(DECIDED, receive.owner).version, _newest(manifest)
+            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=state, not_before=published)
             return Decision(dropped, tries)
 
 
@@ -171,6 +172,15 @@ def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
             "not come to their end. Re-execute from `handle_messages` on, all steps after it included"
         )
     return manifest.of_table("outcomes")
+
+
+def _newest(manifest: Manifest) -> datetime | None:
+    """When the newest message was published; None if the source does not say.
+
+    A message is decided after it is published, whatever the clock of this host says. A look-up relies on it.
+    """
+    times = [notes["published_until"] for notes in manifest.notes if notes.get("published_until")]
+    return max(map(datetime.fromisoformat, times), default=None)
 
 
 def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> tuple[Receive, bool]:
@@ -241,10 +251,10 @@ def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[T
 
 
 def _publish_once(table: Table, receive: Receive, files: Sequence[File]) -> None:
-    replacement = Replacement(table, receive)
+    replacement, reopened = Replacement(table, receive), Reopened(table, receive, files)
     while True:
         with table.look() as handle, suppress(CommitConflictError):
             if not Transaction.of(table, handle, receive.receive_id, receive).is_decided:
                 removed, left = replacement.at(handle)
-                table.swap(handle, receive.receive_id, [*files, *left], removed=removed)
+                table.swap(handle, receive.receive_id, [*reopened.at(handle), *left], removed=removed)
             return

@@ -43,9 +43,9 @@ class LakeSource(Source):
                 files.setdefault(file.window, []).append(file._replace(path=table.path(file.path)))
         return files
 
-    def _deliveries(self, rows: pa.Table, **others: Any) -> list[pa.RecordBatch]:
-        """Rows of a table, and columns in their place or beside them, as deliveries; null where there are none."""
-        deliveries = filled(rows, DELIVERIES, redelivered=False, **others).cast(DELIVERIES)
+    def _deliveries(self, rows: pa.Table, schema: pa.Schema = DELIVERIES, **others: Any) -> list[pa.RecordBatch]:
+        """Return rows of a table as deliveries, with other columns in place of theirs; null where there are none."""
+        deliveries = filled(rows, schema, redelivered=False, **others).cast(schema)
         return list(deliveries.combine_chunks().to_batches())
 
     @property

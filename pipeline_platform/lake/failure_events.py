@@ -1,9 +1,10 @@
 """The events of failed messages, which of a message's events is the latest, and a choice of failures by that."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Literal, Self
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import AwareDatetime, BaseModel, Field
@@ -49,6 +50,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
 ALL = Selection()
 
 KEY = ("source", "message_id")
+ATTEMPT = (*KEY, "attempt")
 RANKED = (*KEY, "attempt", "state", "due_at")
 """What says which event of a message is the latest, and what it says."""
 
@@ -106,24 +108,51 @@ def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.T
 def rows_of(
     lake: Lake, paths: Sequence[str], some: pa.Table, selection: Selection, *columns: str
 ) -> Iterator[pa.Table]:
-    """Columns of the rows that hold these latest events, some at a time, as far as a selection is about them."""
+    """Yield columns of the rows of these latest events that a selection matches, some at a time."""
     names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_words else [])]))
-    keys = [[_keys(rows) for rows in events(lake, path, *RANKED)] for path in paths]
-    # All at once: each call hashes what is wanted anew.
-    every = pa.chunked_array([one for of_file in keys for one in of_file], pa.string())
-    mine, first = pc.is_in(every, keys_of(some, *KEY, "rank")).combine_chunks(), 0
+    for rows in last_rows(lake, paths, _keys, keys_of(some, *KEY, "rank"), names):
+        yield selection.matching(rows)
+
+
+def last_rows(
+    lake: Lake, paths: Sequence[str], key: Callable[[pa.Table], pa.Array], wanted: pa.Array, names: Sequence[str]
+) -> Iterator[pa.Table]:
+    """Yield the last row of each wanted key, some rows at a time. Only files that contain such a row are read in full.
+
+    Two events of a message can have the same rank in tables of earlier releases: one of them counts.
+
+    Args:
+        lake: Where the files are.
+        paths: Files, the oldest first.
+        key: Returns the key of each event from its columns `RANKED`.
+        wanted: Keys.
+        names: Columns to read.
+    """
+    keys = [[key(rows) for rows in events(lake, path, *RANKED)] for path in paths]
+    # All at once: each call hashes the wanted keys again.
+    every = pa.chunked_array([of_group for of_file in keys for of_group in of_file], pa.string())
+    found = pc.indices_nonzero(pc.is_in(every, wanted))
+    last = pa.table({"key": every.take(found), "at": found}).group_by("key").aggregate([("at", "max")])["at_max"]
+    mine, first = np.zeros(len(every), bool), 0
+    mine[last.to_numpy()] = True
     for path, of_file in zip(paths, keys, strict=True):
         end = first + sum(map(len, of_file))
-        if pc.any(mine.slice(first, end - first)).as_py():  # else its payloads need not be read
+        if mine[first:end].any():
             at = first
             for rows in events(lake, path, *names):
-                yield selection.matching(rows.filter(mine.slice(at, rows.num_rows)))
+                yield rows.filter(pa.array(mine[at : at + rows.num_rows]))
                 at += rows.num_rows
         first = end
 
 
 def _keys(rows: pa.Table) -> pa.Array:
     return keys_of(rows.append_column("rank", rank(rows)), *KEY, "rank")
+
+
+def failure_keys(rows: pa.Table) -> pa.Array:
+    """Return `keys_of` source, id and attempt of each event that is a failure; null for the end of a failure."""
+    is_end = pc.equal(rows["state"], "closed").combine_chunks()
+    return pc.if_else(is_end, pa.scalar(None, pa.string()), keys_of(rows, *ATTEMPT))
 
 
 def counts(failures: pa.Table) -> tuple[int, int, int | None]:

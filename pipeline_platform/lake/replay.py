@@ -21,6 +21,9 @@ BUCKET_ROWS = 500_000
 SPLIT_ROWS = 10_000
 """A window of fewer is not worth a second look at its files, whatever the concurrency."""
 
+REPLAYED = pa.schema([*DELIVERIES, MESSAGES.field("received_at"), MESSAGES.field("first_receive_id")])
+"""Deliveries of a replay keep the time and the receive of their first delivery."""
+
 _BATCH_ROWS = 8_192
 _IDENTITY = ("source", "message_id", "attempt", "receive_id")
 
@@ -55,8 +58,10 @@ class ReplayedMessages(LakeSource):
 
     def finished(self) -> tuple[str, ...]:
         """The receives that have outcomes in the windows: those that a replay replaces."""
-        paths = [stored.path for files in self._outcomes().values() for stored in files]
-        return tuple(sorted({id_ for path in paths for id_ in receive_ids(self.lake, path)}))
+        return tuple(sorted(self._receives(file for files in self._outcomes().values() for file in files)))
+
+    def _receives(self, files: Iterable[File]) -> set[str]:
+        return {id_ for file in files for id_ in receive_ids(self.lake, file.path)}
 
     def backlog(self) -> Backlog:
         """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
@@ -90,7 +95,7 @@ class ReplayedMessages(LakeSource):
         decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
         mine, first = set(keys_of(decided, *_IDENTITY).to_pylist()), 0
         for path in share.at["messages"]:
-            for batch in self._batches(path, only(MESSAGES, *DELIVERIES.names, "receive_id")):
+            for batch in self._batches(path, only(MESSAGES, *REPLAYED.names, "receive_id")):
                 chosen = []
                 for row, key in enumerate(keys_of(batch, *_IDENTITY).to_pylist()):
                     if key in mine:  # the raw log may hold a message twice
@@ -99,13 +104,25 @@ class ReplayedMessages(LakeSource):
                 if chosen:
                     rows = pa.table(batch.take(pa.array(chosen, pa.int64())))
                     place = pa.array([first + n for n in chosen])
-                    yield from self._deliveries(rows, sequence=pc.coalesce(rows["sequence"], place))
+                    yield from self._deliveries(
+                        rows,
+                        REPLAYED,
+                        sequence=pc.coalesce(rows["sequence"], place),
+                        first_receive_id=pc.coalesce(rows["first_receive_id"], rows["receive_id"]),
+                    )
                 first += batch.num_rows
-        if mine:
+        if not mine:
+            return
+        now = self._receives(self._files("outcomes", OUTCOMES).get(str(share.window), []))
+        if {key.rpartition("\0")[2] for key in mine} - now:
             raise SourceError(
-                f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
-                "parts: retention took them, and a replay would lose what became of them. Choose later windows"
+                f"another replay replaced messages of {share.window} after this one began, and published its results. "
+                "Start this replay again if it is still needed"
             )
+        raise SourceError(
+            f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
+            "parts: retention took them, and a replay would lose what became of them. Choose later windows"
+        )
 
 
 def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:

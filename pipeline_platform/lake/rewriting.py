@@ -1,6 +1,6 @@
-"""Rows that leave what is written: those that others decided, and those that a replay replaces.
+"""Rows that are dropped from what was written: decided by others, replaced by a replay, or reopened by a person.
 
-Files are never changed: the few that hold such rows are written anew without them.
+Files are never changed: the few files that contain such rows are written again without them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from pipeline_platform.lake.failure_events import RANKED, events, failure_keys
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
@@ -132,6 +133,35 @@ class Replacement:
             return rows.filter(pc.invert(pc.is_in(rows["receive_id"], gone)))
 
         return _rewrite(self._table, self._receive, file, change)
+
+
+class Reopened:
+    """Drops failures of a retry that a person closed and reopened meanwhile, so that a message has one open event.
+
+    The attempt of a reopened failure is that of the retry. It stays open, and the result of the retry is in `outcomes`.
+    """
+
+    def __init__(self, table: Table, receive: Receive, files: Sequence[File]) -> None:
+        self._table, self._receive, self._files = table, receive, files
+        is_retry = table.name == "failed" and receive.origin == "failed"
+        paths = [table.path(file.path) for file in files if is_retry]
+        mine = [failure_keys(rows) for path in paths for rows in events(table.lake, path, *RANKED)]
+        self._mine = pa.chunked_array(mine, pa.string()).drop_null()
+
+    def at(self, handle: DeltaTable) -> Sequence[File]:
+        """The files to commit."""
+        if not len(self._mine):
+            return self._files
+        paths = [self._table.path(file.path) for file in self._table.files(handle, self._receive.windows)]
+        stored = (failure_keys(rows) for path in paths for rows in events(self._table.lake, path, *RANKED))
+        reopened = pa.chunked_array((keys.filter(pc.is_in(keys, self._mine)) for keys in stored), pa.string())
+        if not len(reopened):
+            return self._files
+
+        def change(rows: pa.Table) -> pa.Table:
+            return rows.filter(pc.invert(pc.is_in(failure_keys(rows), reopened)))
+
+        return [left for file in self._files for left in _rewrite(self._table, self._receive, file, change)]
 
 
 class _Sought:

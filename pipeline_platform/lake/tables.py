@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.file_times import time_of_files
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.refused_changes import SchemaChangeError, check_windows, refuse_changes
 from pipeline_platform.lake.storage import Lake
@@ -43,10 +45,9 @@ _PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp
 _ORDER = pa.schema({"partition": _TEXT, "sequence": pa.int64()})
 _DUE = ("due_at", pa.timestamp("us", "UTC"))
 FAILED = pa.schema([*_FAILURE, *_PAYLOAD, ("receive_id", _TEXT), ("window", _TEXT), _DUE, *_ORDER])
-"""Failures and their ends, append only: the event with the highest `attempt` says whether a message is `open`,
-`dead` (open, and nothing retries it by itself) or `closed`. An `open` or `dead` event holds the payload as it was
-delivered, and its partition and place there; `due_at` is when an `open` one is to be retried, null where nobody
-said."""
+"""Failures and their ends, append only. The event of a message with the highest `attempt` counts: `open`, `dead` (open,
+without automatic retry) or `closed`. An `open` or `dead` event contains the payload as it was delivered, its partition
+and sequence; `due_at` is when an `open` event is retried, or null."""
 
 SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").append(pa.field("child", pa.int32()))
 """What every batcher's table has beside the data. `child` numbers the rows of one message, from 0; it is null where
@@ -246,10 +247,11 @@ class Table:
         *,
         removed: Sequence[File] = (),
         state: int = DECIDED,
+        not_before: datetime | None = None,
     ) -> None:
         """Commit files, and remove others from the table, if nothing was committed since the look.
 
-        A receive's id names its transaction, and `state` is what that says.
+        A receive's id names its transaction, and `state` is what that says. `not_before` is for `time_of_files`.
 
         Raises:
             CommitConflictError: Something was committed since.
@@ -259,24 +261,23 @@ class Table:
         from deltalake.transaction import AddAction, RemoveAction
 
         now = int(time.time() * 1000)
-        adds = [
-            AddAction(file.path, file.bytes, {"window": file.window}, now, data_change=True, stats=file.stats)
-            for file in files
-        ]
-        removals = [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in removed]
+        at = time_of_files(now, [not_before, *(file.committed_at for file in removed)])
+        add = partial(AddAction, modification_time=at, data_change=True)
+        adds = [add(file.path, file.bytes, {"window": file.window}, stats=file.stats) for file in files]
+        removes = [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in removed]
         properties = CommitProperties(
             max_commit_retries=0,
             app_transactions=[Transaction(transaction, state, now)],
             custom_metadata={"by": transaction},
         )
-        schema, version = Schema.from_arrow(self.schema), handle.version()
+        version = handle.version()
         # Maintenance cleans the log up: to look what has expired lists all of it.
         hooks = PostCommitHookProperties(cleanup_expired_logs=False)
         with self._committing(version):
             handle.create_write_transaction(
-                [*adds, *removals],
+                [*adds, *removes],
                 "append",
-                schema,
+                Schema.from_arrow(self.schema),
                 ["window"],
                 commit_properties=properties,
                 post_commithook_properties=hooks,

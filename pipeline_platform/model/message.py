@@ -49,6 +49,7 @@ MESSAGES = pa.schema(
         *DELIVERIES,
         pa.field("received_at", pa.timestamp("us", "UTC")),
         pa.field("receive_id", pa.string()),
+        pa.field("first_receive_id", pa.string(), metadata={"doc": "the receive of its delivery, if replayed since"}),
         pa.field("window", pa.string()),
     ]
 )
@@ -155,6 +156,11 @@ class Message:
     def reason(self) -> str | None:
         """Why it failed, in one line; None if it has not."""
         return None if self.failure is None else self.failure.reason
+
+    @property
+    def source(self) -> str:
+        """Name of its source. With `message_id` and `child` it is a key for effects outside."""
+        return str(self._state.delivery.value("source", self._row))
 
     @property
     def message_id(self) -> str:
@@ -357,7 +363,8 @@ class BatchInfo(NamedTuple):
         trigger: Why it is delivered: `size` (`batch_size` or `batch_bytes` is reached, or the splitter ends it),
             `flush` (a message asks for it, or no more come in a backfill, a replay or a drain) or `timeout` (no more
             come in a run that pulls).
-        batch_id: The same at each try of the same batch of one receive: make outside effects idempotent by it.
+        batch_id: The same at each try of the same batch of one receive. A retry and a replay make new batches: key
+            effects outside by `source`, `message_id` and `child` of each message.
     """
 
     batcher: str

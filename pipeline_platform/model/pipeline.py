@@ -119,8 +119,8 @@ class Pipeline:
         Args:
             messages: As it is annotated. `polars.DataFrame` or `pyarrow.Table`: a block, some thousand messages of a
                 task, in order. Spark's `DataFrame`, or no annotation: all messages of a run. It has the columns of
-                `MESSAGES` but `receive_id` and `published_at`; `position`; and `batcher`, `batch_key`, `status`,
-                `reason`.
+                `MESSAGES` but `receive_id`, `first_receive_id` and `published_at`; `position`; and `batcher`,
+                `batch_key`, `status`, `reason`.
             context: As for the other callbacks.
 
         Returns:
@@ -135,7 +135,8 @@ class Pipeline:
 
         It may change their data, mark them failed and set how they are acknowledged (`configure_ack`). A message whose
         batcher or batch key it changes fails, and so does one that it does not return. If it raises, all fail. It may
-        run again for the same `batch_info.batch_id` after a crash.
+        run again for the same `batch_info.batch_id` after a crash, and for the same messages in another batch when they
+        are retried or replayed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_batch")
 

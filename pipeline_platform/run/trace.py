@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any
 
 import polars as pl
@@ -44,8 +45,10 @@ class Delivery:
         source: Its source; ids are unique per source.
         window: Where it belongs.
         attempt: 1, and one more for each retry.
-        received: Of the table `messages`: when it was published and received, partition, sequence, metadata; None once
-            retention took that.
+        received: Of the table `messages`: when it was published and received, partition, sequence, metadata; None for
+            a replay, and once retention took that.
+        redelivered: Whether the source marked it, and an earlier delivery is known. Some sources mark every delivery.
+        replayed_by: The receive of the latest replay, whose outcome, failures and rows replaced those of this one.
         outcome: `handled`, `failed`, `returned` or `duplicate`; None while it has none.
         action: What its source was answered for it.
         failures: Its events in `failed`, in order.
@@ -60,6 +63,8 @@ class Delivery:
     window: str
     attempt: int
     received: Row | None = None
+    redelivered: bool = False
+    replayed_by: str | None = None
     outcome: str | None = None
     action: str | None = None
     failures: list[Row] = field(default_factory=list)
@@ -92,11 +97,18 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
         known = Delivery(*(row[name] for name in ("receive_id", "source", "window", "attempt")))
         return deliveries.setdefault((known.receive_id, known.source), known)
 
+    def arrived(row: Row) -> None:
+        first, mine = row.pop("first_receive_id", None), delivery(row)
+        if first is not None:
+            is_decided, mine = mine.outcome is not None, delivery({**row, "receive_id": first})
+            mine.replayed_by = row["receive_id"] if is_decided else mine.replayed_by
+        mine.received = row
+
     for row in outcomes:
         one = delivery(row)
         one.outcome, one.action = row["outcome"], row["action"]
     for row in _rows(flow.tables["messages"], message_id, windows):
-        delivery(row).received = row
+        arrived(row)
     for row in _in_order(_rows(flow.tables["failed"], message_id, windows)):
         delivery(row).failures.append(row)
     for name in flow.pipeline.batchers:
@@ -105,7 +117,7 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
     unfinished = {receive_id: ReceiveState(flow, receive_id) for receive_id in flow.ledger.unfinished()}
     for state in unfinished.values():
         for row in _received(flow, state.receive, message_id):
-            delivery(row).received = row
+            arrived(row)
     leases = {one.receive_id: one.expires_at for one in flow.control.in_flight(flow.pipeline.name, of_all=True)}
     ended = flow.control.ended(flow.pipeline.name, receive_ids=[receive_id for receive_id, _ in deliveries])
     ends = {end.receive_id: end for end in ended}
@@ -116,8 +128,17 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
             one.held = Held(holder.phase.name.lower(), receive.started_at, leases.get(one.receive_id))
         elif end:
             one.run_id, one.acknowledged_at = end.run_id, end.ended_at
-    mine = [one for one in deliveries.values() if source in (None, one.source)]
-    return sorted(mine, key=lambda one: (one.source, one.attempt, str(one.received and one.received["received_at"])))
+    return _sorted(one for one in deliveries.values() if source in (None, one.source))
+
+
+def _sorted(deliveries: Iterable[Delivery]) -> list[Delivery]:
+    """Sort deliveries of a message, and mark those that were redelivered."""
+    mine = list(deliveries)
+    mine.sort(key=lambda one: (one.source, one.attempt, str(one.received and one.received["received_at"])))
+    for earlier, one in pairwise(mine):
+        is_same = (earlier.source, earlier.attempt) == (one.source, one.attempt)
+        one.redelivered = is_same and one.received is not None and one.received["redelivered"]
+    return mine
 
 
 def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -> list[Row]:

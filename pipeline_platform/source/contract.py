@@ -100,6 +100,7 @@ class Source(SourceOptions, ABC):
     - `message_id` is the same at every delivery of a message, where `has_identity`. Where not, messages that come
       again are handled again.
     - `redelivered` is true for every message that may have been delivered before. A source that cannot tell says true.
+      A delivery that is not marked is always handled, even if another message has the same id.
     - `acknowledge` may be called twice for the same messages, and never touches what another receive holds.
     """
 

@@ -217,11 +217,25 @@ def test_messages_without_an_id_get_one_for_this_delivery_alone(rabbitmq):
     assert source.backlog().messages == 0
 
 
+def test_another_message_under_the_same_id_has_an_id_of_its_own(rabbitmq):
+    source = rabbitmq()
+    source.send([b"created", b"paid", b"created", b"shipped"], [{"message_id": "order-1"}] * 4)
+
+    rows = received(source)
+
+    first, paid, sent_twice, shipped = (row["message_id"] for row in rows)
+    assert first == sent_twice == "order-1"
+    assert len({first, paid, shipped}) == 3
+    assert all(id_.startswith("order-1/") for id_ in (paid, shipped))
+    assert acknowledged(source, "ack", rows) == []
+    assert source.backlog().messages == 0
+
+
 def test_publishers_that_send_twice_are_looked_up_where_the_source_says_so(rabbitmq):
     source = rabbitmq(deduplicate_publishes=True)
-    source.send([b"1", b"1"], [{"message_id": "m"}] * 2)
+    source.send([b"1", b"1 later"], [{"message_id": "m"}] * 2)
 
-    assert [row["redelivered"] for row in received(source)] == [True, True]
+    assert [(row["message_id"], row["redelivered"]) for row in received(source)] == [("m", True)] * 2
 
 
 def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq):

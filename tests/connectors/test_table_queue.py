@@ -263,6 +263,25 @@ def test_ids_may_be_texts_or_uuids(url, run_sql, type_, keys):
     assert queue.extend("a", list)
 
 
+def test_texts_with_a_nul_are_ids_of_their_own(tmp_path):
+    url, keys = f"sqlite:///{tmp_path}/queue.sqlite", ["", "\0", "a", "a\0", "a\0b", "a\0ü", "z"]
+    do(url, "CREATE TABLE messages (id TEXT PRIMARY KEY, data TEXT)")
+    for key in keys:
+        do(url, "INSERT INTO messages VALUES (:key, :key)", key=key)
+    queue = TableQueue(name="named", url=url)
+    queue.create()
+
+    assert [(row["message_id"], row["data"].decode()) for row in receive(queue, "a", concurrency=3)] == [
+        (key, key) for key in keys
+    ]
+    assert queue.ack("a", ["a\0b"]) == []
+    assert queue.release("a", ["\0", "a\0"]) == []
+    assert ids(receive(queue, "b")) == ["\0", "a\0"], "and no other"
+    assert queue.ack("a", ["", "a", "a\0", "a\0b", "a\0ü", "z"]) == [Refused("a\0", LOST, lost=True)]
+    assert queue.ack("b", ["\0", "a\0"]) == []
+    assert queue.backlog().messages == 0
+
+
 def test_rows_without_an_id_are_left_alone(url, run_sql):
     run_sql("CREATE TABLE messages (id TEXT UNIQUE, data TEXT)")
     run_sql("INSERT INTO messages VALUES (NULL, 'x'), ('a', 'y')")

@@ -68,6 +68,27 @@ def test_a_replay_takes_the_place_of_what_there_was(tables):
     assert failures.backlog().messages == 0, "what failed before did not fail again"
 
 
+def test_a_replay_that_another_replay_overtook_says_so_and_changes_nothing(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
+    late = replay(tables, "r2")
+    replay(tables, "r3").finish()
+
+    with pytest.raises(SourceError, match="another replay replaced messages"):
+        late.work()
+    assert {row["receive_id"] for row in visible(tables, "kept")} == {"r3"}
+
+
+def test_a_replay_keeps_the_time_and_the_receive_of_the_first_delivery(tables):
+    Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
+    (before,) = visible(tables, "messages")
+    for receive_id in ("r2", "r3"):
+        replay(tables, receive_id).finish()
+    (after,) = visible(tables, "messages")
+    assert (before["receive_id"], before["first_receive_id"]) == ("r1", None)
+    assert (after["receive_id"], after["first_receive_id"]) == ("r3", "r1")
+    assert after["received_at"] == before["received_at"]
+
+
 def test_replaying_twice_is_replaying_once(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
     replay(tables, "r2").finish()

@@ -52,7 +52,7 @@ def test_messages_of_other_rows_or_other_batches_are_not_the_same():
 
 
 def test_what_the_source_said_is_there_and_read_only(message):
-    assert (message.message_id, message.attempt, message.metadata) == ("m0", 1, {})
+    assert (message.source, message.message_id, message.attempt, message.metadata) == ("memory", "m0", 1, {})
     assert message.window == "2026-01-01T0000"
     assert message.received_at.isoformat() == "2026-01-01T00:00:00+00:00"
     with pytest.raises(AttributeError):

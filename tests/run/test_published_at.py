@@ -1,5 +1,6 @@
 """How far back a look-up of what is decided goes: to when the oldest message came to the source, and no further."""
 
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -22,7 +23,7 @@ from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
 from tests.fixtures.flow import finish, handled
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.small_lake import Keeping, Memory, received, visible
+from tests.fixtures.small_lake import Keeping, Memory, Run, received, visible
 
 SENT = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -56,6 +57,42 @@ def test_a_receive_notes_when_the_oldest_came_that_may_have_come_before(tmp_path
     source = Dated(times=tuple(times), again=tuple(again))
     manifest = received(Lake(root=str(tmp_path)), "keeping", source)
     assert handling._oldest(manifest) == since
+    assert [notes["published_until"] for notes in manifest.notes] == [LATER.isoformat()]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "time"),
+    [
+        (timedelta(hours=-1), timedelta()),
+        (timedelta(minutes=20), timedelta(minutes=20)),
+        (timedelta(days=9), timedelta(days=1)),
+        (None, timedelta()),
+    ],
+    ids=["published before", "clock behind", "clock wrong", "unknown"],
+)
+def test_a_decision_is_not_older_than_its_messages_whatever_the_clock_of_its_host(tmp_path, ahead, time):
+    tables, start = Tables(Lake(root=str(tmp_path)), Keeping), datetime.now(UTC)
+    published = None if ahead is None else start + ahead
+    Run(tables, Dated(times=(SENT if published else None, published), again=(False, False)), "r1").finish()
+
+    with tables["outcomes"].look() as handle:
+        (file,) = tables["outcomes"].files(handle)
+    assert start - timedelta(seconds=1) <= file.committed_at - time <= datetime.now(UTC)
+
+
+def test_a_file_is_not_older_than_the_file_that_it_replaces(tmp_path):
+    tables, later = Tables(Lake(root=str(tmp_path)), Keeping), datetime.now(UTC) + timedelta(hours=1)
+    Run(tables, Dated(times=(later, None), again=(False, False)), "r1").finish()
+    outcomes = tables["outcomes"]
+    with outcomes.look() as handle:
+        (old,) = outcomes.files(handle)
+        new = old._replace(path=old.path.replace("r1", "r2"))
+        shutil.copy(tables.lake.uri(outcomes.path(old.path)), tables.lake.uri(outcomes.path(new.path)))
+        outcomes.swap(handle, "r2", [new], removed=[old])
+    with outcomes.look() as handle:
+        (file,) = outcomes.files(handle)
+    assert file.path == new.path
+    assert file.committed_at >= later
 
 
 def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path):

@@ -84,6 +84,24 @@ def test_messages_that_come_again_are_known_where_the_connection_was_lost_before
     assert source_of(later).backlog().messages == 0
 
 
+@pytest.mark.parametrize("requeued", [0, 1, 2, 5], ids=["none", "an unrelated one", "some", "all"])
+def test_messages_that_share_an_id_are_all_handled_whatever_is_requeued(started, requeued):
+    flow = started()
+    source = source_of(flow)
+    ids = [{"message_id": id_} for id_ in ("other", *["order-1"] * 4)]
+    source.send([b"unrelated", b"created", b"paid", b"raise", b"shipped"], ids)
+    for share in source.plan(requeued, 1, "before"):
+        assert sum(batch.num_rows for batch in source.read(share, "before")) == requeued
+    source.close()
+
+    run(flow)
+
+    assert words(flow) == ["created", "paid", "shipped", "unrelated"]
+    assert kinds(flow) == {"raise": "ValueError"}
+    assert sorted(rows(flow, "outcomes")["outcome"]) == ["failed", *["handled"] * 4]
+    assert sum(rows(flow, "messages")["redelivered"]) == requeued
+
+
 def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(started):
     flow = started()
     source_of(flow).send([text.encode() for text in SENT], [{"message_id": None}] * len(SENT))

@@ -1,9 +1,12 @@
 """The life of one message, from its first delivery to what holds it now."""
 
+import dataclasses
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -13,11 +16,11 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run import steps
+from pipeline_platform.run import handling, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.trace import Delivery, trace
-from pipeline_platform.source.contract import Source
+from pipeline_platform.source.contract import Share, Source
 from tests.fixtures.flow import WINDOW, finish, handled, run
 from tests.fixtures.flow_pipelines import Word
 
@@ -67,6 +70,49 @@ def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgeme
     assert second.acknowledged_at
     assert first.acknowledged_at < second.acknowledged_at
     assert first.held is second.held is None
+
+
+def test_after_replays_a_life_still_has_the_first_delivery(flow, printed):
+    received = run(flow)
+    arrived = one(flow, "1").received
+    assert arrived
+    run(flow, "messages")
+    replayed = run(flow, "messages")
+
+    first, last = trace(flow, "1")
+    assert (first.receive_id, first.replayed_by) == (received.receive_id, replayed.receive_id)
+    assert first.received
+    assert (first.received["received_at"], first.run_id) == (arrived["received_at"], "test")
+    assert first.acknowledged_at
+    assert (first.outcome, first.rows) == (None, [])
+    assert (last.receive_id, last.received, last.outcome) == (replayed.receive_id, None, "handled")
+    assert [row["word"] for row in last.rows] == ["early"]
+    assert f"replayed: receive {replayed.receive_id}" in printed("1")
+
+
+class Marking(TableQueue):
+    """Marks every delivery, as a source that cannot tell does."""
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(share, receive_id):
+            at = batch.schema.get_field_index("redelivered")
+            yield batch.set_column(at, batch.schema.field(at), pa.repeat(True, batch.num_rows))
+
+
+def test_a_marked_delivery_is_redelivered_if_an_earlier_one_is_known(flow, printed, monkeypatch):
+    monkeypatch.setattr(handling, "_look_up", lambda *_: [])  # nothing is decided before
+    marking = dataclasses.replace(flow, source=Marking(**{**flow.source.model_dump(), "on_failure": "nack"}))
+    finish(marking, handled(marking))
+
+    first = one(flow, "2")
+    assert first.received
+    assert first.received["redelivered"]
+    assert not first.redelivered
+    assert "redelivered" not in printed("2")
+
+    finish(marking, handled(marking))
+    assert [delivery.redelivered for delivery in trace(flow, "2")] == [False, True]
+    assert printed("2").count("redelivered") == 1
 
 
 def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow):

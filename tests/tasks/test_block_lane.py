@@ -15,7 +15,7 @@ from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Process
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.schema import RowType
-from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
+from pipeline_platform.tasks.handle.repeats import REPEATS
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
 from tests.fixtures.obedient import Obedient, ObedientBlocks
@@ -344,7 +344,7 @@ def test_rows_of_a_block_can_be_acknowledged_at_once_each_once(lake_of_early):  
 
 def test_repeats_are_not_handled_again(lake):
     with Writer(lake, "obedient", "r1") as writer:
-        rows = [{"source": "memory", "message_id": "m1", "keep": KNOWN}]
+        rows = [{"row": 1, "decided": True}]
         writer.write("_repeats", WINDOW, pa.RecordBatch.from_pylist(rows, schema=REPEATS))
         repeats = ranges(writer.close(), "obedient", "_repeats")
 

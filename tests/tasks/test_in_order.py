@@ -27,7 +27,7 @@ from pipeline_platform.tasks.handle.in_order import (
     dealt_table,
     found_table,
 )
-from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
+from pipeline_platform.tasks.handle.repeats import REPEATS
 from pipeline_platform.tasks.host.fork import Death
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 from tests.tasks.test_isolation import isolated
@@ -244,7 +244,7 @@ def test_a_source_s_partition_keeps_its_sequence(lake, arrive, tasks):
 
 def test_repeats_have_no_partition_and_are_recorded_once(lake):
     with Writer(lake, "ordered", "repeats") as writer:
-        told = {"source": ["memory", "memory"], "message_id": ["m0", "m2"], "keep": [KNOWN, 1]}
+        told = {"row": [0, 2], "decided": [True, False]}
         writer.write("_receives/r1/_repeats", WINDOW, pa.RecordBatch.from_pydict(told, schema=REPEATS))
         repeats = ranges(writer.close(), "ordered", "_receives/r1/_repeats")
     handled = handle(lake, Ordered, memory("raise", "1 one", "1 two"), tuple(repeats))

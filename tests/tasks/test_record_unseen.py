@@ -13,7 +13,7 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS, WriteRepeats
+from pipeline_platform.tasks.handle.repeats import REPEATS, WriteRepeats
 from tests.fixtures.small_lake import (
     WINDOW,
     Keeping,
@@ -27,9 +27,9 @@ from tests.fixtures.small_lake import (
 )
 
 
-def known(lake: Lake, **keep: int):
-    """Write what a lookup found: the position of the copy to handle, by id."""
-    rows = [{"source": "memory", "message_id": name, "keep": at} for name, at in keep.items()]
+def known(lake: Lake, decided: int, copy: int):
+    """Write what a lookup found: the positions of a decided message and of a copy."""
+    rows = [{"row": copy, "decided": False}, {"row": decided, "decided": True}]
     stage = WriteRepeats(lake, "keeping", "r1", WINDOW)
     manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=REPEATS)])))
     return ranges(manifest, "keeping", stage.table)
@@ -39,7 +39,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
     """A copy must not be acknowledged: the one that is handled may yet be given back to the source."""
     source = Memory(deliveries_=(("a", b"a"), ("b", b"fail"), ("b", b"fail"), ("c", b"c")), on_failure="nack")
     rows = ranges(received(lake, "keeping", source), "keeping")
-    repeats = known(lake, a=KNOWN, b=1)
+    repeats = known(lake, decided=0, copy=2)
 
     task = Handle(
         pipeline=Keeping,
@@ -68,7 +68,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
 def test_the_fast_lane_acknowledges_them_apart(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
-    task = RecordUnseen(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, m0=KNOWN, m1=5))
+    task = RecordUnseen(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, decided=0, copy=1))
     manifest = done(task)
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
     assert told == {"m0": "ack", "m1": "noop"}
@@ -97,33 +97,38 @@ def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_
     assert manifest.total("aside") == 3
 
 
+DECIDED, COPY = True, False
+
+
 @pytest.fixture
 def looked_up(spark):
     """Look some deliveries up in some outcomes, in Spark."""
     session = spark.spark_session
 
-    def look(received: list[tuple[str, str, int, bool]], outcomes: list[tuple[str, str, str]] | None):
+    def look(received: list[tuple[str, str, bool]], outcomes: list[tuple[str, str, str]] | None) -> dict[int, bool]:
         key = "source string, message_id string"
-        rows = session.createDataFrame(received, f"{key}, position bigint, redelivered boolean")
+        numbered_ = [(*delivery, position) for position, delivery in enumerate(received)]
+        rows = session.createDataFrame(numbered_, f"{key}, redelivered boolean, position bigint").repartition(3)
         known = None
         if outcomes is not None:
             known = session.createDataFrame(outcomes, f"{key}, outcome string")
-        return {(row["source"], row["message_id"]): row["keep"] for row in repeats.find_repeats(rows, known).collect()}
+        return {found["row"]: found["decided"] for found in repeats.find_repeats(rows, known).collect()}
 
     return look
 
 
 def test_a_lookup_finds_what_is_decided_under_the_same_source(looked_up):
     received = [
-        ("queue", "decided", 0, True),
-        ("queue", "failed", 1, True),
-        ("queue", "returned", 2, True),
-        ("queue", "undecided", 3, True),
-        ("queue", "of another", 4, True),
-        ("queue", "not marked", 5, False),
+        ("queue", "decided", True),
+        ("queue", "failed", True),
+        ("queue", "returned", True),
+        ("queue", "undecided", True),
+        ("queue", "of another", True),
+        ("queue", "not marked", False),
     ]
     outcomes = [
         ("queue", "decided", "returned"),
+        ("queue", "decided", "handled"),
         ("queue", "decided", "handled"),
         ("queue", "failed", "failed"),
         ("queue", "returned", "returned"),
@@ -131,17 +136,26 @@ def test_a_lookup_finds_what_is_decided_under_the_same_source(looked_up):
         ("queue", "not marked", "handled"),
     ]
 
-    assert looked_up(received, outcomes) == {("queue", "decided"): KNOWN, ("queue", "failed"): KNOWN}
+    assert looked_up(received, outcomes) == {0: DECIDED, 1: DECIDED}
 
 
-@pytest.mark.parametrize("outcomes", [None, [], [("queue", "known", "handled")]])
-def test_a_lookup_keeps_one_of_several_copies_whether_they_are_marked_or_not(looked_up, outcomes):
+@pytest.mark.parametrize("outcomes", [None, [], [("queue", "decided", "handled")]])
+def test_a_lookup_drops_redeliveries_alone_and_keeps_one_delivery_of_each_message(looked_up, outcomes):
     received = [
-        ("queue", "twice", 7, True),
-        ("queue", "twice", 3, False),
-        ("other", "twice", 5, True),
-        ("queue", "known", 1, False),
-        ("queue", "known", 2, True),
+        ("queue", "unrelated", True),
+        ("queue", "shared", False),
+        ("queue", "shared", False),
+        ("queue", "first, then again", False),
+        ("queue", "first, then again", True),
+        ("queue", "again, then first", True),
+        ("queue", "again, then first", False),
+        ("queue", "again and again", True),
+        ("queue", "again and again", True),
+        ("other", "again and again", True),
+        ("queue", "decided", False),
+        ("queue", "decided", True),
     ]
-    kept = KNOWN if outcomes else 1
-    assert looked_up(received, outcomes) == {("queue", "twice"): 3, ("queue", "known"): kept}
+
+    found = looked_up(received, outcomes)
+
+    assert found == {4: COPY, 5: COPY, 8: COPY, 11: DECIDED if outcomes else COPY}

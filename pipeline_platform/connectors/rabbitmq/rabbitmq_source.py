@@ -42,7 +42,7 @@ _CALLS: Mapping[str, Callable[[Any, int, bool], None]] = {
 
 CLOSED = "their connection is closed"
 _NAMELESS = "?"
-"""Ends the `ack_id` of a message without an id: when it comes again, nobody can tell that it came before."""
+"""Ends the `ack_id` of a message without an id of its own: a redelivery of it is not recognised."""
 
 
 @dataclass
@@ -61,10 +61,10 @@ class RabbitmqSource(RabbitmqOptions):
 
     A run holds its messages by an open connection. If that is lost, the server gives them to the next run.
 
-    - A message's id is its property `message_id`, or a header. A message without is handled again where it comes
-      again: at least once.
-    - What a publisher sends twice under one id is handled twice, unless `deduplicate_publishes` is set: the server
-      knows nothing of it.
+    - A message's id is its property `message_id`, or a header. A message without an id is handled at least once.
+    - A message whose id belongs to a message of the same receive with another payload gets an id of its own, which
+      begins with the shared id. It is handled at least once, as a message without an id.
+    - A message that a publisher sends twice is handled twice, unless `deduplicate_publishes` is set.
     - `redelivered` is the server's word, which it gives for every message that it may have delivered before; or the
       queue's own entry in `x-death`, of a message that came back by a dead-letter exchange.
     - `published_at` is empty: the property `timestamp` is by the publisher's clock.
@@ -112,10 +112,11 @@ class RabbitmqSource(RabbitmqOptions):
         if begun is None:
             return
         inbox, batch = begun
+        owners: dict[str, int] = {}
         with self._explaining():
             try:
                 while batch:
-                    yield self._batch(inbox.channel.ref, batch)
+                    yield self._batch(inbox.channel.ref, batch, owners)
                     batch = self._next(inbox)
             finally:
                 inbox.stop()
@@ -142,7 +143,7 @@ class RabbitmqSource(RabbitmqOptions):
         """Say whether a receive may be decided: its connection lives, or its messages are known when they return.
 
         Raises:
-            SourceError: A message without an id would be handled twice; with why the channel was closed.
+            SourceError: A message without an id of its own would be handled twice; with why the channel was closed.
         """
         mine = [inbox for owner, inbox in self._opened.inboxes.values() if owner == receive_id]
         ended = [inbox.channel.ended for inbox in mine if inbox.channel.ended]
@@ -152,8 +153,9 @@ class RabbitmqSource(RabbitmqOptions):
             return True
         why = str(explained(ended[0], self)) if ended else f"source {self.name!r}: {CLOSED}"
         raise SourceError(
-            f"{why}. The server gives these messages to the next run. Some of them have no id, so this run decides "
-            "none: they would be handled twice. Messages with an id (message_id, or message_id_header) are decided"
+            f"{why}. The server gives these messages to the next run. Some of them have no id of their own, so this "
+            "run decides none: they would be handled twice. Give each message a unique id (message_id, or "
+            "message_id_header)"
         )
 
     def close(self) -> None:
@@ -311,13 +313,18 @@ class RabbitmqSource(RabbitmqOptions):
                     inbox.stop()
         return inbox.take(0)
 
-    def _batch(self, ack_ref: str, deliveries: Sequence[AmqpDelivery]) -> pa.RecordBatch:
+    def _batch(self, ack_ref: str, deliveries: Sequence[AmqpDelivery], owners: dict[str, int]) -> pa.RecordBatch:
         tags, ids, data, metadata, again = zip(*deliveries, strict=True)
-        named = list(zip(ids, tags, strict=True))
+        # An id identifies the first message of the receive that has it, by a hash of its payload.
+        named = [
+            bool(id_) and (self.deduplicate_publishes or owners.setdefault(id_, hash(body)) == hash(body))
+            for id_, body in zip(ids, data, strict=True)
+        ]
+        own = [f"{id_}/{ack_ref}/{tag}".removeprefix("/") for id_, tag in zip(ids, tags, strict=True)]
         return self.deliveries(
-            message_id=[id_ or f"{ack_ref}/{tag}" for id_, tag in named],
+            message_id=[id_ if is_named else other for id_, is_named, other in zip(ids, named, own, strict=True)],
             data=data,
-            ack_id=[f"{tag}" if id_ else f"{tag}{_NAMELESS}" for id_, tag in named],
+            ack_id=[f"{tag}" if is_named else f"{tag}{_NAMELESS}" for tag, is_named in zip(tags, named, strict=True)],
             ack_ref=ack_ref,
             metadata=pa.array(metadata, pa.string()),
             redelivered=self.deduplicate_publishes or again,

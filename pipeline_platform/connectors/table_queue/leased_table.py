@@ -20,7 +20,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from pipeline_platform.connectors.table_queue import id_spans
+from pipeline_platform.connectors.table_queue import id_spans, ids_on_sqlite
 from pipeline_platform.connectors.table_queue.id_spans import HOLE, IdSpan
 from pipeline_platform.connectors.table_queue.queue_readers import QueueReaders
 from pipeline_platform.control.database import Database, insert
@@ -384,5 +384,5 @@ class LeasedTable:
         if self.kind is int and ids[-1] - ids[0] + 1 == len(ids):  # the common case, and a quarter faster
             return column.between(ids[0], ids[-1])
         if self.database.is_sqlite:
-            return column.in_(sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value))
+            return column.in_(ids_on_sqlite.each(ids))
         return column == sa.any_(sa.cast(ids, postgresql.ARRAY(self.leases.c.id.type)))

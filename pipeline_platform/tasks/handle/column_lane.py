@@ -19,6 +19,7 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
+from pipeline_platform.tasks.handle.handle_messages import UNREAD
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import oversized
 from pipeline_platform.tasks.host.fork import Death
@@ -32,9 +33,7 @@ if TYPE_CHECKING:
 
     from pipeline_platform.control.pace import Pace
 
-RECEIVED = pa.schema(
-    [*(field for field in MESSAGES if field.name not in ("receive_id", "published_at")), ("position", pa.int64())]
-)
+RECEIVED = pa.schema([*(field for field in MESSAGES if field.name not in UNREAD), ("position", pa.int64())])
 """What `handle_messages` is given, beside how each row would be routed."""
 GROUP_BYTES = 64 * 2**20
 """Bytes of rows that a task holds for a host: Spark gives them once, and a host that dies is followed by another."""

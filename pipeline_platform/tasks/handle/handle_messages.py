@@ -22,8 +22,10 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
-_UNREAD = {"receive_id", "published_at"}
-READ = pa.schema([*(field for field in MESSAGES if field.name not in _UNREAD), ("position", pa.int64())])
+UNREAD = ("receive_id", "first_receive_id", "published_at")
+"""Columns of received messages that handling does not read."""
+
+READ = pa.schema([*(field for field in MESSAGES if field.name not in UNREAD), ("position", pa.int64())])
 """What handling reads of a received message."""
 
 BLOCK_ROWS = 8_192

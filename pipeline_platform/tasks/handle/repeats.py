@@ -1,4 +1,4 @@
-"""Repeats: deliveries that are not to be handled again, because another one of their message is or was."""
+"""Repeats: deliveries that are not handled again, because their message is decided or another delivery is handled."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
@@ -16,37 +16,33 @@ from pipeline_platform.lake.writer import Writer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-REPEATS = pa.schema([("source", pa.string()), ("message_id", pa.string()), ("keep", pa.int64())])
-"""A message that came more than once: the position of the one copy to handle, or `KNOWN`."""
-
-KNOWN = -1
-"""No copy is to be handled: an earlier receive decided the message."""
+REPEATS = pa.schema([("row", pa.int64()), ("decided", pa.bool_())])
+"""Deliveries that are not handled, by `row`, their position. `decided`: an earlier receive decided the message;
+otherwise another delivery of this receive is handled."""
 
 
 class Repeats:
-    """By `(source, message_id)`, the position of the one copy to handle, or `KNOWN`."""
+    """Deliveries of a receive that are not handled."""
 
-    def __init__(self, keep: dict[tuple[str, str], int]) -> None:
-        self._keep = keep
+    def __init__(self, found: pa.Table) -> None:
+        found = found.sort_by("row")
+        self._rows, self._decided = found["row"].to_numpy(), found["decided"].to_numpy()
 
     @classmethod
     def read(cls, lake: Lake, files: Sequence[RowRange]) -> Repeats:
         """Read what `WriteRepeats` wrote."""
-        keep: dict[tuple[str, str], int] = {}
-        for _, batch in read_ranges(lake, files, REPEATS, 65_536):
-            sources, ids, positions = (column.to_pylist() for column in batch.columns)
-            keep.update(zip(zip(sources, ids, strict=True), positions, strict=True))
-        return cls(keep)
+        return cls(pa.Table.from_batches((batch for _, batch in read_ranges(lake, files, REPEATS, 65_536)), REPEATS))
 
     def split(self, chunk: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch, pa.RecordBatch]:
-        """Divide a chunk: what to handle; what earlier receives decided; what is handled in another copy."""
-        if not self._keep:
+        """Split a chunk into rows to handle, rows that earlier receives decided, and copies of rows to handle."""
+        if not len(self._rows):
             return chunk, chunk.slice(0, 0), chunk.slice(0, 0)
-        keys = zip(chunk.column("source").to_pylist(), chunk.column("message_id").to_pylist(), strict=True)
-        keep = pa.array([self._keep.get(key) for key in keys], pa.int64())
-        fresh = pc.fill_null(pc.equal(keep, chunk.column("position")), True)
-        decided = pc.fill_null(pc.equal(keep, KNOWN), False)
-        return chunk.filter(fresh), chunk.filter(decided), chunk.filter(pc.invert(pc.or_(fresh, decided)))
+        positions = chunk.column("position").to_numpy()
+        at = np.searchsorted(self._rows, positions).clip(max=len(self._rows) - 1)
+        is_repeat, is_decided = self._rows[at] == positions, self._decided[at]
+        parts = (~is_repeat, is_repeat & is_decided, is_repeat & ~is_decided)
+        fresh, decided, copies = (chunk.filter(pa.array(part)) for part in parts)
+        return fresh, decided, copies
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ class Scan:
 
 @dataclass(frozen=True)
 class WriteRepeats:
-    """Writes what `find_repeats` found, for the tasks that handle to read."""
+    """Writes what `find_repeats` found, for the tasks that handle messages."""
 
     lake: Lake
     pipeline: str
@@ -87,11 +83,14 @@ class WriteRepeats:
 
 
 def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
-    """Find the messages that are decided, or were delivered more than once in this receive.
+    """Find the deliveries whose message is decided or is handled in another delivery of this receive.
+
+    A delivery that is not marked `redelivered` is the first of its message. It is always handled, so an unrelated
+    redelivery in the same receive cannot change its outcome.
 
     Args:
-        received: `source`, `message_id`, `position` and `redelivered` of what was received.
-        outcomes: `source`, `message_id` and `outcome` of what is known; None where nothing is.
+        received: `source`, `message_id`, `position` and `redelivered` of all deliveries of the receive.
+        outcomes: `source`, `message_id` and `outcome` of earlier receives; None if there are none.
 
     Returns:
         The columns of `REPEATS`.
@@ -99,17 +98,12 @@ def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     from pyspark.sql import functions as f
 
     key = ["source", "message_id"]
-    # Copies count whether marked or not: the first delivery of a message is rightly not marked, its second is.
-    copies = (
-        received.groupBy(*key)
-        .agg(f.min("position").alias("keep"), f.count("*").alias("n"), f.max("redelivered").alias("redelivered"))
-        .where("redelivered or n > 1")
-    )
+    # A redelivery may be in the same receive as the first delivery, whose lease expired meanwhile.
+    handled = received.groupBy(*key).agg(f.min(f.struct("redelivered", "position")).alias("handled"))
+    again = received.where("redelivered").join(handled, key)
+    is_copy = f.col("position") != f.col("handled.position")
     if outcomes is None:
-        return copies.where("n > 1").select(*key, "keep")
-    known = outcomes.where("outcome in ('handled', 'failed')").select(*key).distinct().withColumn("known", f.lit(1))
-    return (
-        copies.join(known, key, "left")
-        .where("known is not null or n > 1")
-        .select(*key, f.when(f.col("known").isNotNull(), f.lit(KNOWN)).otherwise(f.col("keep")).alias("keep"))
-    )
+        return again.where(is_copy).select(f.col("position").alias("row"), f.lit(False).alias("decided"))
+    decided = outcomes.where("outcome in ('handled', 'failed')").select(*key, f.lit(True).alias("decided")).distinct()
+    again = again.join(decided, key, "left").withColumn("decided", f.coalesce("decided", f.lit(False)))
+    return again.where(f.col("decided") | is_copy).select(f.col("position").alias("row"), "decided")

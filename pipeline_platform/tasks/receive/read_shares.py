@@ -34,10 +34,13 @@ class ReadShares:
         window = share.window or self.window
         received = redelivered = largest = 0
         oldest: list[datetime | None] = []
+        newest: datetime | None = None
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
             for batch in self._batches(share):
                 received += batch.num_rows
-                again = batch.column("published_at").filter(batch.column("redelivered"))
+                published = batch.column("published_at")
+                newest = max(filter(None, (newest, pc.max(published).as_py())), default=None)
+                again = published.filter(batch.column("redelivered"))
                 redelivered += len(again)
                 if len(again):
                     oldest.append(None if again.null_count else pc.min(again).as_py())
@@ -47,7 +50,8 @@ class ReadShares:
             known = [time for time in oldest if time is not None]
             since = min(known).isoformat() if known and len(known) == len(oldest) else None
             took = {"began": began, "seconds": time.monotonic() - started, "task": index}
-            manifest = writer.close(**counts, redelivered_since=since, **took)
+            until = newest.isoformat() if newest else None
+            manifest = writer.close(**counts, redelivered_since=since, published_until=until, **took)
         yield from manifest.to_arrow().to_batches()
 
     def _batches(self, share: Share) -> Iterator[pa.RecordBatch]:
@@ -66,8 +70,10 @@ class ReadShares:
         for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):
             if batch.column(name).null_count:  # nothing later could tell such a message from another
                 raise SourceError(f"source {self.source.name} delivered a message without {name}: mend its connector")
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
-        return pa.RecordBatch.from_arrays(
-            [*batch.columns, pa.repeat(now, batch.num_rows), pa.repeat(self.receive_id, batch.num_rows)],
-            names=[*batch.schema.names, "received_at", "receive_id"],
-        )
+        # A replay gives the time and the receive of the first delivery.
+        columns.setdefault("received_at", pa.repeat(now, batch.num_rows))
+        columns.setdefault("first_receive_id", pa.nulls(batch.num_rows, pa.string()))
+        columns["receive_id"] = pa.repeat(self.receive_id, batch.num_rows)
+        return pa.RecordBatch.from_pydict(columns)

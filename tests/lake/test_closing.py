@@ -1,0 +1,142 @@
+"""Failures that people close and reopen at the same time as others: each message has one open event."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline_platform.lake import closing
+from pipeline_platform.lake.inspection import history
+from pipeline_platform.lake.tables import Tables
+from tests.fixtures.failures import NOON, event, failures, record
+from tests.fixtures.small_lake import Keeping, Memory, Mended, Run, visible
+
+
+@pytest.fixture
+def tables(lake):
+    """Two messages that failed."""
+    tables = Tables(lake, Keeping)
+    Run(tables, Memory(deliveries_=(("m", b"fail m"), ("n", b"fail n"))), "r1").finish()
+    return tables
+
+
+@pytest.fixture
+def meanwhile(monkeypatch):
+    """Have something happen once, after a command has read failures and before it commits."""
+
+    def inject(happens: Callable[[], object]) -> None:
+        write, left = closing.write_rows, [happens]
+
+        def writes(*given: Any) -> Any:
+            written = write(*given)
+            if left:
+                left.pop()()
+            return written
+
+        monkeypatch.setattr(closing, "write_rows", writes)
+
+    return inject
+
+
+def close(tables: Tables, **selection: Any) -> int:
+    return closing.close(tables, failures(tables.lake, **selection), "me", "known")
+
+
+def reopen(tables: Tables, **selection: Any) -> int:
+    return closing.reopen(tables, failures(tables.lake, **selection))
+
+
+def retry(tables: Tables, receive_id: str, pipeline: type[Keeping] = Keeping) -> Run:
+    """A retry that has handled all open failures, and decided nothing."""
+    return Run(Tables(tables.lake, pipeline), failures(tables.lake), receive_id, origin="failed").work()
+
+
+def given_out(tables: Tables) -> list[tuple[str, int]]:
+    source = failures(tables.lake)
+    rows = [row for share in source.plan(10, 1, "r") for batch in source.read(share, "r") for row in batch.to_pylist()]
+    return [(row["message_id"], row["attempt"]) for row in rows]
+
+
+def events_of(tables: Tables, message_id: str) -> list[tuple[int, str]]:
+    return [(one["attempt"], one["state"]) for one in history(failures(tables.lake), message_id)]
+
+
+def test_of_two_that_reopen_a_failure_at_the_same_time_one_does(tables, meanwhile):
+    close(tables, message_id="m")
+    counts: list[int] = []
+    meanwhile(lambda: counts.append(reopen(tables)))
+
+    assert [reopen(tables), *counts] == [0, 1]
+    assert events_of(tables, "m") == [(1, "open"), (1, "closed"), (2, "open")]
+    assert given_out(tables) == [("n", 2), ("m", 3)]
+
+
+def test_of_two_that_close_a_failure_at_the_same_time_one_does(tables, meanwhile):
+    counts: list[int] = []
+    meanwhile(lambda: counts.append(close(tables, message_id="m")))
+
+    assert [close(tables), *counts] == [1, 1], "the other failure is closed all the same"
+    assert events_of(tables, "m") == events_of(tables, "n") == [(1, "open"), (1, "closed")]
+
+
+def test_a_commit_about_other_messages_needs_no_second_look(tables, meanwhile, monkeypatch):
+    looks: list[str] = []
+    look = closing.failure_events.chosen
+    monkeypatch.setattr(closing.failure_events, "chosen", lambda *given: looks.append("look") or look(*given))
+    meanwhile(lambda: record(tables.lake, "r2", event("other")))
+
+    assert close(tables, message_id="m") == 1
+    assert looks == ["look"]
+
+
+@pytest.mark.parametrize(("pipeline", "closed"), [(Keeping, 1), (Mended, 0)])
+def test_what_a_retry_publishes_meanwhile_is_closed_as_it_is_then(lake, tables, meanwhile, pipeline, closed):
+    close(tables, message_id="n")
+    meanwhile(lambda: retry(tables, "r2", pipeline).decide().publish())
+
+    assert close(tables) == closed
+    assert failures(lake).open_by_window() == {}
+    assert events_of(tables, "m")[-1] == (2, "closed")
+
+
+@pytest.mark.parametrize("is_decided", [True, False])
+def test_a_failure_that_is_closed_and_reopened_during_a_retry_that_fails_is_open_once(lake, tables, is_decided):
+    run = retry(tables, "r2")
+    if is_decided:
+        run.decide()
+    assert close(tables, message_id="m") == 1
+    assert reopen(tables) == 1
+    run.decide().publish()
+
+    assert events_of(tables, "m") == [(1, "open"), (1, "closed"), (2, "open")]
+    assert events_of(tables, "n") == [(1, "open"), (2, "open")], "the result of the others is published"
+    assert sorted(given_out(tables)) == [("m", 3), ("n", 3)]
+    retry(tables, "r3", Mended).decide().publish()
+    assert sorted(row["message_id"] for row in visible(tables, "kept")) == ["m", "n"]
+    assert failures(lake).open_by_window() == {}
+
+
+def test_a_failure_that_is_reopened_during_a_retry_that_handles_it_is_closed(lake, tables):
+    run = retry(tables, "r2", Mended)
+    close(tables)
+    reopen(tables)
+    run.decide().publish()
+
+    assert failures(lake).open_by_window() == {}
+    assert sorted(row["message_id"] for row in visible(tables, "kept")) == ["m", "n"]
+
+
+def test_a_table_with_two_open_events_of_a_message_gives_it_out_once_and_no_other_less(lake):
+    """As an earlier release left it. The last event counts."""
+    tables = Tables(lake, Keeping)
+    record(lake, "r1", event("m", data=b"first"), event("m", data=b"second"), event("n"))
+    record(lake, "r2", event("m", data=b"third"), event("o", due_at=NOON))
+
+    assert sorted(given_out(tables)) == [("m", 2), ("n", 2), ("o", 2)]
+    assert failures(lake).backlog().messages == 3
+    (share,) = failures(lake, message_id="m").plan(10, 1, "r")
+    (batch,) = failures(lake, message_id="m").read(share, "r")
+    assert batch.column("data").to_pylist() == [b"third"]
+    assert close(tables) == 3
+    assert reopen(tables) == 3
+    assert sorted(given_out(tables)) == [("m", 3), ("n", 3), ("o", 3)]
