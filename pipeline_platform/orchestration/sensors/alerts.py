@@ -86,7 +86,7 @@ class _Look(NamedTuple):
     about: About
     of: str
     wrong: str | None
-    count: int | None = None
+    failures: int | None = None
 
     @property
     def key(self) -> str:
@@ -110,10 +110,10 @@ class _Known(BaseModel):
         """Whether to report a look: it is newly wrong, newly right, or its failures have grown."""
         if bool(look.wrong) != (look.key in self.wrong):
             return True
-        if look.key not in self.counts or look.count is None:
+        if look.key not in self.counts or look.failures is None:
             return False
         reported_at, before = self.counts[look.key]
-        return look.count > before and (look.count >= 2 * before or now >= reported_at + _AGAIN_AFTER)
+        return look.failures > before and (look.failures >= 2 * before or now >= reported_at + _AGAIN_AFTER)
 
     def report(self, look: _Look, now: datetime) -> None:
         """Note that a look was reported."""
@@ -123,14 +123,14 @@ class _Known(BaseModel):
             return
         began, _ = self.wrong.get(look.key, (now, ""))
         self.wrong[look.key] = began, look.wrong
-        if look.count is not None:
-            self.counts[look.key] = now, look.count
+        if look.failures is not None:
+            self.counts[look.key] = now, look.failures
 
     def see(self, look: _Look) -> None:
         """Note a number of failures that has fallen: what comes on top of it is growth."""
-        if look.key in self.counts and look.count is not None:
+        if look.key in self.counts and look.failures is not None:
             reported_at, before = self.counts[look.key]
-            self.counts[look.key] = reported_at, min(before, look.count)
+            self.counts[look.key] = reported_at, min(before, look.failures)
 
     @classmethod
     def from_json(cls, text: str | None, now: datetime) -> "_Known":
