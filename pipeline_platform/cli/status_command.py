@@ -187,11 +187,12 @@ def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
 
 
 def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> Rows:
-    """What the sensor counts: what runs hold, and what those will take on that hold nothing yet."""
+    """What runs hold; and the most that runs may take which have leased nothing yet."""
     live, now = control.in_flight(key), datetime.now(UTC)
-    messages = sum(claim.messages for claim in live) + sum(to_lease.values())
-    rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(live) + len(to_lease), 'run')}"}
-    for claim in live:
+    holding = [claim for claim in live if claim.run_id not in to_lease]
+    messages = sum(claim.messages for claim in holding)
+    rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(holding), 'run')}"}
+    for claim in holding:
         began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
         rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
         if spark_ui and (late := late_tasks(spark_ui, claim.receive_id)):
@@ -200,7 +201,8 @@ def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spa
         since = _seconds((now - claim.expires_at).total_seconds())
         dead = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
         rows[f"  run {claim.run_id[:8]}"] = Text(dead, style="yellow")
-    return rows | {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, wanted in to_lease.items()}
+    takes = {f"  run {run_id[:8]}": f"will take on up to {wanted:,} messages" for run_id, wanted in to_lease.items()}
+    return rows | takes
 
 
 def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
