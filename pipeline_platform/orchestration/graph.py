@@ -356,6 +356,6 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
 
 
 @dg.success_hook(name="end_as_asked")
-def end_as_asked(_: dg.HookContext) -> None:
+def end_as_asked(context: dg.HookContext) -> None:
     """End a run that was asked to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
-    end_if_asked()
+    end_if_asked(context.log.info)

@@ -286,7 +286,7 @@ def test_a_pause_holds_until_it_is_resumed(cli, control, tmp_path):
     assert "is paused: the lake is moving" in said
     assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in said, "who changes something is told whose"
     assert control.paused("flights") == "the lake is moving"
-    assert "asks for runs again" in cli("resume", "flights").stdout
+    assert "flights is resumed." in cli("resume", "flights").stdout
     assert control.paused("flights") is None
     assert "was not paused" in cli("resume", "flights").stdout
 
