@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance
 from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.terminal import say
@@ -17,10 +18,15 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Overrides, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
+from pipeline_platform.source.contract import SourceError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
 Reason = Annotated[str, typer.Option(help="Shown while the pipeline is paused.")]
+DrainReason = Annotated[
+    str | None,
+    typer.Option(help="Shown while the pipeline is paused.  [default: that of its pause, if it is paused]"),
+]
 Of = Annotated[str, typer.Option("--producer", help="This producer only, where the pipeline has several.")]
 
 
@@ -60,23 +66,46 @@ def pause(pipeline: Name, reason: Reason = "paused on the command line", produce
 
 def resume(pipeline: Name, producer: Of = "") -> None:
     """End a pause; a producer that was paused by its name stays paused until it is named."""
-    with _of(pipeline, producer) as (control, key, producers):
+    with dagster_instance() as instance, chosen(pipeline, producer) as (opened, of):
+        control, key = opened.control, of.limits_key(producer)
         before = control.paused(key)
         control.resume(key)
-        still = {each: why for each in producers if (why := control.paused(each))}
-    if key not in still:
-        say(f"{key} asks for runs again." if before else f"{key} was not paused.")
-    for each, why in still.items():
-        say(f"{each} stays paused: {why}")
+        still = {name: why for name in of.producers_of(producer) if (why := control.paused(of.limits_key(name)))}
+        if before and not control.paused(key):
+            say(f"{key} is resumed.")
+        elif not before:
+            say(f"{key} was not paused.")
+        for name, options in of.producers_of(producer).items():
+            paused = still.get(name)
+            say(f"{of.limits_key(name)} {_resumed(opened, of, name, options, instance, paused)}")
 
 
-def drain(pipeline: Name, reason: Reason = "drained on the command line", producer: Of = "") -> None:
+def _resumed(
+    opened: loading.Deployment,
+    pipeline: type[Pipeline],
+    producer: str,
+    options: Producer,
+    instance: Instance,
+    paused: str | None,
+) -> str:
+    if paused:
+        return f"stays paused: {paused}"
+    try:
+        opened.sources[options.source].backlog()
+    except SourceError as error:
+        return f"is not paused, but no runs are asked for: {options.source} does not answer: {error}"
+    state = asking(pipeline, producer, instance)
+    return f"{state}." if state == "asks for runs" else f"is {state}."
+
+
+def drain(pipeline: Name, reason: DrainReason = None, producer: Of = "") -> None:
     """Pause a pipeline, stop its runs after the messages that they have begun, and wait for them.
 
     Runs begin messages for the pipeline's `shutdown` more. What was handled by then is delivered, published and
     acknowledged. The pipeline stays paused until `resume`.
     """
     with chosen(pipeline, producer) as (opened, of):
+        reason = reason or opened.control.paused(of.limits_key(producer)) or "drained on the command line"
         say(drain_and_wait(opened.control, of, reason, producer, log=say))
 
 
@@ -143,9 +172,4 @@ def scale(
     if as_json:
         typer.echo(json.dumps({key: now.model_dump()}))
         return
-    say(f"{key}: {changed(now) or 'nothing is changed; its own options hold'}.")
-
-
-def changed(overrides: Overrides) -> str:
-    """Say which options are set at run time; empty where none is."""
-    return ", ".join(f"{name} {value:,}" for name, value in overrides if value is not None)
+    say(f"{key}: {str(now) or 'nothing is changed; its own options hold'}.")

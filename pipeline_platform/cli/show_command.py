@@ -9,7 +9,6 @@ from pydantic import BaseModel
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json
-from pipeline_platform.cli.limit_commands import changed
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
@@ -68,7 +67,7 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
     if kind := pipeline.block_type():
         lane = f"handle_messages, by blocks ({name_of(kind)})"
     lines.append(f"processors: {lane}; {_options(control.processors_of(pipeline))}")
-    if at_run_time := changed(control.overrides(pipeline.name)):
+    if at_run_time := str(control.overrides(pipeline.name)):
         lines.append(f"  set at run time: {at_run_time}")
     for name, batcher in pipeline.batchers.items():
         model = batcher.table_schema.__name__ if batcher.table_schema else "JSON"
@@ -86,7 +85,7 @@ def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> l
     if limit:
         origin = "" if limit == own else ", set at run time"
         lines.append(f"rate limit: {limit.allowed_messages:,} every {limit.interval}{origin}")
-    if producer and (at_run_time := changed(control.overrides(key))):
+    if producer and (at_run_time := str(control.overrides(key))):
         lines.append(f"set at run time: {at_run_time}")
     if paused := control.paused(key):
         lines.append(f"paused: {paused}")

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import sqlite3
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from rich.console import Console
@@ -20,8 +15,8 @@ from rich.text import Text
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance, known
 from pipeline_platform.cli.failure_commands import Json
-from pipeline_platform.cli.limit_commands import changed
 from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
@@ -39,8 +34,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Rows = dict[str, str | Text]
-Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
-"""Dagster's, or why it cannot be asked."""
 
 
 def status(
@@ -53,7 +46,7 @@ def status(
     take some on, as the instance in DAGSTER_HOME tells. `runs in Dagster` are those that it has queued or started.
     """
     console = Console()
-    with _dagster() as instance, loading.opened(None, _known(instance)) as opened:
+    with dagster_instance() as instance, loading.opened(None, known(instance)) as opened:
         wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
         if as_json:
             found = {chosen.name: _rows(opened, chosen, instance) for chosen in wanted}
@@ -82,38 +75,6 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instan
     }
 
 
-@contextmanager
-def _dagster() -> Iterator[Instance]:
-    """The instance of DAGSTER_HOME, or why it cannot be asked."""
-    import dagster as dg
-
-    if not os.environ.get("DAGSTER_HOME"):
-        yield "DAGSTER_HOME is not set"
-        return
-    if not _is_made(Path(os.environ["DAGSTER_HOME"])):
-        yield "none yet: Dagster has not been started with this DAGSTER_HOME"
-        return
-    try:
-        instance = dg.DagsterInstance.get()
-    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
-        yield error
-        return
-    with instance:
-        yield instance
-
-
-def _is_made(home: Path) -> bool:
-    """Whether Dagster's own SQLite files are whole: two processes that make them at once leave them unusable."""
-    settings, last = home / "dagster.yaml", home / "schedules" / "schedules.db"
-    if not home.is_dir() or (settings.is_file() and re.search(r"^(run_)?storage:", settings.read_text(), re.M)):
-        return True  # somewhere else, or nowhere: Dagster says so
-    if not last.is_file():
-        return False
-    with closing(sqlite3.connect(last)) as database, suppress(sqlite3.OperationalError):
-        return database.execute("SELECT 1 FROM alembic_version").fetchone() is not None
-    return False
-
-
 def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
     """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
     from pipeline_platform.launcher.run_process import end_claims
@@ -121,30 +82,30 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
     from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 
     rows, control = Rows(), opened.control
-    _asking(instance, lambda known: end_claims(known, control, pipeline.name) if known else None)
+    _asking(instance, lambda asked: end_claims(asked, control, pipeline.name) if asked else None)
     for name, producer in pipeline.producers_of().items():
         key, looked = pipeline.limits_key(name), (pipeline, name, opened.sources[producer.source], control)
-        state = _asking(instance, lambda known, looked=looked: state_of(*looked, known))  # type: ignore[misc]
+        state = _asking(instance, lambda asked, looked=looked: state_of(*looked, asked))  # type: ignore[misc]
         held = _in_flight(control, key, state.in_flight.to_lease, opened.spark_ui)
-        of_one = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer), **held}
+        asks = asking(pipeline, name, instance)
+        if isinstance(state.backlog, SourceError):
+            asks = "not paused, but no runs are asked for: the source does not answer"
+        of_one = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer, asks), **held}
         rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
     if pipeline.producers:
-        at_run_time = changed(control.overrides(pipeline.name))
+        at_run_time = str(control.overrides(pipeline.name))
         rows |= {"set at run time": at_run_time} if at_run_time else {}
-        to_lease = _asking(instance, lambda known: in_flight(pipeline, known, control)).to_lease
-        of_all = {**_state(control, pipeline.name), **_in_flight(control, pipeline.name, to_lease, opened.spark_ui)}
+        to_lease = _asking(instance, lambda asked: in_flight(pipeline, asked, control)).to_lease
+        held = _in_flight(control, pipeline.name, to_lease, opened.spark_ui)
+        of_all = {**_state(control, pipeline.name, "not paused"), **held}
         rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
     return rows
-
-
-def _known(instance: Instance) -> dg.DagsterInstance | None:
-    return None if isinstance(instance, str | Exception) else instance
 
 
 def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
     """What a look tells that asks Dagster, too, if it answers; `runs in Dagster` says why it does not."""
     try:
-        return look(_known(instance))
+        return look(known(instance))
     except SQLAlchemyError:
         return look(None)
 
@@ -166,17 +127,17 @@ def _backlog(state: ProducerState) -> Rows:
     return rows
 
 
-def _state(control: ControlStore, key: str) -> Rows:
+def _state(control: ControlStore, key: str, otherwise: str) -> Rows:
     paused, stops_at = control.paused(key), control.draining(key)
     if not paused:
-        return {"state": "asks for runs"}
+        return {"state": otherwise}
     drains = f", and drained: runs begin no message after {stops_at:%H:%M:%S} UTC" if stops_at else ""
     return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
 
 
-def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
-    rows = _state(control, key)
-    if at_run_time := changed(control.overrides(key)):
+def _limits(control: ControlStore, key: str, producer: Producer, asks: str) -> Rows:
+    rows = _state(control, key, asks)
+    if at_run_time := str(control.overrides(key)):
         rows["set at run time"] = at_run_time
     limit = control.rate_limiting(key, producer.rate_limiting)
     if limit is None:
@@ -189,11 +150,12 @@ def _limits(control: ControlStore, key: str, producer: Producer) -> Rows:
 
 
 def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> Rows:
-    """What the sensor counts: what runs hold, and what those will take on that hold nothing yet."""
+    """What runs hold; and the most that runs may take which have leased nothing yet."""
     live, now = control.in_flight(key), datetime.now(UTC)
-    messages = sum(claim.messages for claim in live) + sum(to_lease.values())
-    rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(live) + len(to_lease), 'run')}"}
-    for claim in live:
+    holding = [claim for claim in live if claim.run_id not in to_lease]
+    messages = sum(claim.messages for claim in holding)
+    rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(holding), 'run')}"}
+    for claim in holding:
         began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
         rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
         if spark_ui and (late := late_tasks(spark_ui, claim.receive_id)):
@@ -202,7 +164,8 @@ def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spa
         since = _seconds((now - claim.expires_at).total_seconds())
         dead = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
         rows[f"  run {claim.run_id[:8]}"] = Text(dead, style="yellow")
-    return rows | {f"  run {run_id[:8]}": f"will take on {wanted:,} messages" for run_id, wanted in to_lease.items()}
+    takes = {f"  run {run_id[:8]}": f"will take on up to {wanted:,} messages" for run_id, wanted in to_lease.items()}
+    return rows | takes
 
 
 def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:

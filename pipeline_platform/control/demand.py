@@ -41,34 +41,54 @@ class Ask(NamedTuple):
 
 @dataclass(frozen=True)
 class InFlight:
-    """Messages that runs under way hold, or will.
+    """Messages that runs under way hold or may lease.
 
     Attributes:
         messages: How many.
         runs: How many runs.
         unleased: Those that are not leased yet: the source still counts them.
         permitted: Those that had their permits, of intervals that are over.
+        of_others: Capacity that runs of other producers, backfills and replays take from this producer.
         run_ids: Of these runs, for people.
-        to_lease: Messages that runs will take on which hold none yet, by run id.
+        to_lease: The most that each run may lease which has leased nothing yet, by run id.
     """
 
     messages: int = 0
     runs: int = 0
     unleased: int = 0
     permitted: int = 0
+    of_others: int = 0
     run_ids: tuple[str, ...] = field(default=(), compare=False)
     to_lease: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
+    def held(self) -> int:
+        """Messages that runs have leased."""
+        return self.messages - sum(self.to_lease.values())
+
+    @property
+    def of_capacity(self) -> int:
+        """Messages that fill the producer's capacity."""
+        return self.messages + self.of_others
+
+    def holding(self, steps: Mapping[str, str]) -> str:
+        """The runs that hold messages, each with its step."""
+        return _named([run_id for run_id in self.run_ids if run_id not in self.to_lease], steps)
+
+    def leasing(self, steps: Mapping[str, str]) -> str:
+        """The runs that may lease messages, each with its step."""
+        return _named([*self.to_lease], steps)
+
+    @property
     def named(self) -> str:
         """The runs, by the beginnings of their ids, as Dagster shows them."""
-        return self.named_with({})
+        return _named(self.run_ids, {})
 
-    def named_with(self, steps: Mapping[str, str]) -> str:
-        """The runs, each with what it does, by run id."""
-        names = ", ".join(f"{one[:8]} ({steps[one]})" if one in steps else one[:8] for one in self.run_ids[:NAMED])
-        more = f" and {len(self.run_ids) - NAMED} more" if len(self.run_ids) > NAMED else ""
-        return f"{'run' if len(self.run_ids) == 1 else 'runs'} {names}{more}" if names else "runs under way"
+
+def _named(run_ids: Sequence[str], steps: Mapping[str, str]) -> str:
+    names = ", ".join(f"{one[:8]} ({steps[one]})" if one in steps else one[:8] for one in run_ids[:NAMED])
+    more = f" and {len(run_ids) - NAMED} more" if len(run_ids) > NAMED else ""
+    return f"{'run' if len(run_ids) == 1 else 'runs'} {names}{more}" if names else "runs under way"
 
 
 NOTHING = InFlight()
@@ -242,7 +262,7 @@ def with_left(backlog: Backlog, left: int) -> Backlog:
 
 def of_use(limits: Limits, in_flight: InFlight) -> int:
     """How far a source needs to count what waits: beyond all that runs under way and new ones take on."""
-    return max(limits.capacity, in_flight.messages) + 1
+    return max(limits.capacity, in_flight.of_capacity) + 1
 
 
 def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
@@ -257,9 +277,9 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     waiting = not_taken(backlog, in_flight)
     if hindrance := _hindrance(backlog, limits, in_flight, waiting):
         return Ask(0, hindrance)
-    most = min(limits.per_run, limits.capacity - in_flight.messages)
+    most = min(limits.per_run, limits.capacity - in_flight.of_capacity)
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
-        most = min(most, limits.permits - in_flight.messages + in_flight.permitted)
+        most = min(most, limits.permits - in_flight.of_capacity + in_flight.permitted)
     # Not what room there is: where others hold nearly all of it, each look would ask for a run of a few messages.
     pays_from = worthwhile(limits.processors, limits.per_run)
     if limits.permits_soon is not None:
@@ -329,9 +349,10 @@ def count(messages: int) -> str:
 
 
 def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: int | None) -> str | None:
-    held = in_flight.messages
     if limits.paused is None and backlog.messages == 0:
-        return f"the queue is empty; {in_flight.named} took on {count(held)}" if held else "the queue is empty"
+        if in_flight.held:
+            return f"the queue is empty; {in_flight.holding({})} took on {count(in_flight.held)}"
+        return f"the queue is empty; {in_flight.named} under way" if in_flight.run_ids else "the queue is empty"
     if limits.paused is None and waiting == 0:
         return f"{_wait(backlog.messages or 0)}, and {in_flight.named} will take them"
     return no_room(limits, in_flight)
@@ -339,7 +360,7 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
 
 def no_room(limits: Limits, in_flight: InFlight) -> str | None:
     """Why no run may be asked for, whatever waits; or None."""
-    held, runs = in_flight.messages, in_flight.runs
+    held, runs = in_flight.of_capacity, in_flight.runs
     if limits.paused is not None:
         return f"paused: {limits.paused}"
     if held >= limits.capacity:
@@ -358,7 +379,9 @@ def no_room(limits: Limits, in_flight: InFlight) -> str | None:
 
 def runs_allowed(limits: Limits, in_flight: InFlight) -> int:
     """How many more runs may be asked for, where there is room for one: `no_room` says why not."""
-    return min(limits.producer.max_runs - in_flight.runs, -(-(limits.capacity - in_flight.messages) // limits.per_run))
+    return min(
+        limits.producer.max_runs - in_flight.runs, -(-(limits.capacity - in_flight.of_capacity) // limits.per_run)
+    )
 
 
 def not_taken(backlog: Backlog, in_flight: InFlight) -> int | None:

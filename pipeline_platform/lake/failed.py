@@ -65,11 +65,13 @@ class Counts(NamedTuple):
         open: Those that are not closed.
         dead: Those of them that nothing retries by itself.
         due: When the first of the others is due, as `failure_events.seconds`; None where none ever is.
+        scheduled: Those of the others that have a time at which they are due.
     """
 
     open: int
     dead: int
     due: int | None
+    scheduled: int
 
     def at_most(self, selection: Selection) -> int:
         """How many of them a selection may be about; that many, if it goes by the state alone and not by the time."""
@@ -80,7 +82,7 @@ class Counts(NamedTuple):
         ]
 
 
-NONE = Counts(0, 0, None)
+NONE = Counts(0, 0, None, 0)
 
 
 class FailedMessages(LakeSource):
@@ -159,8 +161,8 @@ class FailedMessages(LakeSource):
         try:
             counted = json.loads(self.lake.read(f"{self.pipeline}/{_COUNTED}") or b"{}")
             return {
-                window: (str(digest), Counts(int(count), int(dead), None if due is None else int(due)))
-                for window, (digest, (count, dead, due)) in counted.items()
+                window: (str(digest), Counts(int(count), int(dead), None if due is None else int(due), int(scheduled)))
+                for window, (digest, (count, dead, due, scheduled)) in counted.items()
             }
         except (ValueError, TypeError, AttributeError):
             return {}

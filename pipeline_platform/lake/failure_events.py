@@ -155,11 +155,13 @@ def failure_keys(rows: pa.Table) -> pa.Array:
     return pc.if_else(is_end, pa.scalar(None, pa.string()), keys_of(rows, *ATTEMPT))
 
 
-def counts(failures: pa.Table) -> tuple[int, int, int | None]:
-    """How many failures are open, how many of them dead, and when the first of the others is due, as `seconds`."""
+def counts(failures: pa.Table) -> tuple[int, int, int | None, int]:
+    """Count failures: open, dead, the earliest due time of the others as `seconds`, and those with a due time."""
     ranks = failures["rank"]
-    first = pc.min(_due(ranks)).as_py()
-    return failures.num_rows, pc.sum(pc.equal(_state(ranks), _DEAD)).as_py() or 0, None if first == _NEVER else first
+    due = _due(ranks)
+    first, scheduled = pc.min(due).as_py(), pc.sum(pc.not_equal(due, _NEVER)).as_py() or 0
+    dead = pc.sum(pc.equal(_state(ranks), _DEAD)).as_py() or 0
+    return failures.num_rows, dead, None if first == _NEVER else first, scheduled
 
 
 def rank(rows: pa.Table) -> pa.ChunkedArray:

@@ -213,6 +213,10 @@ class Overrides(Options):
     max_demand: int | None = Field(None, ge=1, le=10**8, description="In place of `processors.max_demand`.")
     max_runs: int | None = Field(None, ge=1, le=1_000, description="In place of the producer's `max_runs`.")
 
+    def __str__(self) -> str:
+        """Return the options that are set, for people; empty if none is."""
+        return ", ".join(f"{name} {value:,}" for name, value in self if value is not None)
+
     def processors(self, own: Processors) -> Processors:
         """The options that hold; a `min_demand` that is not below the changed `max_demand` counts as unset."""
         changed = {name: value for name in ("concurrency", "max_demand") if (value := getattr(self, name)) is not None}

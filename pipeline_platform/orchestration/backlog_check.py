@@ -21,12 +21,12 @@ def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetCheck
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name=backlog_name(producer),
         description="What waits, what runs hold and what may be asked for; it warns while a message waits for longer "
-        "than `oldest_allowed`, of a pause, and of a source that does not answer. The producer's sensor looks at it "
-        "once a minute, without a run.",
+        "than `oldest_allowed`, of a pause, and of a source that does not answer. Each run reports it when it "
+        "has acknowledged, and the producer's sensor once a minute if it has changed.",
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
-        found = _look(context, pipeline, producer)
+        found = look_at_backlog(context, pipeline, producer)
         return dg.AssetCheckResult(
             passed=found.passed, severity=found.severity, description=found.description, metadata=found.metadata
         )
@@ -34,7 +34,12 @@ def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetCheck
     return backlog
 
 
-def _look(context: Any, pipeline: type[Pipeline], producer: str) -> dg.AssetCheckEvaluation:
+def look_at_backlog(context: Any, pipeline: type[Pipeline], producer: str) -> dg.AssetCheckEvaluation:
+    """Look at a producer's source and return the evaluation of its check.
+
+    Raises:
+        ControlStoreError: The control store does not answer.
+    """
     source = source_of(context.resources, pipeline.producers_of(producer)[producer].source)
     state = state_of(pipeline, producer, source, context.resources.control, context.instance)
     return evaluation_of(pipeline, producer, state)
@@ -71,7 +76,7 @@ def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDef
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        shown = _look(context, pipeline, producer)
+        shown = look_at_backlog(context, pipeline, producer)
         return dg.SensorResult(asset_events=[shown], skip_reason=shown.description)
 
     return backlog

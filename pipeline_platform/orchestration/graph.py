@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dagster as dg
@@ -19,14 +19,16 @@ from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
+from pipeline_platform.orchestration.failing import failing_with_reason
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import RunOrigin, receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.begin import begin, resume
 from pipeline_platform.run.flow import Flow, no_source
-from pipeline_platform.run.lease import alive
+from pipeline_platform.run.lease import alive, keep_until_next_step
 from pipeline_platform.run.outages import naming_outages
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
@@ -174,12 +176,19 @@ def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 
 
-def _naming_outages(context: dg.AssetExecutionContext) -> AbstractContextManager[None]:
-    return naming_outages(context.resources.lake, context.resources.spark.remote)
+@contextmanager
+def _failing_with_reason(context: dg.AssetExecutionContext) -> Iterator[None]:
+    with failing_with_reason(), naming_outages(context.resources.lake, context.resources.spark.remote):
+        yield
 
 
-def _naming_late_tasks(context: dg.AssetExecutionContext, receive: Receive) -> AbstractContextManager[None]:
-    return naming_late_tasks(context.resources.spark.ui, receive.receive_id, context.log.info)
+@contextmanager
+def _step_of(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> Iterator[None]:
+    """One step of a receive. Another step follows."""
+    with heeding(flow, receive), naming_late_tasks(context.resources.spark.ui, receive.receive_id, context.log.info):
+        yield
+    if not _has_one_process(context):
+        keep_until_next_step(flow, receive)
 
 
 def _named(op: dg.OpDefinition) -> Any:
@@ -197,11 +206,13 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
         by_hand = "failed" if context.selected_asset_keys == {asset_keys(pipeline)["failed"]} else "source"
         origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, by_hand))).value
         producer = config.producer or context.run.tags.get(tags.producer, "")
-        flow = flow_of(pipeline, context, producer)
-        if origin == "source":
-            _expect_one_process(flow, context)
-        end_claims(context.instance, flow.control, pipeline.name)
-        with _naming_outages(context):
+        with _failing_with_reason(context):
+            if origin == "source" and pipeline.producers and not producer:
+                producer = with_most_waiting(pipeline, context.resources, context.log.info)
+            flow = flow_of(pipeline, context, producer)
+            if origin == "source":
+                _expect_one_process(flow, context)
+            end_claims(context.instance, flow.control, pipeline.name)
             receive = begin(
                 flow,
                 origin=origin,
@@ -217,7 +228,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
             if producer:
                 received[tags.producer] = producer
             context.instance.add_run_tags(context.run.run_id, received)
-            with heeding(flow, receive), _naming_late_tasks(context, receive):
+            with _step_of(flow, receive, context):
                 manifest = steps.receive_messages(flow, receive)
                 context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
 
@@ -261,10 +272,10 @@ Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
 def _step_op(pipeline: type[Pipeline], name: str, step: Step) -> dg.OpDefinition:
     @_op(pipeline, name, description=step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
-        with _naming_outages(context):
+        with _failing_with_reason(context):
             flow, receive = at_work(pipeline, context)
             if receive is not None:
-                with heeding(flow, receive), _naming_late_tasks(context, receive):
+                with _step_of(flow, receive, context):
                     step(flow, receive, context)
 
     return op
@@ -329,7 +340,7 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Acknowledges, in groups, what is decided and published; then reports the windows' figures."""
-        with _naming_outages(context):
+        with _failing_with_reason(context):
             flow, receive = at_work(pipeline, context)
             with nullcontext() if receive is None else heeding(flow, receive):
                 red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
@@ -347,6 +358,6 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
 
 
 @dg.success_hook(name="end_as_asked")
-def end_as_asked(_: dg.HookContext) -> None:
+def end_as_asked(context: dg.HookContext) -> None:
     """End a run that was asked to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
-    end_if_asked()
+    end_if_asked(context.log.info)

@@ -30,7 +30,10 @@ class LimitsConfig(dg.Config):
     """What is to change; what is unset stays as it is."""
 
     activity: Activity = Field(default=Activity.unchanged, description="`drain` waits until no run is running.")
-    reason: str = Field(default="changed in Dagster", description="Shown while the pipeline is paused or drained.")
+    reason: str = Field(
+        default="",
+        description="Shown while the pipeline is paused or drained. A drain of a paused pipeline keeps its reason.",
+    )
     allowed_messages: int | None = Field(default=None, description="Of the rate limit: messages in an interval.")
     interval_s: float | None = Field(
         default=None, gt=0, le=36_500 * 86_400, description="Of the rate limit: length of an interval."
@@ -82,19 +85,25 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
         control.reset_overrides(pipeline, config.producer)
         for name in producers:
             control.set_rate_limiting(pipeline.limits_key(name), None)
-    log(f"{key}: set at run time: {control.override(pipeline, changes, config.producer)}")
+    if now := str(control.override(pipeline, changes, config.producer)):
+        log(f"{key}: set at run time: {now}")
     if limit is not None:  # not as checked: another part of it may be set at the same moment
         own = producers[config.producer].rate_limiting
         allowed, seconds = config.allowed_messages, config.interval_s
         interval = None if seconds is None else timedelta(seconds=seconds)
         control.update_rate_limiting(key, own, allowed_messages=allowed, interval=interval)
+    reason = config.reason or "changed in Dagster"
     match config.activity:
         case Activity.pause:
-            control.pause(key, config.reason)
+            control.pause(key, reason)
+            log(f"{key} is paused: {reason}")
         case Activity.resume:
             control.resume(key)
+            still = control.paused(key)
+            log(f"{key} is resumed" if still is None else f"{key} stays paused: {still}")
         case Activity.drain:
-            log(drain(control, pipeline, config.reason, config.producer, log=log))
+            reason = config.reason or control.paused(key) or reason
+            log(drain(control, pipeline, reason, config.producer, log=log))
 
 
 def _limit(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig) -> RateLimiting | None:

@@ -60,22 +60,23 @@ class ReceiveConfig(dg.Config):
 
 
 def receive_config_of(pipeline: type[Pipeline]) -> type[ReceiveConfig]:
-    """`ReceiveConfig`, whose `context` has the fields of the pipeline's own where it has one.
+    """`ReceiveConfig`, whose `context` has the fields of the pipeline's own, and no others.
 
     The fields have no defaults here: a run changes those that are given, and takes the others from the class. Dagster
-    drops null where a field is declared, so one that null would change stays undeclared; as before, it can be given.
+    drops null where a field is declared, so a field that null would change stays undeclared. Only a context with such a
+    field takes names that it does not declare; the run refuses those that are misspelt.
     """
-    if pipeline.context is None:
-        return ReceiveConfig
+    fields = {} if pipeline.context is None else type(pipeline.context).model_fields
     own: dict[str, Any] = {
         name: (
             field.annotation | None if field.annotation in _PLAIN else Any,
             Field(None, description=field.description),
         )
-        for name, field in type(pipeline.context).model_fields.items()
+        for name, field in fields.items()
         if type(None) not in get_args(field.annotation) or getattr(pipeline.context, name) is None
     }
-    context = create_model(f"{pipeline.__name__}Context", __base__=dg.PermissiveConfig, **own)
+    base = dg.Config if len(own) == len(fields) else dg.PermissiveConfig
+    context = create_model(f"{pipeline.__name__}Context", __base__=base, **own)
     described = ReceiveConfig.model_fields["context"].description
     field: Any = (context, Field(default_factory=context, description=described))
     return create_model("ReceiveConfig", __base__=ReceiveConfig, __doc__=ReceiveConfig.__doc__, context=field)

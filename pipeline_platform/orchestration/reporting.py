@@ -10,9 +10,11 @@ from typing import Any
 
 import dagster as dg
 
+from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
@@ -71,7 +73,17 @@ def acknowledge(
     context.log_event(evaluation(name, "failed", "no_open_failures", judge_failures(open_failures)))
     for batcher in flow.pipeline.batchers:
         context.log_event(evaluation(name, batcher, "columns", FITS))
+    _report_backlog(context, flow)
     return red
+
+
+def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
+    """Report the checks `backlog`: Dagster shows a check as not evaluated once its asset is materialised anew."""
+    for producer in flow.pipeline.producers_of():
+        try:
+            context.log_event(look_at_backlog(context, flow.pipeline, producer))
+        except ControlStoreError as error:  # all is acknowledged: the sensor reports the check instead
+            context.log.warning(f"the check `backlog` is not reported: {error}")
 
 
 def _report(
@@ -90,7 +102,8 @@ def _report(
         with stored_in.look() as handle:
             stored = _rows_by_window(stored_in.files(handle, windows))
         rows = _rows_by_window(manifest.of_table(name))
-        keys = _batch_keys(manifest, [name] if name in batchers else batchers)
+        # Keys are of handled messages: `failed` has none.
+        keys = _batch_keys(manifest, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
             still_open = open_failures.get(window, NONE).open
             of_table = {

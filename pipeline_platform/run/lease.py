@@ -18,6 +18,7 @@ from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.source.patience import patiently
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ _LOG = logging.getLogger(__name__)
 HELD_ROWS = 65_536
 CLAIM_S = 60.0
 """Seconds that a receive's claim on capacity lasts unless its run renews it."""
+BETWEEN_STEPS_S = 86_400.0
+"""Seconds that it lasts between two steps with processes of their own: no process renews it, and the next may start
+late. When Dagster marks the run as finished, the claim is released at once."""
 
 
 @contextmanager
@@ -48,7 +52,8 @@ def working(flow: Flow, receive: Receive) -> Iterator[None]:
     """Keep a receive alive while a step works on it, and end what the run before this one may have left at work.
 
     Raises:
-        FencedError: It is another run's: it was given up, or a re-execution works on it.
+        FencedError: It is another run's: it was given up, or a re-execution works on it. Raised too in place of what
+            the step raises once that is so, such as that its files are gone.
     """
     try:
         is_ours = beat(flow, receive)
@@ -60,7 +65,35 @@ def working(flow: Flow, receive: Receive) -> Iterator[None]:
     if receive.owner:
         flow.work(receive.receive_id).interrupt()
     with alive(flow, receive):
-        yield
+        try:
+            yield
+        except FencedError:
+            raise
+        except Exception as error:
+            if fenced := _fence(flow, receive):
+                raise fenced from error
+            raise
+
+
+def _fence(flow: Flow, receive: Receive) -> FencedError | None:
+    """Return why this run may not go on with a receive; None if it may, or if that cannot be looked up."""
+    try:
+        state = ReceiveState(flow, receive.receive_id)
+        if state.phase is Phase.GIVEN_UP:
+            return FencedError.given_up(receive.receive_id)
+        is_ours = state.transaction.owner == receive.owner
+        return None if is_ours else FencedError.taken(receive.receive_id, receive.run_id)
+    except Exception:  # the step's own error is what to report
+        _LOG.exception("could not look up whether receive %s was given up", receive.receive_id)
+        return None
+
+
+def keep_until_next_step(flow: Flow, receive: Receive) -> None:
+    """Renew the claim at the end of a step whose successor has a process of its own."""
+    try:
+        flow.control.beat(receive.receive_id, BETWEEN_STEPS_S, run_id=receive.run_id)
+    except ControlStoreError:  # the next step renews it, if it starts before the claim expires
+        _LOG.exception("could not renew the claim of receive %s until the next step", receive.receive_id)
 
 
 def begun(flow: Flow, receive: Receive) -> None:

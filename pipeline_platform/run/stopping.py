@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
@@ -73,9 +73,13 @@ def acknowledged(receive: Receive) -> None:
         _TO_END.append(receive.receive_id)
 
 
-def end_if_asked() -> None:
+def end_if_asked(log: Callable[[str], None]) -> None:
     """End this run if it was asked to end before its receive was acknowledged; whoever handles signals does it."""
     if _TO_END:
+        log(
+            f"Ending as asked: receive {', '.join(_TO_END)} is published and acknowledged; messages that were not "
+            "started are released to the source"
+        )
         _TO_END.clear()
         signal.raise_signal(signal.SIGINT)
 

@@ -221,8 +221,8 @@ def test_status_counts_runs_that_dagster_has_queued_or_started(cli, control, tmp
         control.claim("flights", "r", ended.run_id, wanted=7, capacity=100, lease_s=60)
 
     said = lines(cli("status"))
-    assert " in flight            40 messages in 1 run" in said
-    assert f"   run {wanting.run_id[:8]}       will take on 40 messages" in said
+    assert " in flight            0 messages in 0 runs" in said
+    assert f"   run {wanting.run_id[:8]}       will take on up to 40 messages" in said
     assert f"   run {ended.run_id[:8]}       7 messages, dead or stalled: its lease ended" in "\n".join(said)
     assert " runs in Dagster      none yet: Dagster has not been started with this DAGSTER_HOME" in unmade
     assert " runs in Dagster      none under way" in before
@@ -286,7 +286,7 @@ def test_a_pause_holds_until_it_is_resumed(cli, control, tmp_path):
     assert "is paused: the lake is moving" in said
     assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in said, "who changes something is told whose"
     assert control.paused("flights") == "the lake is moving"
-    assert "asks for runs again" in cli("resume", "flights").stdout
+    assert "flights is resumed." in cli("resume", "flights").stdout
     assert control.paused("flights") is None
     assert "was not paused" in cli("resume", "flights").stdout
 

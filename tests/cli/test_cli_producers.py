@@ -34,7 +34,8 @@ def test_status_shows_each_producer_and_what_belongs_to_none(cli, control):
 
     assert said["east: backlog"] == "7 messages in queue"
     assert said["west: backlog"] == "9 messages in beside_queue"
-    assert (said["east: state"], said["west: state"]) == ("paused: moves", "asks for runs")
+    assert said["east: state"] == "paused: moves"
+    assert said["west: state"] == "not paused; whether runs are asked for is unknown: DAGSTER_HOME is not set"
     assert (said["east: rate limit"], said["west: rate limit"]) == ("none", "5 every 2.0 s, set at run time")
     assert said["west: permits"] == "5 left in the current interval"
     assert said["east: in flight"] == "3 messages in 1 run"
@@ -55,9 +56,9 @@ def test_a_producer_is_paused_and_resumed_alone(cli, control):
     cli("pause", "coasts", "--reason", "all move")
     assert "coasts/west stays paused: all move" in cli("resume", "coasts", "--producer", "west").stdout
     told = cli("resume", "coasts").stdout
-    assert "coasts asks for runs again." in told
+    assert "coasts is resumed." in told
     assert "coasts/east stays paused: moves" in told
-    assert "coasts/east asks for runs again." in cli("resume", "coasts", "--producer", "east").stdout
+    assert "coasts/east is resumed." in cli("resume", "coasts", "--producer", "east").stdout
     assert control.paused("coasts/east") is None
 
 

@@ -38,9 +38,19 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place):
 
 
 def test_a_run_that_leased_counts_as_what_it_holds(place):
-    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
+    run = place.queued(tags(100, **{TAGS.receive_id: "r", TAGS.received: "7"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
-    assert in_flight(Asked, place.instance, place.control) == InFlight(7, 1, 0)
+    found = in_flight(Asked, place.instance, place.control)
+    assert (found, found.held) == (InFlight(7, 1, 0), 7)
+
+
+def test_what_a_run_claimed_and_has_not_leased_is_not_asked_for_again(place):
+    place.enqueue(60)
+    run = place.queued(tags(60, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
+    place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
+    found = in_flight(Asked, place.instance, place.control)
+    assert (found, found.held) == (InFlight(60, 1, 60), 0)
+    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
 
 
 def test_a_dead_run_does_not_count_once_its_claim_is_over(place):

@@ -102,10 +102,10 @@ def test_failures_are_chosen_by_what_is_said_of_the_latest(lake):
     assert chosen(lake, reason="") == ["a:1", "b:1", "c:1", "e:2", "f:1"]
 
 
-def test_each_window_is_counted_with_its_dead_and_when_the_first_is_due(mixed):
+def test_each_window_is_counted_with_its_dead_and_scheduled_and_when_the_first_is_due(mixed):
     first, second = failures(mixed).by_window().items()
-    assert first == (WINDOW, Counts(4, 0, failures_at(NOON + MINUTE)))
-    assert second == (LATER, Counts(2, 1, failures_at(NOON)))
+    assert first == (WINDOW, Counts(4, 0, failures_at(NOON + MINUTE), 3))
+    assert second == (LATER, Counts(2, 1, failures_at(NOON), 1))
     assert failures(mixed).by_window() == dict([first, second]), "the same from what was counted before"
 
 
@@ -153,7 +153,7 @@ def test_a_failure_is_driven_when_it_is_due_until_it_is_dead(lake):
         Run(tables, due, f"r{attempt}", origin="failed").finish()
 
     assert failures(lake, state="due", due_by=now + timedelta(days=1_000)).backlog().messages == 0
-    assert failures(lake).by_window() == {WINDOW: Counts(1, 1, None)}
+    assert failures(lake).by_window() == {WINDOW: Counts(1, 1, None, 0)}
     assert [row["state"] for row in sorted(visible(tables, "failed"), key=lambda row: row["attempt"])] == [
         "open",
         "open",

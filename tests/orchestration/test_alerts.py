@@ -3,13 +3,14 @@
 import json
 import sqlite3
 import threading
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import dagster as dg
 import pytest
 
+from pipeline_platform import Retry
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
@@ -85,11 +86,13 @@ def tick(place: Place, to: Any = POSTED, queue: TableQueue | None = None) -> str
     return str(told.skip_message)
 
 
-def fail(place: Place, count: int, state: str = "open") -> None:
+def fail(place: Place, count: int, state: str = "open", first: int = 0, **more: Any) -> None:
+    """Write the event of some messages, numbered from `first`: `open`, `dead` or `closed`."""
     table = Table(Lake(root=str(place.folder / "lake")), "asked", "failed", FAILED)
     table.ensure()
-    event = {"source": "queue", "attempt": 1, "state": state, "at": datetime.now(UTC), "receive_id": "r"}
-    put(table, state, *({**event, "message_id": f"{number}"} for number in range(count)), window=WINDOW)
+    event = {"source": "queue", "attempt": 1, "state": state, "at": datetime.now(UTC), "receive_id": "r", **more}
+    ids = [{**event, "message_id": f"{number}"} for number in range(first, first + count)]
+    put(table, f"{state}-{first}", *ids, window=WINDOW)
 
 
 def away(place: Place) -> TableQueue:
@@ -129,12 +132,62 @@ def test_open_failures_are_reported_above_their_bound(place, webhook):
     fail(place, 2)
     tick(place, bounded)
     assert webhook.texts() == []
-    fail(place, 3)
+    fail(place, 1, first=2)
     tick(place, bounded), tick(place, bounded)
-    assert webhook.texts() == ["3 failures of asked are open; 2 are allowed."]
+    told = "3 failures of asked are open and have no automatic retry; 2 are allowed."
+    assert webhook.texts() == [told]
     fail(place, 3, state="closed")
     tick(place, bounded)
-    assert webhook.texts() == ["Over: 3 failures of asked are open; 2 are allowed."]
+    assert webhook.texts() == [f"Over: {told}"]
+
+
+def test_dead_failures_have_a_bound_and_an_alert_of_their_own(place, webhook):
+    bounded = Alerts(POSTED, open_failures=66, dead_failures=1)
+    fail(place, 66)
+    fail(place, 1, "dead", first=100)
+    tick(place, bounded)
+    assert webhook.posted == []
+    fail(place, 1, "dead", first=101)
+    tick(place, bounded)
+    assert [(alert["about"], alert["text"]) for alert in webhook.posted] == [
+        ("dead", "2 failures of asked are dead; 1 are allowed.")
+    ]
+
+
+def test_failures_that_wait_for_an_automatic_retry_are_reported_once_they_are_dead(place, webhook, monkeypatch):
+    monkeypatch.setattr(Asked, "retry", Retry(max_attempts=2))
+    fail(place, 3, due_at=datetime.now(UTC))
+    tick(place)
+    assert webhook.posted == []
+    fail(place, 3, "dead", attempt=2)
+    tick(place)
+    assert [alert["about"] for alert in webhook.posted] == ["dead"]
+
+
+def test_failures_whose_retry_the_class_has_lost_are_reported(place, webhook):
+    fail(place, 3, due_at=datetime.now(UTC))
+    tick(place)
+    assert [alert["about"] for alert in webhook.posted] == ["failures"]
+
+
+def test_growth_is_reported_at_once_if_it_doubles_and_else_after_a_time(place, webhook, monkeypatch):
+    def dead() -> list[int]:
+        tick(place)
+        return [int(text.split()[0]) for text in webhook.texts()]
+
+    fail(place, 10, "dead")
+    assert (dead(), dead()) == ([10], [])
+    fail(place, 5, "dead", first=10)
+    assert dead() == []
+    fail(place, 5, "dead", first=15)
+    assert (dead(), dead()) == ([20], []), "twice as many"
+    fail(place, 1, "dead", first=20)
+    monkeypatch.setattr(alerts, "_AGAIN_AFTER", timedelta(0))
+    assert (dead(), dead()) == ([21], []), "the time is over"
+    fail(place, 20, "closed")
+    assert dead() == []
+    fail(place, 1, "dead", first=30)
+    assert dead() == [2], "more than the fewest since the last alert"
 
 
 def test_a_backlog_that_is_too_old_stays_reported_while_its_source_does_not_answer(place, webhook):
@@ -182,7 +235,7 @@ def test_a_function_gets_alerts_and_one_that_raises_gets_them_again(place):
 def test_a_lake_that_does_not_answer_in_time_holds_up_no_alert_and_none_is_sent_twice(place, webhook, monkeypatch):
     """Dagster gives a tick a minute; a bucket that is away takes two to say so."""
     answers = threading.Event()
-    monkeypatch.setattr(FailedMessages, "open_by_window", lambda _: answers.wait(30) and {})
+    monkeypatch.setattr(FailedMessages, "by_window", lambda _: answers.wait(30) and {})
     monkeypatch.setattr(alerts, "_LOOKS_WITHIN_S", 0.2)
     red = place.queued(tags(5), RED)
     tick(place), tick(place)

@@ -80,7 +80,7 @@ def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(lo
 
 
 def test_of_many_windows_with_open_failures_the_oldest_are_named():
-    waiting = {f"2025-03-{day:02}T0000": Counts(day, 1, None) for day in range(31, 0, -1)}
+    waiting = {f"2025-03-{day:02}T0000": Counts(day, 1, None, 0) for day in range(31, 0, -1)}
 
     told = run_checks.judge_failures(waiting)
 

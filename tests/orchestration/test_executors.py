@@ -1,13 +1,19 @@
 """Which executors a run may have, where its steps share a connection."""
 
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.run import lease
 from tests.fixtures.dagster import ROOT, WINDOW
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
@@ -70,3 +76,42 @@ def test_what_a_run_claimed_is_released_with_the_run_and_not_with_the_process_of
     options: dict[str, Any] = {"tags": {"dagster/partition": WINDOW}, "op_selection": ["told.receive_messages"]}
     dg.execute_job(job, location.instance, **options)
     assert len(location.control.in_flight("told")) == held
+
+
+SHORT_S = 4.0
+
+
+def pull_with_slow_steps(root: str, spark_folder: str) -> dg.JobDefinition:
+    """The pull of a pipeline whose claims expire soon. The process after the one that received starts late."""
+    lease.CLAIM_S, was_late = SHORT_S, Path(root, "late")
+    if ControlStore(f"sqlite:///{root}/control.sqlite").in_flight("told") and not was_late.exists():
+        was_late.touch()
+        time.sleep(2 * SHORT_S)
+    return pull_with("multiprocess", root, spark_folder)
+
+
+def test_a_claim_outlives_the_time_between_two_steps(location, monkeypatch):
+    """A retry from an asset's page ended red where a step took longer to start than a claim lasted."""
+    monkeypatch.setattr(lease, "CLAIM_S", SHORT_S)
+    location.queue.send([b"1", b"2"])
+    arguments = {"root": str(location.root), "spark_folder": str(location.spark_folder)}
+    job = dg.build_reconstructable_job(__name__, "pull_with_slow_steps", (), arguments, str(ROOT))
+    expired, ended = [], threading.Event()
+
+    def look() -> None:
+        while not ended.wait(0.2):
+            end_claims(location.instance, location.control, "told")
+            expired.extend(location.control.over("told"))
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    steps = ["told.receive_messages", "told.handle_messages"]
+    result = dg.execute_job(job, location.instance, tags={"dagster/partition": WINDOW}, op_selection=steps)
+    ended.set()
+    looking.join()
+
+    assert result.success
+    assert (location.root / "late").exists()
+    assert expired == []
+    end_claims(location.instance, location.control, "told")
+    assert [claim.run_id for claim in location.control.over("told")] == [result.run_id], "the run is finished"

@@ -27,7 +27,6 @@ ops:
       receive_messages:
         config:
           although_paused: false
-          context: {}
 """
 LAUNCHPAD = """query($job: String!) {
   runConfigSchemaOrError(selector: {
@@ -118,6 +117,39 @@ def test_a_run_gets_the_fields_that_are_given_and_no_others(given):
     receiving.execute_in_process(run_config={"ops": {"receive": {"config": {"context": given}}}})
 
     assert seen == [given]
+
+
+class Plain(BaseModel):
+    """Fields that are all declared."""
+
+    limit: int = 3
+
+
+class Declared(Pipeline, abstract=True):
+    """Its launchpad knows every field."""
+
+    context = Plain()
+
+
+class Without(Pipeline, abstract=True):
+    """It has no context."""
+
+
+@pytest.mark.parametrize("pipeline", [Declared, Without])
+def test_a_field_that_the_context_does_not_have_is_refused_before_a_run_starts(pipeline):
+    configured = receive_config_of(pipeline)
+
+    @dg.op
+    def receive(config: configured):
+        """Do nothing."""
+
+    @dg.job
+    def receiving():
+        receive()
+
+    given = {"ops": {"receive": {"config": {"context": {"limmit": 4}}}}}
+    with pytest.raises(dg.DagsterInvalidConfigError, match="limmit"):
+        receiving.execute_in_process(run_config=given)
 
 
 def test_resources_show_their_values_on_their_own_page(asked):

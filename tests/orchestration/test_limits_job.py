@@ -86,3 +86,18 @@ def test_what_another_changes_of_the_limit_at_the_same_moment_stays(tmp_path, mo
     change(Told, store, LimitsConfig(interval_s=4.0), print)
 
     assert store.rate_limiting("told", None) == RateLimiting(allowed_messages=9, interval=timedelta(seconds=4))
+
+
+def test_it_logs_what_it_changed_and_no_option_that_is_unset(tmp_path):
+    store, said = ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), []
+    change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), said.append)
+    change(Told, store, LimitsConfig(max_runs=3), said.append)
+    assert said == ["told is paused: moves", "told: set at run time: max_runs 3"]
+
+
+@pytest.mark.parametrize(("reason", "kept"), [("", "moves"), ("ends", "ends")])
+def test_a_drain_without_a_reason_keeps_that_of_the_pause(tmp_path, reason, kept):
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), print)
+    change(Told, store, LimitsConfig(activity=Activity.drain, reason=reason), print)
+    assert store.paused("told") == kept

@@ -12,7 +12,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import SourceError
-from tests.fixtures.sensor import Asked, Place, tags
+from tests.fixtures.sensor import TAGS, Asked, Place, tags
 
 
 def sentence(place: Place, source: TableQueue | None = None) -> str:
@@ -25,7 +25,7 @@ def evaluations(place: Place, told) -> list[dg.AssetCheckEvaluation]:
 
 def test_it_counts_what_waits_and_what_is_held_by_which_run_in_which_step(place):
     place.enqueue(70)
-    run = place.queued(tags(30), dg.DagsterRunStatus.STARTED)
+    run = place.queued(tags(30, **{TAGS.received: "60"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
     begun = DagsterEvent(
         dg.DagsterEventType.STEP_START.value, "any", step_key="asked.handle_messages", event_specific_data=None
@@ -36,6 +36,19 @@ def test_it_counts_what_waits_and_what_is_held_by_which_run_in_which_step(place)
 
     step = rf"60 held by run {run.run_id[:8]} \(step handle_messages, \d+ s\)"
     assert re.fullmatch(f"70 wait, {step}; 1 run may be asked for", said)
+
+
+def test_what_runs_may_take_is_part_of_what_waits(place):
+    """A scheduled run that starts may take 200,000 of the four that wait."""
+    place.enqueue(4)
+    starting = place.queued(tags(200_000))
+    leasing = place.queued(tags(60), dg.DagsterRunStatus.STARTED)
+    place.control.claim("asked", "r", leasing.run_id, wanted=60, capacity=200, lease_s=60)
+
+    said = sentence(place)
+
+    runs = f"runs {starting.run_id[:8]} (not started), {leasing.run_id[:8]} (started)"
+    assert said.startswith(f"4 wait, up to 4 of them for {runs}, none held; ")
 
 
 @pytest.mark.parametrize(
@@ -65,12 +78,12 @@ def test_a_tick_and_the_check_that_it_reports_say_the_same_and_link_the_runs(pla
     told = place.tick()
 
     (shown,) = evaluations(place, told)
-    now = f"2 wait, 1 held by run {run.run_id[:8]} (not started); 1 run may be asked for"
+    now = f"3 wait, up to 1 of them for run {run.run_id[:8]} (not started), none held; 1 run may be asked for"
     assert told.skip_message.endswith(f". Now: {now}")
     assert shown.description.endswith(f" Now: {now}.")
     assert {name: value.value for name, value in shown.metadata.items() if name != "oldest, seconds"} == {
         "backlog": 3,
-        "in flight": 1,
+        "in flight": 0,
         "messages per second": 0.0,
         "run": run.run_id,
     }

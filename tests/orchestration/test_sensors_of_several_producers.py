@@ -128,10 +128,10 @@ def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(p
 
     place.queued(tags("source", 200, "east"))
     assert counted("east") == InFlight(200, 1, 200)
-    assert counted("west") == InFlight(80, 0, 0)
+    assert counted("west") == InFlight(of_others=80)
 
     place.queued(tags("failed", 50))
-    assert counted("west") == InFlight(130, 0, 0)
+    assert counted("west") == InFlight(of_others=130)
 
 
 def test_limits_and_pauses_are_each_one_s_own(place, west):

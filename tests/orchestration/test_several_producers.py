@@ -1,5 +1,6 @@
 """A pipeline with two producers: whole runs in Dagster, each from one queue, and what concerns both of them."""
 
+import sqlite3
 from typing import Any
 
 import dagster as dg
@@ -72,10 +73,33 @@ def test_the_producer_may_be_named_by_the_tag_where_no_config_can(location, west
     assert texts(location) == ["one west"]
 
 
+def test_a_pull_that_names_no_producer_takes_the_one_with_the_most_waiting_and_says_so(location, west):
+    location.enqueue("one east")
+    west.enqueue([b"one west", b"two west"])
+
+    run = location.run("coasts_pull")
+
+    assert run.status == SUCCESS
+    assert run.tags[TAGS.producer] == "west"
+    assert texts(location) == ["one west", "two west"]
+    assert "pulling from producer 'west'" in location.log(run)
+    assert {"backlog_east", "backlog_west"} <= location.checks(run).keys()
+
+
+def test_a_source_that_does_not_answer_is_not_chosen(location, west):
+    west.enqueue([b"one west"])
+    with sqlite3.connect(location.root / "queue.sqlite") as database:
+        database.execute("DROP TABLE messages")
+
+    run = location.run("coasts_pull")
+
+    assert run.tags[TAGS.producer] == "west"
+    assert not location.checks(run)["backlog_east"].passed
+
+
 @pytest.mark.parametrize(
     ("job", "producer", "words"),
     [
-        ("coasts_pull", "", "a pull is from one producer, and there is east, west: name it in the run config"),
         ("coasts_pull", "wets", "no producer has the name 'wets'; did you mean 'west'?"),
         ("coasts_backfill", "west", "a backfill is of all producers: leave `producer` (west) out"),
         ("told_pull", "west", "no producer has the name 'west'; its only one has no name: give none"),

@@ -43,9 +43,9 @@ class ProducerState(NamedTuple):
         room = demand.no_room(self.limits, self.in_flight)
         runs = demand.runs_allowed(self.limits, self.in_flight)
         asks = f"no run may be asked for: {room}" if room else f"{_counted(runs)} may be asked for"
-        held = self.in_flight.messages
-        holds = f"{held:,} held by {self.in_flight.named_with(self.steps)}" if held else "none held"
-        return f"{self._waiting}, {holds}; {asks}{f'; {self.others}' if self.others else ''}"
+        held = self.in_flight.held
+        holds = f"{held:,} held by {self.in_flight.holding(self.steps)}" if held else "none held"
+        return f"{self._waiting}{self._leasing}, {holds}; {asks}{f'; {self.others}' if self.others else ''}"
 
     @property
     def others(self) -> str:
@@ -56,18 +56,34 @@ class ProducerState(NamedTuple):
     def _waiting(self) -> str:
         if isinstance(self.backlog, SourceError):
             return f"{self.source} does not answer ({self.backlog})"
-        waiting = demand.not_taken(self.backlog, self.in_flight)
-        if waiting is None:
+        if (waiting := self._at_source) is None:
             return "the source cannot tell what waits"
         if waiting >= ENDLESS // 2:
             return "messages without end wait"
         most = "at least " if self.backlog.at_least else "up to " if self.backlog.counts_gaps and waiting else ""
         return f"{most}{waiting:,} {'waits' if waiting == 1 else 'wait'}" if waiting else "none waits"
 
+    @property
+    def _at_source(self) -> int | None:
+        """Messages at the source that no run has leased; None if that cannot be known."""
+        if isinstance(self.backlog, SourceError) or self.backlog.messages is None:
+            return None
+        return max(0, self.backlog.messages - (self.in_flight.held if self.backlog.counts_held else 0))
+
+    @property
+    def _leasing(self) -> str:
+        """Which runs may lease how many of the messages that wait."""
+        if not (most := sum(self.in_flight.to_lease.values())):
+            return ""
+        runs, waiting = self.in_flight.leasing(self.steps), self._at_source
+        if waiting == 0:
+            return f", {runs} under way"
+        return f", up to {most if waiting is None else min(most, waiting):,} of them for {runs}"
+
     def evaluation(self) -> tuple[bool, str, dict[str, Any]]:
         """Whether the check `backlog` passes, its description, and its metadata, whose numbers Dagster plots."""
         passed, judgement = self._judged()
-        figures: dict[str, Any] = {"in flight": self.in_flight.messages, "messages per second": round(self.rate, 2)}
+        figures: dict[str, Any] = {"in flight": self.in_flight.held, "messages per second": round(self.rate, 2)}
         if isinstance(self.backlog, Backlog):
             if self.backlog.counted is not None:
                 figures = {"backlog": self.backlog.counted, **figures}

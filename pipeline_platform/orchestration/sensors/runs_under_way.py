@@ -56,7 +56,7 @@ def in_flight(
     names = set(pipeline.producers_of()) - {producer}
     others = sum(_in_flight(pipeline, instance, control, name).messages for name in names)
     free = Quota(pipeline, control).capacity - Quota(pipeline, control, producer).capacity
-    return replace(mine, messages=mine.messages + max(0, others + whole - free))
+    return replace(mine, of_others=max(0, others + whole - free))
 
 
 def _in_flight(
@@ -72,17 +72,27 @@ def _in_flight(
     claims = {claim.run_id: claim.messages for claim in live}
     own = pipeline.producers_of(producer).get(producer)
     limit = control.rate_limiting(key, own.rate_limiting) if live and own else None
-    to_lease = runs_to_lease(pipeline, instance, control, producer)
+    asked = runs_to_lease(pipeline, instance, control, producer)
+    receiving = _receiving(pipeline, instance, claims)
     return demand.InFlight(
-        messages=sum(claims.values()) + sum(wanted for _, _, wanted in to_lease),
-        runs=len(claims) + len(to_lease),
-        run_ids=(*claims, *(run_id for run_id, _, _ in to_lease)),
-        to_lease={run_id: wanted for run_id, _, wanted in to_lease},
-        unleased=sum(wanted for _, origin, wanted in to_lease if origin == "source"),
+        messages=sum(claims.values()) + sum(wanted for _, _, wanted in asked),
+        runs=len(claims) + len(asked),
+        run_ids=(*claims, *(run_id for run_id, _, _ in asked)),
+        to_lease={run_id: wanted for run_id, _, wanted in asked} | {run_id: claims[run_id] for run_id in receiving},
+        unleased=sum(wanted for _, origin, wanted in asked if origin == "source")
+        + sum(claims[run_id] for run_id, origin in receiving.items() if origin == "source"),
         permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
         if limit
         else 0,
     )
+
+
+def _receiving(pipeline: type[Pipeline], instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> dict[str, str]:
+    """The runs with a claim that have not written down what they receive yet, and where that is from."""
+    if instance is None or not (ids := sorted(run_ids)):
+        return {}
+    tags, runs = RunTags.of(pipeline), instance.get_runs(dg.RunsFilter(run_ids=ids))
+    return {run.run_id: run.tags.get(tags.origin, "source") for run in runs if tags.received not in run.tags}
 
 
 def runs_to_lease(

@@ -1,0 +1,41 @@
+"""Whether Dagster evaluates what asks for a producer's runs: its sensor, or its schedule."""
+
+from datetime import UTC, datetime, timedelta
+
+import dagster as dg
+
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.jobs import named
+
+_SILENT_AFTER = timedelta(minutes=2)
+"""Dagster's daemon leaves a heartbeat each 30 s."""
+
+
+def not_asked_for(pipeline: type[Pipeline], producer: str, instance: dg.DagsterInstance) -> str | None:
+    """Return why nothing asks for runs of a producer: it is off, or no daemon runs; None if a daemon evaluates it."""
+    by_clock = pipeline.producers_of(producer)[producer].schedule is not None
+    # By name and Dagster's kind: on by itself unless somebody turned it off, or the other way round.
+    askers = {f"{named(pipeline, producer)}_producer": ("SENSOR", not by_clock)}
+    if by_clock:
+        askers[f"{named(pipeline, producer)}_pull_schedule"] = ("SCHEDULE", True)
+    states = {state.instigator_name: state.status.value for state in instance.all_instigator_state()}
+    on = {kind for name, (kind, is_on) in askers.items() if _is_on(states.get(name), is_on)}
+    if not on:
+        off = " and ".join(askers)
+        return f"{off} {'is' if len(askers) == 1 else 'are'} turned off in Dagster"
+    daemons = {"SENSOR": "SENSOR", "SCHEDULE": "SCHEDULER"}
+    beats = instance.get_daemon_heartbeats()
+    last = max((beats[daemons[kind]].timestamp for kind in on if daemons[kind] in beats), default=None)
+    if last is None:
+        return "Dagster's daemon has never run"
+    seen = datetime.fromtimestamp(last, UTC)
+    return f"Dagster's daemon was last seen at {seen:%Y-%m-%d %H:%M:%S} UTC" if _is_silent(seen) else None
+
+
+def _is_on(status: str | None, is_on: bool) -> bool:
+    """Whether a sensor or schedule is on, by the state that Dagster stored, if any, and by its default."""
+    return is_on if status in (None, "DECLARED_IN_CODE") else status == "RUNNING"
+
+
+def _is_silent(seen: datetime) -> bool:
+    return datetime.now(UTC) - seen > _SILENT_AFTER

@@ -1,0 +1,70 @@
+"""Whether anything asks for a producer's runs: its sensor or schedule is on, and a daemon evaluates it."""
+
+import time
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.run_request import InstigatorType
+from dagster._core.remote_origin import (
+    RegisteredCodeLocationOrigin,
+    RemoteInstigatorOrigin,
+    RemoteRepositoryOrigin,
+)
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus
+from dagster._daemon.types import DaemonHeartbeat
+
+from pipeline_platform import Producer
+from pipeline_platform.orchestration.sensors.asking import not_asked_for
+from tests.fixtures.pipelines_under_test import Told
+
+
+class ByClock(Told):
+    """A schedule pulls; its sensor is off."""
+
+    name = "by_clock"
+    producer = Producer(source="queue", schedule="0 * * * *")
+
+
+@pytest.fixture
+def instance():
+    with dg.DagsterInstance.local_temp() as one:
+        yield one
+
+
+def beat(instance: dg.DagsterInstance, *daemons: str, ago_s: float = 0) -> None:
+    for daemon in daemons:
+        instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - ago_s, daemon, None))
+
+
+def turn(instance: dg.DagsterInstance, name: str, kind: InstigatorType, status: InstigatorStatus) -> None:
+    place = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "__repository__")
+    instance.add_instigator_state(InstigatorState(RemoteInstigatorOrigin(place, name), kind, status))
+
+
+def test_a_sensor_that_a_daemon_evaluates_asks(instance):
+    beat(instance, "SENSOR")
+    assert not_asked_for(Told, "", instance) is None
+
+
+def test_no_daemon_asks_for_nothing(instance):
+    assert "has never run" in str(not_asked_for(Told, "", instance))
+    beat(instance, "SENSOR", ago_s=600)
+    assert "was last seen at" in str(not_asked_for(Told, "", instance))
+
+
+def test_a_sensor_that_is_off_asks_for_nothing(instance):
+    beat(instance, "SENSOR")
+    turn(instance, "told_producer", InstigatorType.SENSOR, InstigatorStatus.STOPPED)
+    assert not_asked_for(Told, "", instance) == "told_producer is turned off in Dagster"
+
+
+def test_a_schedule_asks_in_the_sensor_s_place_and_its_sensor_once_it_is_on(instance):
+    beat(instance, "SENSOR")
+    assert "has never run" in str(not_asked_for(ByClock, "", instance)), "the scheduler has not"
+    beat(instance, "SCHEDULER")
+    assert not_asked_for(ByClock, "", instance) is None
+    turn(instance, "by_clock_pull_schedule", InstigatorType.SCHEDULE, InstigatorStatus.STOPPED)
+    off = "by_clock_producer and by_clock_pull_schedule are turned off in Dagster"
+    assert not_asked_for(ByClock, "", instance) == off
+    turn(instance, "by_clock_producer", InstigatorType.SENSOR, InstigatorStatus.RUNNING)
+    assert not_asked_for(ByClock, "", instance) is None
