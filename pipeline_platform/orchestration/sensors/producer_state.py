@@ -21,7 +21,7 @@ class ProducerState(NamedTuple):
 
     Attributes:
         source: Key of its source.
-        backlog: What waits there, or why the source does not answer.
+        backlog: What waits there, or the error of the source.
         in_flight: What runs under way hold, or will.
         limits: What bounds a demand.
         steps: What runs under way do, by run id.
@@ -55,7 +55,7 @@ class ProducerState(NamedTuple):
     @property
     def _waiting(self) -> str:
         if isinstance(self.backlog, SourceError):
-            return f"{self.source} does not answer ({self.backlog})"
+            return f"{self.source} {self.backlog.summary} ({self.backlog})"
         waiting = demand.not_taken(self.backlog, self.in_flight)
         if waiting is None:
             return "the source cannot tell what waits"
@@ -79,7 +79,7 @@ class ProducerState(NamedTuple):
 
     def _judged(self) -> tuple[bool, str]:
         if isinstance(self.backlog, SourceError):
-            return False, "The source does not answer."
+            return False, f"The source {self.backlog.summary}."
         if self.limits.paused is not None and not self.backlog.lost:
             return False, f"Paused: {self.limits.paused}."
         passed, words = judged(self.backlog, self.oldest_allowed)
