@@ -103,5 +103,5 @@ def test_delta_rs_still_misreads_a_per_cent_sign(tmp_path):
     """Once it reads such a table, the refusal can go."""
     (tmp_path / "a%20b").mkdir()
     lake = Lake.model_construct(root=str(tmp_path / "a%20b"), storage_options={})
-    with pytest.raises(DeltaError, match="File not found: .*/a b/"):
+    with pytest.raises(DeltaError, match=r"File not found: .*/a b/"):
         Tables(lake, Keeping).ensure()
