@@ -134,8 +134,8 @@ def _check_lake(flow: Flow) -> None:
     if flow.tables["outcomes"].exists() or not (finished := flow.control.ended(name, last=1)):
         return
     raise PipelineError(
-        f"{name}: the lake {flow.lake.root} has no table {name}/outcomes, but the control store {flow.control} remembers "
-        f"receive {finished[0].receive_id}, which was acknowledged at {finished[0].ended_at:%Y-%m-%d %H:%M:%S} UTC. "
+        f"{name}: the lake {flow.lake.root} has no table {name}/outcomes, but the control store {flow.control} "
+        f"remembers receive {finished[0].receive_id}, which was acknowledged at {finished[0].ended_at:%Y-%m-%d %H:%M:%S} UTC. "
         "Mount or restore that lake, or correct its root. To start with an empty lake, give it a new control store"
     )
 
