@@ -93,7 +93,7 @@ def _resumed(
     try:
         opened.sources[options.source].backlog()
     except SourceError as error:
-        return f"is not paused, but no runs are asked for: {options.source} does not answer: {error}"
+        return f"is not paused, but no runs are asked for: {options.source} {error.summary}: {error}"
     state = asking(pipeline, producer, instance)
     return f"{state}." if state == "asks for runs" else f"is {state}."
 

@@ -7,6 +7,7 @@ from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
+from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Name
 from pipeline_platform.cli.limit_commands import chosen
 from pipeline_platform.cli.terminal import say
@@ -46,7 +47,7 @@ def push(
         except SourceError as error:
             say(str(error), err=True)
             raise typer.Exit(1) from None
-    say(f"{sent:,} messages are in {source.name}.")
+    say(f"Sent {loading.counted(sent, 'message')} to {source.name}.")
 
 
 def _producer(pipeline: type[Pipeline], producer: str) -> str:

@@ -113,7 +113,7 @@ def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) 
 def _backlog(state: ProducerState) -> Rows:
     name, waiting, allowed = state.source, state.backlog, state.oldest_allowed
     if isinstance(waiting, SourceError):
-        return {"backlog": Text(f"{name} does not answer: {waiting}", style="red")}
+        return {"backlog": Text(f"{name} {waiting.summary}: {waiting}", style="red")}
     oldest: str | Text = "none waits" if waiting.messages == 0 else "the source cannot tell"
     if waiting.oldest is not None:
         age = datetime.now(UTC) - waiting.oldest
@@ -121,7 +121,8 @@ def _backlog(state: ProducerState) -> Rows:
         if allowed is not None and age > allowed:
             oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
     lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
-    rows: Rows = {"backlog": f"{waiting} in {name}", "oldest": oldest, **lost}
+    free = waiting._replace(messages=state.at_source)  # "in flight" counts the others
+    rows: Rows = {"backlog": f"{free} in {name}", "oldest": oldest, **lost}
     if waiting.others is None:
         rows["other deployments"] = "the source cannot tell whether others read it"
     return rows

@@ -58,7 +58,7 @@ def _asked(source: Source, message_id: str) -> str:
         unknown = "nothing can be known of one message without receiving it"
         return source.whereabouts(message_id) or f"{unknown}; waiting there: {source.backlog()}"
     except SourceError as error:
-        return f"it does not answer: {error}"
+        return f"it {error.summary}: {error}"
 
 
 def _lines(one: Delivery) -> Iterator[str]:

@@ -44,6 +44,8 @@ _CONNECTION: Final[dict[str, Any]] = {
     "tcp_user_timeout": _SILENT_S * 1_000,
     # A pooler may give each transaction another session, which would not know what an earlier one prepared.
     "prepare_threshold": None,
+    # For a database of SQL_ASCII psycopg would return all text as bytes.
+    "client_encoding": "utf8",
 }
 """What libpq gets for each connection, unless `url` says otherwise."""
 

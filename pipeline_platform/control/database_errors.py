@@ -22,6 +22,8 @@ WAYS_OUT: Final = {
     "the next run does the work",
     "unsupported startup parameter": "A pooler does not pass on the session's time-outs: name options among its "
     "ignore_startup_parameters, and set lock_timeout and idle_in_transaction_session_timeout for the user of url",
+    "invalid byte sequence": "The database has the encoding SQL_ASCII, and a text that is not UTF-8: convert its "
+    "texts, or use a column of bytea for payloads",
     "password authentication failed": "Give the correct user and password in url",
     "no password supplied": "Put the password into url",
     **dict.fromkeys(("too many clients", "too many connections", "slots are reserved"),

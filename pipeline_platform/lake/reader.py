@@ -1,9 +1,12 @@
 """Reading back what was written: rows of Parquet files, in order, bounded in rows and bytes."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +16,10 @@ import pyarrow.parquet as pq
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.portions import halves
+
+if TYPE_CHECKING:
+    import polars as pl
+    from deltalake import DeltaTable
 
 
 class RowRange(NamedTuple):
@@ -124,6 +131,16 @@ def filled(rows: pa.Table, schema: pa.Schema, **values: Any) -> pa.Table:
         is_column = isinstance(value, pa.Array | pa.ChunkedArray)
         columns[field.name] = value if is_column else pa.repeat(pa.scalar(value, field.type), rows.num_rows)
     return pa.table(columns)
+
+
+def scan(lake: Lake, table: DeltaTable) -> pl.LazyFrame:
+    """Return the rows of a Delta table under the root as a lazy frame, whatever the root is named."""
+    import polars as pl
+
+    if quote(table.table_uri, safe=":/") == table.table_uri:
+        return pl.scan_delta(table, storage_options=lake.polars_options)
+    # Polars looks for files at the quoted root, and takes a folder `a=b` above the table for one of its columns.
+    return pl.scan_pyarrow_dataset(table.to_pyarrow_dataset(filesystem=lake.below(unquote(table.table_uri))))
 
 
 def receive_ids(lake: Lake, path: str) -> set[str]:

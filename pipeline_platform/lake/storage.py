@@ -2,12 +2,13 @@
 
 import errno
 import os
+import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from typing import Any, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -42,6 +43,8 @@ _ATTEMPTS = 13
 """PyArrow's tries, each after twice as long as the last, and at most 20 s: about `AWAY_S` in all."""
 _S3 = ("s3", "s3a")
 _STORES = (*_S3, "gs")
+_MISREAD = re.compile(r"[%#?*\[\]{}|^\\\x00-\x1f\x7f]")
+"""Characters that delta-rs decodes, takes for parts of a URL or rejects, or that Spark takes for a pattern."""
 _LEFT: list[pafs.FileSystem] = []
 """Clients of other processes: to destroy one may wait for threads that only its own process has."""
 
@@ -65,17 +68,16 @@ class Lake(BaseModel):
 
     @field_validator("root")
     @classmethod
-    def _the_same_for_tasks(cls, root: str) -> str:
-        """Make a folder absolute, for tasks run in folders of their own; refuse one whose tables Polars cannot read."""
-        if "://" in root:
-            return root
-        real = os.path.realpath(root)
-        if quote(real) != real:  # deltalake quotes what it says of files, and Polars takes that for their paths
+    def _resolve(cls, root: str) -> str:
+        """Make a folder absolute, because tasks run in folders of their own. Refuse names that a client misreads."""
+        is_folder = "://" not in root
+        real = os.path.realpath(root) if is_folder else root
+        if found := sorted(set(_MISREAD.findall(real.partition("://")[2] or real))):
             raise ValueError(
-                f"root is {real}: Polars finds no files in such a folder. Choose one that is named, from / on, by "
-                "digits, letters without accents and _ . - ~"
+                f"root is {real!r}, which contains {' '.join(map(repr, found))}: delta-rs or Spark would look for its "
+                "files in another place. Choose a name without % # ? * [ ] { } | ^ \\ and control characters"
             )
-        return os.path.abspath(root)
+        return os.path.abspath(root) if is_folder else root
 
     @model_validator(mode="after")
     def _is_reached_alike(self) -> Self:
@@ -156,6 +158,10 @@ class Lake(BaseModel):
         """What Polars is told of a table that delta-rs opened: that one's options, but `max_retries` as a number."""
         options = self.patient_options
         return options and {**options, "max_retries": int(options["max_retries"])}
+
+    def below(self, uri: str) -> pafs.FileSystem:
+        """Return the file system of a folder under the root, such as a table."""
+        return pafs.SubTreeFileSystem(uri.partition("://")[2].rstrip("/"), self._filesystem)
 
     def _at(self, path: str) -> str:
         """A path as the file system takes it: without the scheme of an object store."""

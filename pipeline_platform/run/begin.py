@@ -52,7 +52,8 @@ def begin(
     Raises:
         PipelineError: The context does not fit; the windows are others than those of the data; it pulls from no
             producer, or retries what all of them received from one; it selects failures and retries none; there is no
-            room for a backfill, or for all of a replay; or the pipeline is drained.
+            room for a backfill, or for all of a replay; the pipeline is drained; or the lake lacks the tables of
+            earlier runs.
         SchemaChangeError: A model no longer fits its table.
         SourceError: The source cannot be reached, or is not there.
     """
@@ -73,6 +74,7 @@ def begin(
         producer=flow.producer,
         traceparent=traceparent(),
     )
+    _check_lake(flow)
     flow.tables.ensure()
     if _is_held_back(flow, log, although_paused=although_paused):
         return receive
@@ -120,6 +122,22 @@ def begin(
         raise
     lease.begun(flow, receive)
     return receive
+
+
+def _check_lake(flow: Flow) -> None:
+    """Refuse a lake without the pipeline's tables if its runs had some: it is not mounted, or not restored.
+
+    Raises:
+        PipelineError: Messages that were decided would be handled again, and open failures are missing.
+    """
+    name = flow.pipeline.name
+    if flow.tables["outcomes"].exists() or not (finished := flow.control.ended(name, last=1)):
+        return
+    raise PipelineError(
+        f"{name}: the lake {flow.lake.root} has no table {name}/outcomes, but the control store {flow.control} "
+        f"remembers receive {finished[0].receive_id}, acknowledged at {finished[0].ended_at:%Y-%m-%d %H:%M:%S} UTC. "
+        "Mount or restore that lake, or correct its root. To start with an empty lake, give it a new control store"
+    )
 
 
 def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.failure_events import rank
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.reader import rows_with
+from pipeline_platform.lake.reader import rows_with, scan
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run.flow import Flow
@@ -146,7 +146,7 @@ def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -
     if not table.exists():
         return []
     with table.look() as handle:
-        rows = pl.scan_delta(handle, storage_options=table.lake.polars_options)
+        rows = scan(table.lake, handle)
         if windows is not None:
             rows = rows.filter(pl.col("window").is_in(list(windows)))
         if table.name in ("messages", "failed"):  # a batcher's own `data` is what came of it

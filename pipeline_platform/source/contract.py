@@ -22,11 +22,19 @@ from pipeline_platform.source.readers import Reader, others
 
 
 class SourceError(Exception):
-    """A source cannot do what is asked of it: its message names the option, the value and the way out."""
+    """A source cannot do what is asked of it: its message names the option, the value and the way out.
+
+    Attributes:
+        summary: What is wrong with the source, in two or three words after its name.
+    """
+
+    summary: ClassVar[str] = "cannot be used"
 
 
 class SourceAwayError(SourceError):
     """The server does not answer now. What failed so may be tried again."""
+
+    summary = "does not answer"
 
 
 BackoffType = Literal["exp", "rand", "rand_exp", "stop"]

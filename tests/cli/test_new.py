@@ -9,7 +9,9 @@ import pytest
 from pipeline_platform.new_pipeline import Kind
 from tests.fixtures.keeper import PROJECT
 
-DEPLOYMENT = ("definitions.py", "workspace.yaml", "pipelines", "resources", "assets", "sensors")
+DEPLOYMENT = ("definitions.py", "pyproject.toml", "workspace.yaml", "pipelines", "resources", "assets", "sensors")
+WITHOUT_PLUGINS = ("-p", "no:timeout", "-p", "no:xdist")
+"""As with `pip install pytest` alone, which docs/start/new.md shows."""
 
 
 @pytest.fixture
@@ -36,7 +38,10 @@ def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(che
         assert new(checkout, f"from_{kind.value}", "--source", kind.value).returncode == 0
     listed = "from definitions import defs; print(*(key.to_user_string() for key in defs.resolve_all_asset_keys()))"
 
-    loaded, tested = python(checkout, "-c", listed), python(checkout, "-m", "pytest", "-q", "pipelines")
+    loaded, tested = (
+        python(checkout, "-c", listed),
+        python(checkout, "-m", "pytest", "-q", *WITHOUT_PLUGINS, "pipelines"),
+    )
     linted = python(checkout, "-m", "ruff", "check", "--config", str(PROJECT / "pyproject.toml"), "--ignore", "I", ".")
     formatted = python(checkout, "-m", "ruff", "format", "--config", str(PROJECT / "pyproject.toml"), "--check", ".")
 

@@ -50,7 +50,7 @@ def held(queue: TableQueue) -> list[tuple[bytes, object]]:
 def test_each_line_is_a_payload_as_it_stands(push, queue):
     answer = push("told", b'{"data": 1}\r\nno json\n\n \xff\nlast')
     assert answer.exit_code == 0
-    assert answer.stdout.endswith("4 messages are in queue.\n")
+    assert answer.stdout.endswith("Sent 4 messages to queue.\n")
     assert [data for data, _ in held(queue)] == [b'{"data": 1}', b"no json", b" \xff", b"last"]
 
 

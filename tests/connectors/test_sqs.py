@@ -257,6 +257,23 @@ def test_a_delay_beyond_what_sqs_knows_is_cut(aws, queue):
     assert {entry["VisibilityTimeout"] for call in changes for entry in call["Entries"]} == {42_300}
 
 
+@pytest.mark.parametrize(("per_call", "order"), [(10, ["0", "1", "2", "0", "3"]), (1, ["0", "0", "1", "2", "3"])])
+def test_a_released_message_of_a_group_comes_after_those_received_with_it_and_before_all_others(aws, per_call, order):
+    url = aws.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
+    orders = source(queue_url=url, max_number_of_messages=per_call)
+    attributes = [{"MessageGroupId": "group", "MessageDeduplicationId": str(number)} for number in range(4)]
+    orders.send([b"0", b"1", b"2", b"3"], [{"attributes": each} for each in attributes])
+
+    came, is_released = [], False
+    while rows := received(orders, 3):
+        came += [row["data"].decode() for row in rows]
+        if not is_released:
+            orders.release(url, [rows.pop(0)["ack_id"]])
+            is_released = True
+        orders.ack(url, [row["ack_id"] for row in rows])
+    assert came == order
+
+
 # What cannot work is said before anything is leased
 
 
@@ -287,6 +304,14 @@ def test_the_region_is_that_of_the_queue(no_settings):
 def test_settings_that_lack_are_named_with_where_they_are_looked_for(no_settings, options, said):
     with pytest.raises(SourceError, match=said):
         source(**options).check_ready()
+
+
+def test_an_endpoint_of_the_environment_is_named(no_settings, sqs_server):
+    for name, value in local.ENVIRONMENT.items():
+        no_settings.setenv(name, value)
+    no_settings.setenv("AWS_ENDPOINT_URL_SQS", sqs_server)
+    with pytest.raises(SourceError, match=f"is no queue there .*endpoint_url unset, so {sqs_server}"):
+        source(queue_url=f"{sqs_server}/123456789012/nowhere").check_ready()
 
 
 def test_an_endpoint_that_does_not_answer_is_named(no_settings):

@@ -28,8 +28,11 @@ LINES = dg.AssetSpec(["told", "lines"], partitions_def=HOURLY)
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory, warm_spark, open_spark, instance):
-    """Two windows of lines, written under an older model and a newer one, then compacted in part."""
-    location = empty_location(tmp_path_factory.mktemp("filled"), warm_spark, instance)
+    """Two windows of lines, written under an older model and a newer one, then compacted in part.
+
+    They are in a folder whose name is quoted in URLs.
+    """
+    location = empty_location(tmp_path_factory.mktemp("Zoë's lake: a=b + c"), warm_spark, instance)
     for window, line, edit in ((WINDOW, "one", ""), (NEXT, "two", ""), (WINDOW, "three words here", "widened")):
         location.enqueue(line)
         assert location.run("told_pull", window, edit=edit).status == dg.DagsterRunStatus.SUCCESS

@@ -199,7 +199,7 @@ def test_a_backlog_that_is_too_old_stays_reported_while_its_source_does_not_answ
     assert text.startswith("queue of asked: The oldest has waited 1:00:")
     tick(place, queue=away(place)), tick(place, queue=away(place))
     (unanswered,) = webhook.texts()
-    assert unanswered.startswith("queue of asked does not answer: ")
+    assert unanswered.startswith("queue of asked cannot be used: ")
     place.queue.plan(1, 1, "somebody")
     tick(place)
     assert webhook.texts() == [f"Over: {unanswered}", f"Over: {text}"]

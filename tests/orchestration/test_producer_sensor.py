@@ -191,7 +191,7 @@ def test_a_source_that_is_away_is_a_reason_and_no_error(place):
     told = place.tick(source=away)
 
     assert not told.run_requests
-    assert "queue does not answer" in str(told.skip_message)
+    assert "queue cannot be used" in str(told.skip_message)
     assert "url must name a file that is there" in str(told.skip_message)
 
 

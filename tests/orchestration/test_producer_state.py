@@ -11,7 +11,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
-from pipeline_platform.source.contract import SourceError
+from pipeline_platform.source.contract import SourceAwayError, SourceError
 from tests.fixtures.sensor import TAGS, Asked, Place, tags
 
 
@@ -58,7 +58,8 @@ def test_what_runs_may_take_is_part_of_what_waits(place):
         (Backlog(None), "the source cannot tell what waits"),
         (Backlog(1), "1 waits"),
         (Backlog(1_000, at_least=True), "at least 1,000 wait"),
-        (SourceError("no route"), "queue does not answer (no route)"),
+        (SourceAwayError("no route"), "queue does not answer (no route)"),
+        (SourceError("no such queue"), "queue cannot be used (no such queue)"),
     ],
 )
 def test_it_says_what_a_source_can_tell(place, waiting, said):

@@ -103,10 +103,11 @@ def code_of(error: BaseException | None) -> str:
 def explained(error: Exception, source: Any) -> SourceError:
     """Say which option of an `SqsSource` is to blame and what to do; never what the credentials are."""
     code = code_of(error)
+    client = vars(source).get("_client")  # missing if it could not be created
     found = (way_out for codes, way_out in _EXPLANATIONS.items() if re.fullmatch(codes, code))
     explanation = next(found, "queue_url {queue!r} failed with {text}").format(
         queue=source.queue_url,
-        endpoint=source.endpoint_url or "unset, so AWS's own",
+        endpoint=source.endpoint_url or (f"unset, so {client.meta.endpoint_url}" if client else "unset"),
         region=source.region_name or "unset",
         profile=source.profile_name or "unset",
         code=code,

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pydantic import Field
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError
+from pipeline_platform.lake.reader import scan
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.resources.addresses import QUIET
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
@@ -108,7 +109,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
         kind = context.dagster_type.typing_type
         if getattr(kind, "__module__", "").startswith("pyspark."):
             return self._spark_frame(uri, table, columns, windows)
-        frame = pl.scan_delta(table, storage_options=self.lake.polars_options)
+        frame = scan(self.lake, table)
         if windows is not None:
             frame = frame.filter(pl.col(WINDOW).is_in(windows))
         if kind is pl.LazyFrame:

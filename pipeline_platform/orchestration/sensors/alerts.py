@@ -261,7 +261,8 @@ def _of_source(name: str, producer: Producer, waiting: Backlog | Exception) -> I
     if isinstance(waiting, Exception):  # how long messages wait is as it was
         known = isinstance(waiting, SourceError | ControlStoreError | TimeoutError)
         why = str(waiting) if known else _kind(waiting)
-        yield _Look(name, "source", producer.source, f"{producer.source} of {name} does not answer: {why}")
+        problem = waiting.summary if isinstance(waiting, SourceError) else "does not answer"
+        yield _Look(name, "source", producer.source, f"{producer.source} of {name} {problem}: {why}")
         return
     yield _Look(name, "source", producer.source, None)
     passed, words = judged(waiting, producer.oldest_allowed)

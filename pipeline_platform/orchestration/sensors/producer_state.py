@@ -21,7 +21,7 @@ class ProducerState(NamedTuple):
 
     Attributes:
         source: Key of its source.
-        backlog: What waits there, or why the source does not answer.
+        backlog: What waits there, or the error of the source.
         in_flight: What runs under way hold, or will.
         limits: What bounds a demand.
         steps: What runs under way do, by run id.
@@ -55,8 +55,8 @@ class ProducerState(NamedTuple):
     @property
     def _waiting(self) -> str:
         if isinstance(self.backlog, SourceError):
-            return f"{self.source} does not answer ({self.backlog})"
-        if (waiting := self._at_source) is None:
+            return f"{self.source} {self.backlog.summary} ({self.backlog})"
+        if (waiting := self.at_source) is None:
             return "the source cannot tell what waits"
         if waiting >= ENDLESS // 2:
             return "messages without end wait"
@@ -64,7 +64,7 @@ class ProducerState(NamedTuple):
         return f"{most}{waiting:,} {'waits' if waiting == 1 else 'wait'}" if waiting else "none waits"
 
     @property
-    def _at_source(self) -> int | None:
+    def at_source(self) -> int | None:
         """Messages at the source that no run has leased; None if that cannot be known."""
         if isinstance(self.backlog, SourceError) or self.backlog.messages is None:
             return None
@@ -75,7 +75,7 @@ class ProducerState(NamedTuple):
         """Which runs may lease how many of the messages that wait."""
         if not (most := sum(self.in_flight.to_lease.values())):
             return ""
-        runs, waiting = self.in_flight.leasing(self.steps), self._at_source
+        runs, waiting = self.in_flight.leasing(self.steps), self.at_source
         if waiting == 0:
             return f", {runs} under way"
         return f", up to {most if waiting is None else min(most, waiting):,} of them for {runs}"
@@ -95,7 +95,7 @@ class ProducerState(NamedTuple):
 
     def _judged(self) -> tuple[bool, str]:
         if isinstance(self.backlog, SourceError):
-            return False, "The source does not answer."
+            return False, f"The source {self.backlog.summary}."
         if self.limits.paused is not None and not self.backlog.lost:
             return False, f"Paused: {self.limits.paused}."
         passed, words = judged(self.backlog, self.oldest_allowed)

@@ -91,7 +91,7 @@ def _ask(
     if isinstance(backlog, SourceError):
         event.fail(backlog)
         cursor = waiting.without_answer(now, options.interval).model_copy(update=noted).to_json()
-        reason = f"{options.source} does not answer: {backlog}"
+        reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     bounds = _with_earlier_runs(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
     # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
