@@ -16,8 +16,9 @@ import pyarrow.compute as pc
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import Message, acknowledge_at_once
+from pipeline_platform.model.nested_casts import ModelOf
 from pipeline_platform.model.payload import SHORT, decoder_of
-from pipeline_platform.model.schema import RowType, arrow_schema
+from pipeline_platform.model.schema import arrow_schema, row_type
 
 if TYPE_CHECKING:
     import polars as pl
@@ -100,7 +101,7 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     rows = pc.indices_nonzero(waiting).to_pylist()
     reasons = dict[int, str]()
     values, fitting = _decoded(known["data"], rows, model, reasons)
-    arrays = _built(RowType(decoder_of(model).made), values, fitting, reasons)
+    arrays = _built(row_type(decoder_of(model).made), values, fitting, reasons)
     if len(arrays[1]) < known.num_rows:
         place = {row: place for place, row in enumerate(arrays[1])}
         index = pa.array([place.get(row) for row in range(known.num_rows)], pa.int64())
@@ -154,7 +155,7 @@ def _decoded(
 
 
 def _built(
-    row_type: RowType, values: Sequence[Any], rows: Sequence[int], reasons: dict[int, str]
+    row_type: ModelOf, values: Sequence[Any], rows: Sequence[int], reasons: dict[int, str]
 ) -> tuple[list[pa.Array], Sequence[int]]:
     """Build columns of the values that fit; return the rows of these, and note why others do not."""
     try:

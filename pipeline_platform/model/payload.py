@@ -107,12 +107,11 @@ def decoder_of(model: ModelClass) -> Decoder:
         twin = _twin(model)
     except _NoTwinError:
         return Decoder(model, own, own, own)
-    decode, names = msgspec.json.Decoder(twin).decode, fields(model).keys()
+    decode = msgspec.json.Decoder(twin).decode
     has_times = "datetime" in repr([one.annotation for one in fields(twin).values()])
 
     def exact(data: Any) -> Any:
-        instance = own(data)
-        return twin(**{name: getattr(instance, name) for name in names})
+        return msgspec.convert(own(data), twin, from_attributes=True)
 
     def fast(data: bytes) -> Any:
         is_flat = len(data) < SHORT or data.count(b"[") + data.count(b"{") < _DEEP

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, TableBatcher, ack_immediately
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
-from pipeline_platform.model.schema import RowType
+from pipeline_platform.model.schema import row_type
 from pipeline_platform.tasks.handle.repeats import KNOWN, REPEATS
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
@@ -170,7 +170,7 @@ def test_time_spans_and_times_of_day_are_written_as_rows_write_them(lake, unit):
 
     written = rows_of(lake, "obedient", handled(lake, Timing, b"1", b"2"), "kept")
 
-    as_rows = pa.table(RowType(Times).columns(values), schema=RowType(Times).schema).to_pylist()
+    as_rows = pa.table(row_type(Times).columns(values), schema=row_type(Times).schema).to_pylist()
     assert [{name: row[name] for name in ("span", "clock")} for row in written] == as_rows
 
 

@@ -16,7 +16,7 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import SOURCE, partition_of
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import RowType
+from pipeline_platform.model.schema import row_type
 from pipeline_platform.tasks.host.progress import Watch
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.staging import handled_columns
@@ -37,7 +37,7 @@ class Columns:
         self._batchers, self._watch = pipeline.batchers, watch
         models = {name: options.table_schema for name, options in self._batchers.items()}
         self._partition_by = {name: pipeline.partitioning(name) for name in self._batchers}
-        self.row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+        self.row_types = {name: row_type(model) for name, model in models.items() if model is not None}
 
     def wait(self, name: str, batch_id: str | None = None) -> bool:
         """Whether messages of a batcher have to wait for their batch."""

@@ -14,7 +14,7 @@ from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
-from pipeline_platform.model.schema import ColumnError, arrow_schema, plain, refuse_nulls
+from pipeline_platform.model.schema import arrow_schema, row_type
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
@@ -101,37 +101,49 @@ class RoutedRows:
             self._outcomes.handled(delivered, self._window, messages)
 
     def _write(self, name: str, rows: pa.RecordBatch, model: ModelClass) -> None:
-        schema = arrow_schema(model)
+        for some, columns in self._fitting(rows, model):
+            self._outcomes.columns(name, some, self._window, columns)
+
+    def _fitting(self, rows: pa.RecordBatch, model: ModelClass) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
+        """Rows that fit the columns of a model, and these; the other rows are noted."""
+        known = row_type(model)
         try:
-            columns = [_cast(rows.column(FIELD + field.name), field.type) for field in schema]
-            refuse_nulls(columns, model)
-        except (pa.ArrowException, ValueError, ColumnError) as error:
+            columns = known.cast([rows.column(FIELD + name) for name in known.casts])
+        except BaseException as error:  # an enum's own code may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):
-                    self._write(name, half, model)
-                return
-            reason = str(error) if isinstance(error, ColumnError) else _misfit(rows, schema)
-            self._misfits[rows.column("position")[0].as_py()] = Failure("ColumnError", reason, "", "lake")
-            return
-        self._outcomes.columns(name, rows, self._window, columns)
+                    yield from self._fitting(half, model)
+            else:
+                self._misfits[rows.column("position")[0].as_py()] = Failure.of(error, "lake")
+        else:
+            yield rows, columns
 
     def _stage(self, name: str, rows: pa.RecordBatch, model: ModelClass | None) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
+        if model is not None:
+            known, names = row_type(model), rows.schema.names
+            for some, columns in self._fitting(rows, model):
+                fitting = dict(zip(names, some.columns, strict=True))
+                fitting |= {FIELD + name: one for name, one in zip(known.casts, columns, strict=True)}
+                self._hand_over(name, pa.RecordBatch.from_pydict(fitting), known.schema.names)
+        else:
+            self._hand_over(name, rows, None)
+
+    def _hand_over(self, name: str, rows: pa.RecordBatch, fields: list[str] | None) -> None:
         for some, delivered in self._delivered(rows):
             try:
-                if model is None:
+                if fields is None:
                     data = some.column(f"{FIELD}data").to_pylist()
                 else:
-                    names = arrow_schema(model).names
-                    columns = [some.column(FIELD + one) for one in names]
-                    data = pa.RecordBatch.from_arrays(columns, names).to_pylist(maps_as_pydicts="lossy")
+                    columns = [some.column(FIELD + one) for one in fields]
+                    data = pa.RecordBatch.from_arrays(columns, fields).to_pylist(maps_as_pydicts="strict")
             except (ValueError, OverflowError) as error:  # a date that Python has no value for
                 if some.num_rows == 1:
                     failure = Failure.of(error, "lake")
                     self.fail(some, lambda _, failure=failure: failure)  # type: ignore[misc]
                 else:
                     for half in _halves(some):
-                        self._stage(name, half, model)
+                        self._hand_over(name, half, fields)
                 continue
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
@@ -166,26 +178,6 @@ class RoutedRows:
 def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
     half = rows.num_rows // 2
     return rows.slice(0, half), rows.slice(half)
-
-
-def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    """A column as a table holds it: time spans and times of day as the text that rows make of them."""
-    is_span = pa.types.is_duration(column.type)
-    if type_ == pa.string() and (is_span or pa.types.is_time(column.type)):
-        values = column.cast(pa.duration("us") if is_span else pa.time64("us"))
-        return pa.array(map(plain, values.to_pylist()), type_)
-    return column.cast(type_)
-
-
-def _misfit(row: pa.RecordBatch, schema: pa.Schema) -> str:
-    """Which column a row does not fit; Arrow's own words quote the value, which is payload."""
-    for field in schema:
-        column = row.column(FIELD + field.name)
-        try:
-            _cast(column, field.type)
-        except (pa.ArrowException, ValueError):
-            return f"{field.name} is {column.type} and holds what fits no {field.type}"
-    return "it fits no column"
 
 
 def _failed(row: dict[str, Any]) -> Failure:
