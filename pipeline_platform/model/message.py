@@ -9,8 +9,6 @@ from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
-from msgspec import Struct
-from pydantic import BaseModel
 
 from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
@@ -19,7 +17,7 @@ from pipeline_platform.model.failure import Failure, reason_of, words
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
 Trigger = Literal["size", "flush", "timeout"]
-Model = TypeVar("Model", bound=BaseModel | Struct)
+Model = TypeVar("Model")
 
 DEFAULT = "default"
 """The batcher and the batch key at first, as in Broadway."""
@@ -188,8 +186,14 @@ class Message:
     @overload
     def json(self, model: type[Model]) -> Model: ...
 
-    def json(self, model: type[Model] | None = None) -> Any:
+    @overload
+    def json(self, model: Any) -> Any: ...
+
+    def json(self, model: Any = None) -> Any:
         """Decode the payload: plain Python, or an instance of a model, as strict as its `model_validate_json`.
+
+        `A | B`, `list[A]` and any other type that pydantic's `TypeAdapter` takes do as well. A `Decimal` keeps all
+        digits of its number, where pydantic alone would round it to a float.
 
         Without a model, whole numbers come back exactly. Of two members of one name the last one counts. NaN,
         infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and invalid UTF-8 are
@@ -198,9 +202,10 @@ class Message:
         Raises:
             PayloadError: It is not JSON, or a `msgspec.Struct` refuses it. The error quotes nothing of it.
             ValidationError: A pydantic model refuses it.
-            TypeError: `data` is not bytes any more, and there is no model.
+            TypeError: `data` is not bytes any more, and there is no model; or neither pydantic nor msgspec takes the
+                type.
         """
-        return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)  # type: ignore[arg-type]
+        return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)
 
     def _copy(self) -> Message:
         new = Message(self.data, self._row, self._state)
