@@ -294,12 +294,16 @@ class Message:
         return self._but(batch_mode=mode)
 
     def failed(self, reason: object, *, retry: bool = True) -> Message:
-        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people retry it."""
+        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people retry it.
+
+        A message that has failed already keeps the kind, the traceback and the stage of its failure.
+        """
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
-        return self._but(failure=Failure("failed", text, retry=bool(retry)))
+        before = self.failure or Failure("failed", text)
+        return self._but(failure=before._replace(reason=text, retry=bool(retry)))
 
     def rescued(self) -> Message:
         """Take back its failure, in `handle_failed`. It stays failed unless the option `rescue` lets it."""
@@ -358,7 +362,7 @@ class BatchInfo(NamedTuple):
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
         partition: The partition that they share, as `partition_by` returned it or the source named it; None without.
-        size: How many messages.
+        size: Number of messages that `handle_batch` gets.
         trigger: Why it is delivered: `size` (`batch_size` or `batch_bytes` is reached, or the splitter ends it),
             `flush` (a message asks for it, or no more come in a backfill, a replay or a drain) or `timeout` (no more
             come in a run that pulls).

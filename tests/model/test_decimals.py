@@ -83,7 +83,7 @@ def test_other_numbers_of_the_payload_stay_numbers():
         price: Decimal
         note: Any
 
-    payload = '{"price": %s, "note": {"share": %s}}' % (LONG, LONG)
+    payload = f'{{"price": {LONG}, "note": {{"share": {LONG}}}}}'
     assert decoder(Order)(payload.encode()).note == {"share": float(LONG)}
 
 

@@ -378,11 +378,11 @@ class Far(Pipeline):
         return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * messages.num_rows))
 
 
-def test_the_testing_kit_takes_a_time_that_a_table_holds_and_python_does_not(lake):
-    assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "handled"}
+def test_a_time_that_python_has_no_value_for_fails_its_row(lake):
+    assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "failed"}
 
-    (message,) = test_batch(Far, ["1"]).successful
-    assert message.data["at"].startswith("10000-01-01 04:59:59")
+    (message,) = test_batch(Far, ["1"]).failed
+    assert (message.failure.kind, message.failure.stage) == ("ColumnError", "lake")
 
 
 def test_a_lane_is_chosen_by_annotation_and_an_unknown_one_is_refused():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -51,6 +51,7 @@ class RoutedRows:
         positions: Those of all rows of the try, in order: the watch knows them by their places there.
         received: Gives the rows at some positions as they were received.
         batch_mode: Of messages for a batcher with a callback.
+        refused: Failures of payloads, by position, of which rows have the reason alone.
     """
 
     def __init__(
@@ -60,9 +61,10 @@ class RoutedRows:
         positions: pa.Array,
         received: Callable[[pa.Array], pa.RecordBatch],
         batch_mode: BatchMode = BULK,
+        refused: Mapping[int, Failure] | None = None,
     ) -> None:
         self._outcomes, self._window, self._positions = outcomes, window, positions
-        self._received, self._batch_mode = received, batch_mode
+        self._received, self._batch_mode, self._refused = received, batch_mode, {} if refused is None else refused
         self._batchers, self._options = outcomes.step.pipeline.batchers, outcomes.step.pipeline.processors
         self._misfits: dict[int, Failure] = {}
         """By position."""
@@ -73,7 +75,7 @@ class RoutedRows:
         batcher = pc.fill_null(rows.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
-        self.fail(rows.filter(failed), _failed)
+        self.fail(rows.filter(failed), self._failed)
         self.fail(rows.filter(pc.and_not(unknown, failed)), self._unknown)
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
@@ -171,6 +173,12 @@ class RoutedRows:
             fitting = options.chunk_bytes * some.num_rows // (delivered.nbytes + 1)
             step = max(1, min(4 * step, options.chunk_size, fitting))
 
+    def _failed(self, row: dict[str, Any]) -> Failure:
+        known, reason = self._refused.get(row["position"]), row["_failure"]
+        if known is not None and known.reason == reason:
+            return known
+        return Failure("failed", reason or "handle_messages gave no reason", "", "handle_messages")
+
     def _unknown(self, row: dict[str, Any]) -> Failure:
         return self._outcomes.no_batcher(repr(row["batcher"]), "handle_messages")
 
@@ -178,7 +186,3 @@ class RoutedRows:
 def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
     half = rows.num_rows // 2
     return rows.slice(0, half), rows.slice(half)
-
-
-def _failed(row: dict[str, Any]) -> Failure:
-    return Failure("failed", row["_failure"] or "handle_messages gave no reason", "", "handle_messages")
