@@ -25,16 +25,17 @@ _DIGITS = 38
 
 
 @lru_cache(maxsize=256)
-def row_type(model: ModelClass) -> ModelOf:
+def row_type(model: ModelClass, kept: pa.Schema | None = None) -> ModelOf:
     """The casts of a model's fields to the columns of its table. All are nullable, so that fields may come and go.
 
     Args:
         model: A model of plain fields, models, lists and dicts.
+        kept: The columns of a table that was made before: its Decimals keep their digits.
 
     Raises:
         ColumnError: A field has a type that no column holds, or there is no field.
     """
-    return _model(model, ())
+    return _model(model, (), pa.struct([]) if kept is None else pa.struct(list(kept)))
 
 
 def arrow_schema(model: ModelClass) -> pa.Schema:
@@ -42,7 +43,7 @@ def arrow_schema(model: ModelClass) -> pa.Schema:
     return row_type(model).schema
 
 
-def _model(model: ModelClass, inside: tuple[ModelClass, ...]) -> ModelOf:
+def _model(model: ModelClass, inside: tuple[ModelClass, ...], kept: pa.DataType | None) -> ModelOf:
     if model in inside:
         raise ColumnError(
             f"{model.__name__} holds itself, so its columns would have no end: keep the inner ones as JSON text"
@@ -56,10 +57,16 @@ def _model(model: ModelClass, inside: tuple[ModelClass, ...]) -> ModelOf:
             f"{model.__name__} has fields that differ only in case, which tables ignore: {twice}. Rename them"
         )
     inside = (*inside, model)
-    return ModelOf(model, {name: _cast(model, name, field.annotation, inside) for name, field in known.items()})
+    there = {one.name: one.type for one in kept} if kept is not None and pa.types.is_struct(kept) else {}
+    return ModelOf(
+        model,
+        {name: _cast(model, name, field.annotation, inside, there.get(name)) for name, field in known.items()},
+    )
 
 
-def _cast(model: ModelClass, name: str, declared: Any, inside: tuple[ModelClass, ...]) -> Cast:
+def _cast(
+    model: ModelClass, name: str, declared: Any, inside: tuple[ModelClass, ...], kept: pa.DataType | None
+) -> Cast:
     annotation = bare(declared)
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
@@ -67,16 +74,19 @@ def _cast(model: ModelClass, name: str, declared: Any, inside: tuple[ModelClass,
         if len(kinds) == 1 and (kind := kinds.pop()) in KINDS:
             return Members(kind, arguments, None, str(annotation).removeprefix("typing."))
     elif origin in (list, set, frozenset, Sequence, tuple) and (len(arguments) == 1 or arguments[1:] == (Ellipsis,)):
-        return ListOf(_cast(model, name, arguments[0], inside), nullable=allows_none(arguments[0]))
+        kept = kept.value_type if kept is not None and pa.types.is_list(kept) else None
+        return ListOf(_cast(model, name, arguments[0], inside, kept), nullable=allows_none(arguments[0]))
     elif origin in (dict, Mapping) and arguments and bare(arguments[0]) is str:
-        return DictOf(_cast(model, name, arguments[1], inside), nullable=allows_none(arguments[1]))
+        kept = kept.item_type if kept is not None and pa.types.is_map(kept) else None
+        return DictOf(_cast(model, name, arguments[1], inside, kept), nullable=allows_none(arguments[1]))
     elif isinstance(annotation, type):
         if annotation is Decimal:
-            return Plain(Decimal, _decimal(model, name, declared))
+            is_kept = kept is not None and pa.types.is_decimal128(kept)
+            return Plain(Decimal, kept if is_kept else _decimal(model, name, declared))
         if annotation in KINDS:
             return Plain(annotation)
         if issubclass(annotation, MODELS):
-            return _model(annotation, inside)
+            return _model(annotation, inside, kept)
         if issubclass(annotation, enum.Enum):
             values = [member.value for member in annotation]
             kinds = {*map(type, values)}

@@ -1,6 +1,6 @@
 """What tasks that call a pipeline's callbacks have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -10,8 +10,10 @@ import pyarrow as pa
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import AckPolicy
+from pipeline_platform.model.nested_casts import ModelOf
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import row_type
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.record.early import EarlyAcks, SourceEarlyAcks
 from pipeline_platform.telemetry.spans import about
@@ -39,6 +41,7 @@ class Step:
         owner: As `Receive.owner`.
         traceparent: Of the run's step; empty where nobody traces.
         source: Where `ack_immediately` acknowledges; None where the pipeline does not, or has no source.
+        kept_columns: Columns of batchers whose tables have other digits of Decimals than their models.
     """
 
     pipeline: type[Pipeline]
@@ -50,6 +53,7 @@ class Step:
     owner: int = field(default=0, kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
+    kept_columns: Mapping[str, pa.Schema] = field(default_factory=dict, kw_only=True)
 
     def early_acks(self) -> EarlyAcks | None:
         """What tells the source early; None where nobody does."""
@@ -65,6 +69,11 @@ class Step:
             if isinstance(options, TableBatcher)
         }
         return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
+
+    def row_type(self, batcher: str) -> ModelOf | None:
+        """The casts to the columns of a batcher's table; None where its data is JSON."""
+        model = self.pipeline.batchers[batcher].table_schema
+        return None if model is None else row_type(model, self.kept_columns.get(batcher))
 
     @contextmanager
     def traced(self, task: int | None = None) -> Iterator[None]:

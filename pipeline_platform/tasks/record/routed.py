@@ -9,12 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
-from pipeline_platform.model.schema import arrow_schema, row_type
+from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
@@ -83,9 +82,9 @@ class RoutedRows:
         for name, options in self._batchers.items():
             mine = rows.filter(pc.and_(good, pc.equal(batcher, name)))
             if mine.num_rows and isinstance(options, TableBatcher):
-                self._write(name, mine, options.table_schema)
+                self._write(name, mine)
             elif mine.num_rows:
-                self._stage(name, mine, options.table_schema)
+                self._stage(name, mine)
         misfits = pc.is_in(rows.column("position"), pa.array([*self._misfits], pa.int64()))
         self.fail(rows.filter(misfits), lambda row: self._misfits[row["position"]])
 
@@ -102,34 +101,34 @@ class RoutedRows:
             ]
             self._outcomes.handled(delivered, self._window, messages)
 
-    def _write(self, name: str, rows: pa.RecordBatch, model: ModelClass) -> None:
-        for some, columns in self._fitting(rows, model):
+    def _write(self, name: str, rows: pa.RecordBatch) -> None:
+        for some, columns in self._fitting(rows, name):
             self._outcomes.columns(name, some, self._window, columns)
 
-    def _fitting(self, rows: pa.RecordBatch, model: ModelClass) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
-        """Rows that fit the columns of a model, and these; the other rows are noted."""
-        known = row_type(model)
+    def _fitting(self, rows: pa.RecordBatch, name: str) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
+        """Rows that fit the columns of a batcher, and these; the other rows are noted."""
+        known = self._outcomes.step.row_type(name)
+        assert known is not None
         try:
             columns = known.cast([rows.column(FIELD + name) for name in known.casts])
         except BaseException as error:  # an enum's own code may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):
-                    yield from self._fitting(half, model)
+                    yield from self._fitting(half, name)
             else:
                 self._misfits[rows.column("position")[0].as_py()] = Failure.of(error, "lake")
         else:
             yield rows, columns
 
-    def _stage(self, name: str, rows: pa.RecordBatch, model: ModelClass | None) -> None:
+    def _stage(self, name: str, rows: pa.RecordBatch) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
-        if model is not None:
-            known, names = row_type(model), rows.schema.names
-            for some, columns in self._fitting(rows, model):
-                fitting = dict(zip(names, some.columns, strict=True))
-                fitting |= {FIELD + name: one for name, one in zip(known.casts, columns, strict=True)}
-                self._hand_over(name, pa.RecordBatch.from_pydict(fitting), known.schema.names)
-        else:
+        if (known := self._outcomes.step.row_type(name)) is None:
             self._hand_over(name, rows, None)
+            return
+        for some, columns in self._fitting(rows, name):
+            fitting = dict(zip(some.schema.names, some.columns, strict=True))
+            fitting |= {FIELD + field: column for field, column in zip(known.casts, columns, strict=True)}
+            self._hand_over(name, pa.RecordBatch.from_pydict(fitting), known.schema.names)
 
     def _hand_over(self, name: str, rows: pa.RecordBatch, fields: list[str] | None) -> None:
         for some, delivered in self._delivered(rows):
