@@ -53,7 +53,9 @@ PEERS = {"memory": "Broadway in memory", "files": "Broadway to files"}
 
 def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Parse, route, build columns; count."""
-    struct = pa.struct(list(arrow_schema(Events.batchers["clicks"].table_schema)))
+    model = Events.batchers["clicks"].table_schema
+    assert model is not None
+    struct = pa.struct(list(arrow_schema(model)))
     for batch in batches:
         tables: dict[str, list[Any]] = {"clicks": [], "views": []}
         for data in batch.column("data").to_pylist():

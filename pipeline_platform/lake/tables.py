@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.file_times import time_of_files
+from pipeline_platform.lake.kept_decimals import as_stored
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.refused_changes import SchemaChangeError, check_windows, refuse_changes
 from pipeline_platform.lake.storage import Lake
@@ -171,16 +172,12 @@ class Table:
 
     def check_types(self, handle: DeltaTable) -> None:
         """Refuse columns that changed their type, with a `SchemaChangeError`."""
-        from deltalake import Schema
-
-        refuse_changes(f"{self.pipeline}/{self.name}", handle.schema().fields, Schema.from_arrow(self.schema).fields)
+        refuse_changes(f"{self.pipeline}/{self.name}", handle.schema().fields, as_stored(self.schema, handle).fields)
 
     def _widen(self, handle: DeltaTable) -> None:
-        from deltalake import Schema
-
         self.check_types(handle)
         there = {field.name for field in handle.schema().fields}
-        if added := [field for field in Schema.from_arrow(self.schema).fields if field.name not in there]:
+        if added := [field for field in as_stored(self.schema, handle).fields if field.name not in there]:
             with self._committing(handle.version()):
                 handle.alter.add_columns(added)
 
@@ -257,7 +254,7 @@ class Table:
             CommitConflictError: Something was committed since.
             CommitError: The table refuses it.
         """
-        from deltalake import CommitProperties, PostCommitHookProperties, Schema, Transaction
+        from deltalake import CommitProperties, PostCommitHookProperties, Transaction
         from deltalake.transaction import AddAction, RemoveAction
 
         now = int(time.time() * 1000)
@@ -270,14 +267,14 @@ class Table:
             app_transactions=[Transaction(transaction, state, now)],
             custom_metadata={"by": transaction},
         )
-        version = handle.version()
+        schema, version = as_stored(self.schema, handle), handle.version()
         # Maintenance cleans the log up: to look what has expired lists all of it.
         hooks = PostCommitHookProperties(cleanup_expired_logs=False)
         with self._committing(version):
             handle.create_write_transaction(
                 [*adds, *removes],
                 "append",
-                Schema.from_arrow(self.schema),
+                schema,
                 ["window"],
                 commit_properties=properties,
                 post_commithook_properties=hooks,

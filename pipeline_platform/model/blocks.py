@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import lru_cache, reduce
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.failure import reason_of
+from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import Message, acknowledge_at_once
+from pipeline_platform.model.nested_casts import ModelOf
 from pipeline_platform.model.payload import SHORT, decoder_of
-from pipeline_platform.model.schema import RowType, arrow_schema
+from pipeline_platform.model.schema import arrow_schema, row_type
 
 if TYPE_CHECKING:
     import polars as pl
@@ -29,8 +30,17 @@ ROUTING = ("batcher", "batch_key", "status", "reason")
 
 KINDS = {"polars.DataFrame", "pyarrow.Table"}
 _MODULES = {"pl": "polars", "pa": "pyarrow"}
-_given: ContextVar[Any] = ContextVar("_given")
-"""The rows of the block that a callback has now, and how they are acknowledged."""
+
+
+class _Given(NamedTuple):
+    """The rows of the block that a callback has now, how they are acknowledged, and what `columns` refuses of them."""
+
+    rows: pa.RecordBatch
+    ack_policy: Any
+    refused: dict[int, Failure]
+
+
+_given: ContextVar[_Given | None] = ContextVar("_given", default=None)
 
 
 def name_of(kind: Any) -> str:
@@ -79,7 +89,8 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     """Decode the payloads of a block, in `data`, into the columns of a model, as `message.json(model)` does it.
 
     Each row that the model refuses, or that fits no column, gets the `status` `failed` and the `reason` that
-    `message.json(model)` gives. A row that has failed already is left as it is, and gets no values.
+    `message.json(model)` gives. It fails whatever its `status` is set to afterwards, unless a later call decodes it.
+    A row that has failed already is left as it is, and gets no values.
 
     Args:
         messages: A block, or some of its rows.
@@ -98,9 +109,9 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     known = as_arrow(messages.select(["data", "status", "reason"]))
     waiting = pc.fill_null(pc.equal(known["status"], "ok"), True)
     rows = pc.indices_nonzero(waiting).to_pylist()
-    reasons = dict[int, str]()
-    values, fitting = _decoded(known["data"], rows, model, reasons)
-    arrays = _built(RowType(decoder_of(model).made), values, fitting, reasons)
+    failures = dict[int, Failure]()
+    values, fitting = _decoded(known["data"], rows, model, failures)
+    arrays = _built(row_type(decoder_of(model).made), values, fitting, failures)
     if len(arrays[1]) < known.num_rows:
         place = {row: place for place, row in enumerate(arrays[1])}
         index = pa.array([place.get(row) for row in range(known.num_rows)], pa.int64())
@@ -108,8 +119,14 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     else:
         made = arrays[0]
     named = dict(zip(schema.names, made, strict=True))
-    if reasons:
-        failed = pa.array([row in reasons for row in range(known.num_rows)])
+    if (block_now := _given.get()) is not None and (failures or block_now.refused):
+        positions = as_arrow(messages.select(["position"]))["position"].to_pylist()
+        for row in arrays[1]:
+            block_now.refused.pop(positions[row], None)
+        block_now.refused.update((positions[row], failure) for row, failure in failures.items())
+    if failures:
+        failed = pa.array([row in failures for row in range(known.num_rows)])
+        reasons = {row: failure.reason for row, failure in failures.items()}
         why = pa.array([reasons.get(row) for row in range(known.num_rows)], pa.string())
         named["status"] = pc.if_else(failed, "failed", known["status"].cast(pa.string()))
         named["reason"] = pc.if_else(failed, why, known["reason"].cast(pa.string()))
@@ -128,7 +145,7 @@ def _with(block: Any, made: pa.Table) -> Any:
 
 
 def _decoded(
-    data: pa.ChunkedArray, rows: Sequence[int], model: ModelClass, reasons: dict[int, str]
+    data: pa.ChunkedArray, rows: Sequence[int], model: ModelClass, failures: dict[int, Failure]
 ) -> tuple[list[Any], Sequence[int]]:
     """Decode payloads; return what is made of them and of which rows, and note why others are refused."""
     decoder, payloads = decoder_of(model), data.to_pylist()
@@ -149,33 +166,34 @@ def _decoded(
             values.append(decoder.fast(one) if is_sure else decoder.exact(one))
             fitting.append(row)
         except BaseException as error:
-            reasons[row] = reason_of(error)
+            failures[row] = Failure.of(error, "handle_messages")
     return values, fitting
 
 
 def _built(
-    row_type: RowType, values: Sequence[Any], rows: Sequence[int], reasons: dict[int, str]
+    row_type: ModelOf, values: Sequence[Any], rows: Sequence[int], failures: dict[int, Failure]
 ) -> tuple[list[pa.Array], Sequence[int]]:
     """Build columns of the values that fit; return the rows of these, and note why others do not."""
     try:
         return row_type.columns(values), rows
     except BaseException as error:
         if len(values) == 1:
-            reasons[rows[0]] = reason_of(error)
+            failures[rows[0]] = Failure.of(error, "lake")
             return [pa.array([], field.type) for field in row_type.schema], ()
     half = len(values) // 2
     (first, fitting), (last, more) = (
-        _built(row_type, values[part], rows[part], reasons) for part in (slice(half), slice(half, None))
+        _built(row_type, values[part], rows[part], failures) for part in (slice(half), slice(half, None))
     )
     return [pa.concat_arrays(pair) for pair in zip(first, last, strict=True)], [*fitting, *more]
 
 
 @contextmanager
-def given(rows: pa.RecordBatch, ack_policy: Any) -> Iterator[None]:
-    """Let `messages_of` know the rows that a callback gets meanwhile."""
-    token = _given.set((rows, ack_policy))
+def given(rows: pa.RecordBatch, ack_policy: Any) -> Iterator[Mapping[int, Failure]]:
+    """Set the rows that a callback gets meanwhile; yield the failures that `columns` finds, by position."""
+    known = _Given(rows, ack_policy, {})
+    token = _given.set(known)
     try:
-        yield
+        yield known.refused
     finally:
         _given.reset(token)
 
@@ -186,17 +204,17 @@ def messages_of(block: Any) -> list[Message]:
     Raises:
         TypeError: No callback has a block now, or the rows are not of it.
     """
-    rows, ack_policy = _given.get((None, None))
-    if rows is None:
+    if (block_now := _given.get()) is None:
         raise TypeError("ack_immediately takes rows of the block that a callback has, and none has one now")
     known = as_arrow(block)
-    at = pc.index_in(known["position"].cast(pa.int64()), value_set=rows["position"]).combine_chunks()
+    at = pc.index_in(known["position"].cast(pa.int64()), value_set=block_now.rows["position"]).combine_chunks()
     if at.null_count:
         raise TypeError("ack_immediately was given rows of another block")
     said = zip(known["status"].to_pylist(), known["reason"].to_pylist(), strict=True)
+    messages = Message.each(block_now.rows.take(at), block_now.ack_policy)
     return [
         message if status in ("ok", None) else message.failed(reason or "")
-        for message, (status, reason) in zip(Message.each(rows.take(at), ack_policy), said, strict=True)
+        for message, (status, reason) in zip(messages, said, strict=True)
     ]
 
 

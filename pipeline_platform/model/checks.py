@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
+from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.options import (
@@ -24,7 +25,7 @@ from pipeline_platform.model.options import (
     TableBatcher,
 )
 from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
-from pipeline_platform.model.schema import ColumnError, arrow_schema
+from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.model.strict_options import DURATION, PipelineError, did_you_mean, is_duration, nearest, shown
 
 _Class = type[Any]
@@ -369,8 +370,6 @@ def _unfit(model: ModelClass, *, columns: bool) -> str | None:
     folded = [name.lower() for name in names]
     if taken := sorted(set(folded) & set(SYSTEM_COLUMNS)):
         return f"the platform adds columns {taken}: rename them"
-    if twice := sorted(name for name in set(folded) if folded.count(name) > 1):
-        return f"the fields {twice} differ in nothing but case, which tables do not tell apart: rename them"
     if columns and (routes := sorted(set(folded) & {"position", *ROUTING})):
         return f"in handle_messages the columns {routes} say where a row goes: give these fields other names"
     return None

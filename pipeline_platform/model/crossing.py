@@ -3,7 +3,7 @@
 import enum
 from datetime import timedelta
 from functools import lru_cache, reduce
-from operator import or_
+from operator import contains, itemgetter, or_
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,8 +14,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Typ
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
+from pipeline_platform.model.casts import AS_TEXT, KINDS, parsed_span
 from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
-from pipeline_platform.model.schema import AS_TEXT, CONSTRAINED, PLAIN, arrow_schema, bare, fields_of
+from pipeline_platform.model.schema import CONSTRAINED, row_type
 
 
 def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
@@ -42,30 +43,34 @@ def decode(value: bytes, encoding: str, model: ModelClass | None = None) -> Any:
     return from_json(value) if model is None else _crossing(model).decode(value)
 
 
+_COMBINATIONS = 1_000
+"""Types of the values of a model that are known to cross as they are: a look at each costs a tenth of a step."""
+
+
 class _Crossing:
     """How the data of one model crosses."""
 
     def __init__(self, model: ModelClass) -> None:
-        self._model = model
-        self._names = fields(model).keys()
-        # Nothing but plain fields needs no second look: a tenth of the time of a step.
-        types, is_open = str(arrow_schema(model).types), _extra(model) == "allow"
-        self._is_flat = "struct<" not in types and not is_open
-        # In JSON, bytes are text of another kind; bytes for a field of text are taken as a table takes them.
-        self._bytes_mode: Literal["base64", "utf8"] = "base64" if "binary" in types or is_open else "utf8"
-        kinds = {name: bare(field.annotation) for name, field in fields(model).items() if self._bytes_mode == "base64"}
-        self._texts = {name: kind for name, kind in kinds.items() if kind in (bytes, str)}
+        self._model, self._row_type = model, row_type(model)
+        is_open = _extra(model) == "allow"
+        self._names, self._own = self._row_type.casts.keys(), [cast.own for cast in self._row_type.casts.values()]
+        self._is_flat = all(self._own) and not is_open
+        first, *others = self._names
+        self._values = itemgetter(first, *(others or [first]))  # of one name it would return no tuple
+        self._exact = set[tuple[type, ...]]()
+        # In JSON, bytes are text of another kind.
+        has_bytes = "binary" in str(self._row_type.schema.types) or is_open
+        self._bytes_mode: Literal["base64", "utf8"] = "base64" if has_bytes else "utf8"
         self.decode = TypeAdapter(_shape(model)).validate_json
 
     def encode(self, data: Any) -> bytes:
         values = values_of(data) if type(data) is self._model else {}
         if not self._is_flat or values.keys() != self._names:
-            given = fields_of(data, self._model)
-            values = {name: _without_models(given[name]) for name in self._names}
-            values |= _without_models(getattr(data, "model_extra", None) or {})
-            for name, kind in self._texts.items():
-                if isinstance(value := values[name], (bytes, str)) and not isinstance(value, kind):
-                    values[name] = value.decode() if isinstance(value, bytes) else value.encode()
+            values = self._row_type.crossing(data)
+        elif (kinds := tuple(map(type, self._values(values)))) not in self._exact:
+            values = self._row_type.crossing(data)
+            if len(self._exact) < _COMBINATIONS and all(map(contains, self._own, kinds)):
+                self._exact.add(kinds)
         return to_json(values, bytes_mode=self._bytes_mode, inf_nan_mode="constants")
 
 
@@ -74,17 +79,6 @@ _crossing = lru_cache(maxsize=256)(_Crossing)  # to make one takes as long as hu
 
 def _extra(model: ModelClass) -> Any:
     return model.model_config.get("extra") if issubclass(model, BaseModel) else None
-
-
-def _without_models(value: Any) -> Any:
-    if isinstance(value, MODELS):
-        given = values_of(value)
-        value = {name: given[name] for name in fields(type(value))} | (getattr(value, "model_extra", None) or {})
-    if isinstance(value, dict):
-        return {key: _without_models(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_without_models(one) for one in value]
-    return value
 
 
 def _shape(model: ModelClass) -> Any:
@@ -121,15 +115,8 @@ def _shape(model: ModelClass) -> Any:
     return Annotated[with_config(config)(typed_dict(model.__name__, stripped)), AfterValidator(make)]
 
 
-_timedelta = TypeAdapter(timedelta).validate_python
-
-
 def _span(value: Any) -> Any:
-    """A time span from text; from that of a column, too, where `-1 day, 23:00:00` is an hour less than nothing."""
-    if not isinstance(value, str):
-        return value
-    days, _, rest = value.rpartition(", ")
-    return _timedelta(rest) + timedelta(int(days.partition(" day")[0] or 0))
+    return parsed_span(value) if isinstance(value, str) else value
 
 
 _set = object.__setattr__  # whatever a frozen model says
@@ -144,7 +131,7 @@ def _stripped(annotation: Any) -> Any:
         return reduce(or_, map(_stripped, arguments))
     if annotation is timedelta:
         return Annotated[timedelta, BeforeValidator(_span)]
-    if origin is Literal or annotation in (*PLAIN, *AS_TEXT, type(None), ...):
+    if origin is Literal or annotation in (*KINDS, *AS_TEXT, type(None), ...):
         return annotation
     if origin is not None:
         return origin[tuple(map(_stripped, arguments))]
@@ -155,6 +142,6 @@ def _stripped(annotation: Any) -> Any:
     if issubclass(annotation, enum.Enum):
         kind = type(next(iter(annotation)).value)
     else:
-        kind = next(base for base in PLAIN if issubclass(annotation, base))
+        kind = next(base for base in KINDS if issubclass(annotation, base))
     # Since Python 3.12 the signature of an enum is one that pydantic refuses.
     return Annotated[kind, AfterValidator(lambda value: annotation(value))]  # noqa: PLW0108

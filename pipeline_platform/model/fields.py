@@ -44,11 +44,12 @@ def fields(model: ModelClass) -> Mapping[str, ModelField]:
     """The fields of a model, by name."""
     declared: list[tuple[str, Any, Any, bool]]
     if issubclass(model, BaseModel):
-        declared = [(name, one, one.annotation, one.is_required()) for name, one in model.model_fields.items()]
+        given = model.model_fields.items()
+        declared = [(name, one, one.rebuild_annotation(), one.is_required()) for name, one in given]
     else:
         declared = [(one.name, one, one.type, one.required) for one in fields_of_struct(model)]
     return {
-        name: ModelField(type_, required, _allows_none(type_) or (not required and one.default is None), one)
+        name: ModelField(type_, required, allows_none(type_) or (not required and one.default is None), one)
         for name, one, type_, required in declared
     }
 
@@ -58,7 +59,8 @@ def values_of(instance: BaseModel | Struct) -> Mapping[str, Any]:
     return instance.__dict__ if isinstance(instance, BaseModel) else asdict(instance)
 
 
-def _allows_none(annotation: Any) -> bool:
+def allows_none(annotation: Any) -> bool:
+    """Whether a type includes None."""
     if get_origin(annotation) in (Annotated, Union, types.UnionType):
-        return any(map(_allows_none, get_args(annotation)))
+        return any(map(allows_none, get_args(annotation)))
     return annotation in (None, type(None), Any)

@@ -9,8 +9,6 @@ from itertools import repeat
 from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
-from msgspec import Struct
-from pydantic import BaseModel
 
 from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
@@ -19,7 +17,7 @@ from pipeline_platform.model.failure import Failure, reason_of, words
 Status = Literal["ok", "failed"]
 BatchMode = Literal["bulk", "flush"]
 Trigger = Literal["size", "flush", "timeout"]
-Model = TypeVar("Model", bound=BaseModel | Struct)
+Model = TypeVar("Model")
 
 DEFAULT = "default"
 """The batcher and the batch key at first, as in Broadway."""
@@ -194,8 +192,14 @@ class Message:
     @overload
     def json(self, model: type[Model]) -> Model: ...
 
-    def json(self, model: type[Model] | None = None) -> Any:
+    @overload
+    def json(self, model: Any) -> Any: ...
+
+    def json(self, model: Any = None) -> Any:
         """Decode the payload: plain Python, or an instance of a model, as strict as its `model_validate_json`.
+
+        `A | B`, `list[A]` and any other type that pydantic's `TypeAdapter` takes do as well. A `Decimal` keeps all
+        digits of its number, where pydantic alone would round it to a float.
 
         Without a model, whole numbers come back exactly. Of two members of one name the last one counts. NaN,
         infinities, numbers that no float holds, halves of surrogate pairs, a byte order mark and invalid UTF-8 are
@@ -204,9 +208,10 @@ class Message:
         Raises:
             PayloadError: It is not JSON, or a `msgspec.Struct` refuses it. The error quotes nothing of it.
             ValidationError: A pydantic model refuses it.
-            TypeError: `data` is not bytes any more, and there is no model.
+            TypeError: `data` is not bytes any more, and there is no model; or neither pydantic nor msgspec takes the
+                type.
         """
-        return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)  # type: ignore[arg-type]
+        return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)
 
     def _copy(self) -> Message:
         new = Message(self.data, self._row, self._state)
@@ -295,12 +300,16 @@ class Message:
         return self._but(batch_mode=mode)
 
     def failed(self, reason: object, *, retry: bool = True) -> Message:
-        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people retry it."""
+        """Mark it failed, for a reason that people will read. With `retry=False` it is dead: only people retry it.
+
+        A message that has failed already keeps the kind, the traceback and the stage of its failure.
+        """
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
-        return self._but(failure=Failure("failed", text, retry=bool(retry)))
+        before = self.failure or Failure("failed", text)
+        return self._but(failure=before._replace(reason=text, retry=bool(retry)))
 
     def rescued(self) -> Message:
         """Take back its failure, in `handle_failed`. It stays failed unless the option `rescue` lets it."""
@@ -359,7 +368,7 @@ class BatchInfo(NamedTuple):
         batcher: Name of the batcher.
         batch_key: The key that all its messages share.
         partition: The partition that they share, as `partition_by` returned it or the source named it; None without.
-        size: How many messages.
+        size: Number of messages that `handle_batch` gets.
         trigger: Why it is delivered: `size` (`batch_size` or `batch_bytes` is reached, or the splitter ends it),
             `flush` (a message asks for it, or no more come in a backfill, a replay or a drain) or `timeout` (no more
             come in a run that pulls).

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from datetime import date, datetime
-from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct, defstruct
-from pydantic import BaseModel
+from pydantic import BaseModel, PydanticUserError, TypeAdapter
 from pydantic_core import from_json
 
+from pipeline_platform.model.exact_decimals import exact, has_decimal
+from pipeline_platform.model.failure import words
 from pipeline_platform.model.fields import ModelClass, fields
 
 _QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
@@ -42,11 +44,33 @@ def decoded(data: Any) -> Any:
 
 
 @lru_cache(maxsize=256)
-def decoder(model: ModelClass) -> Callable[[Any], Any]:
-    """What decodes JSON to an instance of a model, or raises a ValidationError, or a struct's PayloadError."""
-    if issubclass(model, BaseModel):
-        return model.model_validate_json
-    decode = msgspec.json.Decoder(model).decode
+def decoder(model: Any) -> Callable[[Any], Any]:
+    """What decodes JSON to a type, or raises a ValidationError, or a PayloadError of msgspec's.
+
+    Args:
+        model: A pydantic model, a `msgspec.Struct`, or a type of them: `A | B`, `list[A]`.
+
+    Raises:
+        TypeError: Neither pydantic nor msgspec takes the type.
+    """
+    if _has_struct(model):
+        return _by_msgspec(model)
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        own: Callable[[Any], Any] = model.model_validate_json
+    else:
+        try:
+            own = TypeAdapter(model).validate_json
+        except PydanticUserError as error:
+            raise TypeError(f"json() cannot decode to {words(model, 200)}: {error.message}") from None
+    return partial(_exactly, own, model) if has_decimal(model) else own
+
+
+def _has_struct(model: Any) -> bool:
+    return (isinstance(model, type) and issubclass(model, Struct)) or any(map(_has_struct, get_args(model)))
+
+
+def _by_msgspec(model: Any) -> Callable[[Any], Any]:
+    decode, name = msgspec.json.Decoder(model).decode, getattr(model, "__name__", str(model))
 
     def decoded_to(data: Any) -> Any:
         try:
@@ -54,10 +78,20 @@ def decoder(model: ModelClass) -> Callable[[Any], Any]:
         except msgspec.DecodeError as error:
             if isinstance(error, msgspec.ValidationError):
                 why = _QUOTED.sub(r"\1", str(error))
-                raise PayloadError(f"{model.__name__}: {why}") from None
+                raise PayloadError(f"{name}: {why}") from None
             raise PayloadError(f"the payload is no JSON: {_why(data, error)}") from None
 
     return decoded_to
+
+
+def _exactly(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
+    """Decode by pydantic; Decimals keep all their digits."""
+    try:
+        return own(exact(data, model) or data) if isinstance(data, bytes) else own(data)
+    except msgspec.DecodeError:
+        own(data)  # refuses in its own words what it does not take, either
+        why = "it has NaN or an infinity beside a Decimal, whose digits are not read exactly then"
+        raise PayloadError(f"the payload is no JSON: {why}") from None
 
 
 def _why(data: bytes, error: Exception) -> str:
@@ -107,12 +141,11 @@ def decoder_of(model: ModelClass) -> Decoder:
         twin = _twin(model)
     except _NoTwinError:
         return Decoder(model, own, own, own)
-    decode, names = msgspec.json.Decoder(twin).decode, fields(model).keys()
+    decode = msgspec.json.Decoder(twin).decode
     has_times = "datetime" in repr([one.annotation for one in fields(twin).values()])
 
     def exact(data: Any) -> Any:
-        instance = own(data)
-        return twin(**{name: getattr(instance, name) for name in names})
+        return msgspec.convert(own(data), twin, from_attributes=True)
 
     def fast(data: bytes) -> Any:
         is_flat = len(data) < SHORT or data.count(b"[") + data.count(b"{") < _DEEP

@@ -11,6 +11,7 @@ from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.kept_decimals import kept_columns
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -20,6 +21,7 @@ from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 
@@ -61,6 +63,11 @@ class Flow:
     def tables(self) -> Tables:
         """The pipeline's tables."""
         return Tables(self.lake, self.pipeline)
+
+    @cached_property
+    def kept_columns(self) -> Mapping[str, pa.Schema]:
+        """The columns of tables that were made with other digits of Decimals; see `kept_decimals`."""
+        return kept_columns(self.tables)
 
     @cached_property
     def ledger(self) -> Ledger:

@@ -216,6 +216,7 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
         "run_id": receive.run_id,
         "owner": receive.owner,
         "traceparent": traceparent(),
+        "kept_columns": flow.kept_columns,
         "source": intake.source if flow.pipeline.acks_immediately and intake.is_outside else None,
         "variables": flow.variables,
     }

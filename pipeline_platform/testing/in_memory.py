@@ -1,7 +1,6 @@
 """Messages through the functions that tasks run, and what these record kept in memory in place of files."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -90,8 +89,7 @@ class Kept(Outcomes):
         super().columns(name, rows, window, columns)
         model = self.step.pipeline.batchers[name].table_schema
         assert model is not None
-        names, cells = arrow_schema(model).names, zip(*map(_values, columns), strict=True)
-        data = [dict(zip(names, row, strict=True)) for row in cells]
+        data = pa.RecordBatch.from_arrays(list(columns), arrow_schema(model).names).to_pylist(maps_as_pydicts="strict")
         keys = rows.column("batch_key").fill_null(DEFAULT).to_pylist()
         for position, value, key in zip(rows.column("position").to_pylist(), data, keys, strict=True):
             self.ended[position] = self.ended[position].put(value, batcher=name, batch_key=key)
@@ -174,11 +172,3 @@ class Kept(Outcomes):
         for planned in cutting.each(plan):
             (messages,) = waiting.take(planned["rows"]).combine_chunks().to_batches()
             yield task.batch(planned, messages)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """The values of a column; times that Python has no value for, beyond the year 9999, are text."""
-    try:
-        return list(column.to_pylist(maps_as_pydicts="lossy"))
-    except (ValueError, OverflowError):
-        return list(column.cast(pa.string()).to_pylist())

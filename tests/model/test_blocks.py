@@ -20,7 +20,7 @@ from pipeline_platform.model.blocks import ROUTING, annotated, as_arrow, as_bloc
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.payload import decoder_of
-from pipeline_platform.model.schema import RowType
+from pipeline_platform.model.schema import row_type
 from tests.fixtures.small_lake import batch_of
 
 if TYPE_CHECKING:
@@ -110,13 +110,13 @@ def block_of(payloads: list[bytes | None], kind: Any = pa.Table) -> Any:
 
 def by_rows(payloads: list[bytes | None], model: ModelClass) -> list[dict[str, Any]]:
     """What rows have of the same payloads."""
-    row_type, rows = RowType(model), []
+    casts, rows = row_type(model), []
     for message in Message.each(batch_of(*payloads)):
         try:
-            (row,) = pa.table(row_type.columns([message.json(model)]), schema=row_type.schema).to_pylist()
+            (row,) = pa.table(casts.columns([message.json(model)]), schema=casts.schema).to_pylist()
             rows.append({**row, "status": "ok", "reason": None})
         except BaseException as error:
-            rows.append({**dict.fromkeys(row_type.schema.names), "status": "failed", "reason": reason_of(error)})
+            rows.append({**dict.fromkeys(casts.schema.names), "status": "failed", "reason": reason_of(error)})
     return rows
 
 
@@ -130,7 +130,7 @@ def test_a_block_is_decoded_as_its_rows_would_be_one_by_one(model, kind, payload
 
     assert type(made) is kind
     expected = by_rows(payloads, model)
-    names = [*RowType(model).schema.names, "status", "reason"]
+    names = [*row_type(model).schema.names, "status", "reason"]
     assert repr(as_arrow(made).select(names).to_pylist()) == repr(expected), "as text: NaN equals nothing"
 
 

@@ -1,7 +1,6 @@
 """Columns: what a model's fields become in a table, and what fits them."""
 
 import enum
-import re
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -27,7 +26,8 @@ from pydantic import (
     create_model,
 )
 
-from pipeline_platform.model.schema import ColumnError, RowType, arrow_schema
+from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.schema import arrow_schema, row_type
 
 
 class Colour(enum.Enum):
@@ -122,9 +122,8 @@ def column(model: type[BaseModel], name: str) -> pa.DataType:
 
 def rows(model: type[BaseModel], *data: Any) -> list[dict[str, Any]]:
     """Data as it comes back out of the columns."""
-    row_type = RowType(model)
-    columns = row_type.columns(list(data))
-    return pa.table(columns, schema=row_type.schema).to_pylist()
+    columns = row_type(model).columns(list(data))
+    return pa.table(columns, schema=arrow_schema(model)).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -273,19 +272,19 @@ class Numbers(BaseModel):
         ({"numbr": 1}, r"data has \['numbr'\], which Numbers has no field for"),
         ({"numbr": 1} | dict.fromkeys(["share", "text", "price", "maybe"]), r"data has \['numbr'\]"),  # so many fit
         ({1: 1}, r"data has \['1'\]"),
-        ({"number": 1.5}, "number is 1.5, which is no int"),
+        ({"number": 1.5}, "number is float, and its column takes int"),
         ({"number": None}, "number is None, which its model does not allow"),
-        ({"number": "5"}, "number does not fit its column: Could not convert a value with type str"),
-        (Numbers.model_construct(number=1.5), "number is 1.5, which is no int"),
-        ({"number": 2**63}, "too large"),
-        ({"text": 5}, "int"),
-        ({"text": "\ud83d"}, "surrogates"),
-        ({"text": b"\xff"}, "utf8"),
-        ({"price": Decimal("0.0000000001")}, "data loss"),
+        ({"number": "5"}, "number is str, and its column takes int"),
+        (Numbers.model_construct(number=1.5), "number is float"),
+        ({"number": 2**63}, "number is beyond what its column holds: 64 bits"),
+        ({"text": 5}, "text is int, and its column takes text"),
+        ({"text": "\ud83d"}, "text is beyond what its column holds: valid UTF-8"),
+        ({"text": b"\xff"}, "valid UTF-8"),
+        ({"price": Decimal("0.0000000001")}, "price is .*: 29 digits before the decimal point and 9 after it"),
     ],
 )
 def test_data_that_fits_no_column_is_refused(data, words):
-    with pytest.raises((ColumnError, pa.ArrowException, ValueError, OverflowError), match=words):
+    with pytest.raises(ColumnError, match=words):
         rows(Numbers, data)
 
 
@@ -301,7 +300,7 @@ def test_data_that_fits_no_column_is_refused(data, words):
 )
 def test_no_number_is_cut_to_an_integer_however_deep_it_lies(cut):
     (name,) = cut
-    with pytest.raises(ColumnError, match=rf"{name} is .*2\.5.*, which is no int"):
+    with pytest.raises(ColumnError, match=rf"^{name}[][.a-z]* is \w+, and its column takes int"):
         rows(Everything, EVERYTHING.__dict__ | cut)
 
 
@@ -318,13 +317,13 @@ def test_no_number_is_cut_to_an_integer_however_deep_it_lies(cut):
 )
 def test_no_number_is_taken_for_a_time_in_units_of_arrows(cut):
     ((name, number),) = cut.items()
-    with pytest.raises(ColumnError, match=f"{name} is {re.escape(repr(number))}, which is no time"):
+    with pytest.raises(ColumnError, match=f"{name} is {type(number).__name__}, and its column takes date"):
         rows(Everything, EVERYTHING.__dict__ | cut)
 
 
 @pytest.mark.parametrize("number", [np.float32(2.5), np.float64(2.5), Decimal("2.5")])
 def test_no_number_of_numpy_is_cut_to_an_integer(number):
-    with pytest.raises(ColumnError, match="which is no int"):
+    with pytest.raises(ColumnError, match="its column takes int"):
         rows(Numbers, Numbers.model_construct(number=number))
     assert rows(Everything, EVERYTHING.__dict__ | {"number": np.int64(5)})[0]["number"] == 5
 

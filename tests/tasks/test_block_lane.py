@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, TableBatcher, ack_immediately
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
-from pipeline_platform.model.schema import RowType
+from pipeline_platform.model.schema import row_type
 from pipeline_platform.tasks.handle.repeats import REPEATS
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
@@ -170,7 +170,7 @@ def test_time_spans_and_times_of_day_are_written_as_rows_write_them(lake, unit):
 
     written = rows_of(lake, "obedient", handled(lake, Timing, b"1", b"2"), "kept")
 
-    as_rows = pa.table(RowType(Times).columns(values), schema=RowType(Times).schema).to_pylist()
+    as_rows = pa.table(row_type(Times).columns(values), schema=row_type(Times).schema).to_pylist()
     assert [{name: row[name] for name in ("span", "clock")} for row in written] == as_rows
 
 
@@ -378,11 +378,11 @@ class Far(Pipeline):
         return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * messages.num_rows))
 
 
-def test_the_testing_kit_takes_a_time_that_a_table_holds_and_python_does_not(lake):
-    assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "handled"}
+def test_a_time_that_python_has_no_value_for_fails_its_row(lake):
+    assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "failed"}
 
-    (message,) = test_batch(Far, ["1"]).successful
-    assert message.data["at"].startswith("10000-01-01 04:59:59")
+    (message,) = test_batch(Far, ["1"]).failed
+    assert (message.failure.kind, message.failure.stage) == ("ColumnError", "lake")
 
 
 def test_a_lane_is_chosen_by_annotation_and_an_unknown_one_is_refused():

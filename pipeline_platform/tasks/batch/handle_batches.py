@@ -146,8 +146,9 @@ class HandleBatches(CallingStep):
         )
         ok = [message for message in decoded if message.failure is None]
         assert outcomes.pipeline is not None
+        info = batch.info._replace(size=len(ok))
         with outcomes.watch.busy("handle_batch", ok):
-            handled = handle_batch(outcomes.pipeline, self.batcher, ok, batch.info, self.context) if ok else []
+            handled = handle_batch(outcomes.pipeline, self.batcher, ok, info, self.context) if ok else []
         by_row = {message._row: message for message in handled}
         messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
         rows = batch.messages

@@ -63,9 +63,12 @@ class BlockLane:
     def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
         """Handle rows and record what came of them; yield which are."""
         self._rows, self._outcomes = rows, outcomes
-        self._routed = RoutedRows(outcomes, window, rows["position"], self._received, self._batch_mode)
-        waiting, left = [self._without_large(rows)], list[pa.Table]()
-        with given(rows, self._ack_policy):
+        left = list[pa.Table]()
+        with given(rows, self._ack_policy) as self._refused:
+            self._routed = RoutedRows(
+                outcomes, window, rows["position"], self._received, self._batch_mode, self._refused
+            )
+            waiting = [self._without_large(rows)]
             if self._prepares:
                 waiting = list(map(self._well, self._called("prepare_messages", waiting, left)))
             for part in self._called("handle_messages", waiting, left, self._permitted):
@@ -137,7 +140,7 @@ class BlockLane:
 
     def _well(self, block: pa.Table) -> pa.Table:
         """A block without the rows that `prepare_messages` said had failed, which are recorded."""
-        failure = failure_of(block["status"], block["reason"])
+        failure = self._failure(block)
         self._write(block.filter(pc.is_valid(failure)), ())
         return block.filter(pc.is_null(failure))
 
@@ -177,10 +180,19 @@ class BlockLane:
         received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}
         columns = {name: received.column(name) for name in ("position", *KEPT)}
         columns |= {name: column[name] for name in ("batcher", "batch_key")}
-        columns["_failure"] = failure_of(column["status"], column["reason"])
+        columns["_failure"] = self._failure(block)
         columns |= {FIELD + name: column[name] for name in fields}
         arrays = [one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in columns.values()]
         self._routed.write(pa.RecordBatch.from_arrays(arrays, names=list(columns)))
+
+    def _failure(self, block: pa.Table) -> pa.Array:
+        """The column `_failure`: what `columns` refuses has failed, also if the callback set another status since."""
+        said = failure_of(block["status"], block["reason"])
+        if not self._refused:
+            return said
+        why = [failure and failure.reason for failure in map(self._refused.get, block["position"].to_pylist())]
+        is_silent = pc.fill_null(pc.equal(said, ""), True)
+        return pc.if_else(is_silent, pc.coalesce(pa.array(why, pa.string()), said), said)
 
     def _fail(self, positions: Any, failure: Failure) -> None:
         if len(positions):

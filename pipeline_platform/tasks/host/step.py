@@ -10,8 +10,10 @@ import pyarrow as pa
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import AckPolicy
+from pipeline_platform.model.nested_casts import ModelOf
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import row_type
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.record.early import EarlyAcks, SourceEarlyAcks
 from pipeline_platform.telemetry.spans import about
@@ -40,6 +42,7 @@ class Step:
         traceparent: Of the run's step; empty where nobody traces.
         source: Where `ack_immediately` acknowledges; None where the pipeline does not, or has no source.
         variables: Environment variables of the run that callbacks get. Not part of `repr`: they may be secrets.
+        kept_columns: Columns of batchers whose tables have other digits of Decimals than their models.
     """
 
     pipeline: type[Pipeline]
@@ -52,6 +55,7 @@ class Step:
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
     variables: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
+    kept_columns: Mapping[str, pa.Schema] = field(default_factory=dict, kw_only=True)
 
     def early_acks(self) -> EarlyAcks | None:
         """What tells the source early; None where nobody does."""
@@ -67,6 +71,11 @@ class Step:
             if isinstance(options, TableBatcher)
         }
         return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
+
+    def row_type(self, batcher: str) -> ModelOf | None:
+        """The casts to the columns of a batcher's table; None where its data is JSON."""
+        model = self.pipeline.batchers[batcher].table_schema
+        return None if model is None else row_type(model, self.kept_columns.get(batcher))
 
     @contextmanager
     def traced(self, task: int | None = None) -> Iterator[None]:

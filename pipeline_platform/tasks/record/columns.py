@@ -15,9 +15,8 @@ from pipeline_platform.model.fields import MODELS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import SOURCE, partition_of
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import RowType
 from pipeline_platform.tasks.host.progress import Watch
+from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.staging import handled_columns
 
@@ -26,18 +25,17 @@ class Columns:
     """Builds what is written of messages: the columns of their batcher's table, or of those that wait for a batch.
 
     Args:
-        pipeline: Whose batchers.
+        step: Whose batchers.
         watch: Learns where code of the author's is.
 
     Attributes:
         row_types: Of the batchers with a model.
     """
 
-    def __init__(self, pipeline: type[Pipeline], watch: Watch) -> None:
-        self._batchers, self._watch = pipeline.batchers, watch
-        models = {name: options.table_schema for name, options in self._batchers.items()}
-        self._partition_by = {name: pipeline.partitioning(name) for name in self._batchers}
-        self.row_types = {name: RowType(model) for name, model in models.items() if model is not None}
+    def __init__(self, step: Step, watch: Watch) -> None:
+        self._batchers, self._watch = step.pipeline.batchers, watch
+        self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
+        self.row_types = {name: known for name in self._batchers if (known := step.row_type(name)) is not None}
 
     def wait(self, name: str, batch_id: str | None = None) -> bool:
         """Whether messages of a batcher have to wait for their batch."""

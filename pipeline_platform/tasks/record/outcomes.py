@@ -59,7 +59,7 @@ class Outcomes:
         self.ack_policy = step.ack_policy._replace(at_once=at_once)
         self.step, self._sink, self._batchers = step, sink, step.pipeline.batchers
         self._failures = Failures(step, sink, self.tally, watch)
-        self._columns = Columns(step.pipeline, watch)
+        self._columns = Columns(step, watch)
 
     @contextmanager
     def chunk(self, messages: int) -> Iterator[None]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
-from pipeline_platform.model.schema import ColumnError, arrow_schema, plain, refuse_nulls
+from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
@@ -51,6 +50,7 @@ class RoutedRows:
         positions: Those of all rows of the try, in order: the watch knows them by their places there.
         received: Gives the rows at some positions as they were received.
         batch_mode: Of messages for a batcher with a callback.
+        refused: Failures of payloads, by position, of which rows have the reason alone.
     """
 
     def __init__(
@@ -60,9 +60,10 @@ class RoutedRows:
         positions: pa.Array,
         received: Callable[[pa.Array], pa.RecordBatch],
         batch_mode: BatchMode = BULK,
+        refused: Mapping[int, Failure] | None = None,
     ) -> None:
         self._outcomes, self._window, self._positions = outcomes, window, positions
-        self._received, self._batch_mode = received, batch_mode
+        self._received, self._batch_mode, self._refused = received, batch_mode, {} if refused is None else refused
         self._batchers, self._options = outcomes.step.pipeline.batchers, outcomes.step.pipeline.processors
         self._misfits: dict[int, Failure] = {}
         """By position."""
@@ -73,7 +74,7 @@ class RoutedRows:
         batcher = pc.fill_null(rows.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
-        self.fail(rows.filter(failed), _failed)
+        self.fail(rows.filter(failed), self._failed)
         self.fail(rows.filter(pc.and_not(unknown, failed)), self._unknown)
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
@@ -81,9 +82,9 @@ class RoutedRows:
         for name, options in self._batchers.items():
             mine = rows.filter(pc.and_(good, pc.equal(batcher, name)))
             if mine.num_rows and isinstance(options, TableBatcher):
-                self._write(name, mine, options.table_schema)
+                self._write(name, mine)
             elif mine.num_rows:
-                self._stage(name, mine, options.table_schema)
+                self._stage(name, mine)
         misfits = pc.is_in(rows.column("position"), pa.array([*self._misfits], pa.int64()))
         self.fail(rows.filter(misfits), lambda row: self._misfits[row["position"]])
 
@@ -100,38 +101,50 @@ class RoutedRows:
             ]
             self._outcomes.handled(delivered, self._window, messages)
 
-    def _write(self, name: str, rows: pa.RecordBatch, model: ModelClass) -> None:
-        schema = arrow_schema(model)
+    def _write(self, name: str, rows: pa.RecordBatch) -> None:
+        for some, columns in self._fitting(rows, name):
+            self._outcomes.columns(name, some, self._window, columns)
+
+    def _fitting(self, rows: pa.RecordBatch, name: str) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
+        """Rows that fit the columns of a batcher, and these; the other rows are noted."""
+        known = self._outcomes.step.row_type(name)
+        assert known is not None
         try:
-            columns = [_cast(rows.column(FIELD + field.name), field.type) for field in schema]
-            refuse_nulls(columns, model)
-        except (pa.ArrowException, ValueError, ColumnError) as error:
+            columns = known.cast([rows.column(FIELD + name) for name in known.casts])
+        except BaseException as error:  # an enum's own code may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):
-                    self._write(name, half, model)
-                return
-            reason = str(error) if isinstance(error, ColumnError) else _misfit(rows, schema)
-            self._misfits[rows.column("position")[0].as_py()] = Failure("ColumnError", reason, "", "lake")
-            return
-        self._outcomes.columns(name, rows, self._window, columns)
+                    yield from self._fitting(half, name)
+            else:
+                self._misfits[rows.column("position")[0].as_py()] = Failure.of(error, "lake")
+        else:
+            yield rows, columns
 
-    def _stage(self, name: str, rows: pa.RecordBatch, model: ModelClass | None) -> None:
+    def _stage(self, name: str, rows: pa.RecordBatch) -> None:
         """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
+        if (known := self._outcomes.step.row_type(name)) is None:
+            self._hand_over(name, rows, None)
+            return
+        for some, columns in self._fitting(rows, name):
+            fitting = dict(zip(some.schema.names, some.columns, strict=True))
+            fitting |= {FIELD + field: column for field, column in zip(known.casts, columns, strict=True)}
+            self._hand_over(name, pa.RecordBatch.from_pydict(fitting), known.schema.names)
+
+    def _hand_over(self, name: str, rows: pa.RecordBatch, fields: list[str] | None) -> None:
         for some, delivered in self._delivered(rows):
             try:
-                if model is None:
+                if fields is None:
                     data = some.column(f"{FIELD}data").to_pylist()
                 else:
-                    names = arrow_schema(model).names
-                    columns = [some.column(FIELD + one) for one in names]
-                    data = pa.RecordBatch.from_arrays(columns, names).to_pylist(maps_as_pydicts="lossy")
+                    columns = [some.column(FIELD + one) for one in fields]
+                    data = pa.RecordBatch.from_arrays(columns, fields).to_pylist(maps_as_pydicts="strict")
             except (ValueError, OverflowError) as error:  # a date that Python has no value for
                 if some.num_rows == 1:
                     failure = Failure.of(error, "lake")
                     self.fail(some, lambda _, failure=failure: failure)  # type: ignore[misc]
                 else:
                     for half in _halves(some):
-                        self._stage(name, half, model)
+                        self._hand_over(name, half, fields)
                 continue
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
@@ -159,6 +172,12 @@ class RoutedRows:
             fitting = options.chunk_bytes * some.num_rows // (delivered.nbytes + 1)
             step = max(1, min(4 * step, options.chunk_size, fitting))
 
+    def _failed(self, row: dict[str, Any]) -> Failure:
+        known, reason = self._refused.get(row["position"]), row["_failure"]
+        if known is not None and known.reason == reason:
+            return known
+        return Failure("failed", reason or "handle_messages gave no reason", "", "handle_messages")
+
     def _unknown(self, row: dict[str, Any]) -> Failure:
         return self._outcomes.no_batcher(repr(row["batcher"]), "handle_messages")
 
@@ -166,27 +185,3 @@ class RoutedRows:
 def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
     half = rows.num_rows // 2
     return rows.slice(0, half), rows.slice(half)
-
-
-def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    """A column as a table holds it: time spans and times of day as the text that rows make of them."""
-    is_span = pa.types.is_duration(column.type)
-    if type_ == pa.string() and (is_span or pa.types.is_time(column.type)):
-        values = column.cast(pa.duration("us") if is_span else pa.time64("us"))
-        return pa.array(map(plain, values.to_pylist()), type_)
-    return column.cast(type_)
-
-
-def _misfit(row: pa.RecordBatch, schema: pa.Schema) -> str:
-    """Which column a row does not fit; Arrow's own words quote the value, which is payload."""
-    for field in schema:
-        column = row.column(FIELD + field.name)
-        try:
-            _cast(column, field.type)
-        except (pa.ArrowException, ValueError):
-            return f"{field.name} is {column.type} and holds what fits no {field.type}"
-    return "it fits no column"
-
-
-def _failed(row: dict[str, Any]) -> Failure:
-    return Failure("failed", row["_failure"] or "handle_messages gave no reason", "", "handle_messages")

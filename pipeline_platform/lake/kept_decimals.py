@@ -1,0 +1,54 @@
+"""Decimals of tables that were made with other digits than their models have now: a column keeps those it has."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Schema
+
+    from pipeline_platform.lake.tables import Tables
+
+
+def as_stored(columns: pa.Schema, handle: DeltaTable) -> Schema:
+    """The columns of a model as Delta has them, with the digits that the Decimals of its table have."""
+    from deltalake import Schema
+
+    return Schema.from_arrow(keep_decimals(columns, handle))
+
+
+def keep_decimals(columns: pa.Schema, handle: DeltaTable) -> pa.Schema:
+    """The columns of a model with the digits that the Decimals of its table have."""
+    if "decimal" not in str(columns):
+        return columns
+    there = pa.struct(list(pa.schema(handle.schema().to_arrow())))
+    return pa.schema(list(_kept(pa.struct(list(columns)), there)))
+
+
+def kept_columns(tables: Tables) -> dict[str, pa.Schema]:
+    """The columns of the batchers whose tables have other digits than their models, by batcher."""
+    from deltalake.exceptions import TableNotFoundError
+
+    kept = dict[str, pa.Schema]()
+    for table in map(tables.__getitem__, tables.pipeline.batchers):
+        if "decimal" in str(table.schema):  # others need no look at their table
+            with suppress(TableNotFoundError), table.look() as handle:
+                if (columns := keep_decimals(table.schema, handle)) != table.schema:
+                    kept[table.name] = columns
+    return kept
+
+
+def _kept(ours: pa.DataType, there: pa.DataType) -> pa.DataType:
+    if pa.types.is_decimal(ours) and pa.types.is_decimal(there):
+        return there
+    if pa.types.is_struct(ours) and pa.types.is_struct(there):
+        known = {field.name: field.type for field in there}
+        return pa.struct([one.with_type(_kept(one.type, known.get(one.name, one.type))) for one in ours])
+    if pa.types.is_list(ours) and pa.types.is_list(there):
+        return pa.list_(_kept(ours.value_type, there.value_type))
+    if pa.types.is_map(ours) and pa.types.is_map(there):
+        return pa.map_(ours.key_type, _kept(ours.item_type, there.item_type))
+    return ours

@@ -1,0 +1,301 @@
+"""The one table of casts: the values that each type of field takes, from Python and from Arrow, and their column.
+
+A column takes what it holds exactly, at every depth: in a field, a model, a list and a dict. Everything else is a
+`ColumnError`, which names the field and quotes no value. `docs/reference/casts.md` shows the table.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from functools import partial
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+from pydantic import TypeAdapter
+
+MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_DAYS = date(1, 1, 1).toordinal() - date(1970, 1, 1).toordinal(), date(9999, 12, 31).toordinal() - 719_163
+_DAY = 86_400_000_000
+CALENDAR = {
+    pa.date32(): _DAYS,
+    pa.timestamp("us", "UTC"): (_DAYS[0] * _DAY, (_DAYS[1] + 1) * _DAY - 1),
+}
+"""The first and the last value of a column of times: the years 1 to 9999, in UTC. Python has no value for others."""
+
+
+class ColumnError(TypeError):
+    """A field of a model, or the data of a message, does not fit a column. Names the field."""
+
+
+def beyond_calendar(column: pa.Array) -> bool:
+    """Whether a column of `CALENDAR` has a time before the year 1 or after the year 9999."""
+    bounds = pc.min_max(column).values()
+    return any(one.is_valid and not CALENDAR[column.type][0] <= one.value <= CALENDAR[column.type][1] for one in bounds)
+
+
+class Kind(NamedTuple):
+    """A row of the table: a type of field, and what it takes.
+
+    Attributes:
+        column: The type of its column.
+        python: Types whose instances it takes.
+        arrow: Whether it takes an Arrow type.
+        takes: Both in words.
+        limits: The values of these types that its column holds, in words.
+        refused: Subclasses of `python` that it does not take.
+        exact: Types for which Arrow, too, takes only what `python` says; None if it takes no other anyway.
+    """
+
+    column: pa.DataType
+    python: tuple[type, ...]
+    arrow: Callable[[pa.DataType], bool]
+    takes: str
+    limits: str
+    refused: tuple[type, ...] = ()
+    exact: tuple[type, ...] | None = None
+
+
+def _is_any(*tests: Callable[[pa.DataType], bool]) -> Callable[[pa.DataType], bool]:
+    return lambda type_: any(test(type_) for test in tests)
+
+
+_is_text = _is_any(arrow.is_string, arrow.is_large_string, arrow.is_string_view)
+_is_bytes = _is_any(arrow.is_binary, arrow.is_large_binary, arrow.is_fixed_size_binary, arrow.is_binary_view)
+_TEXTS = (str, bytes, bytearray, memoryview)
+_YEARS = "the years 1 to 9999 in UTC, in microseconds"
+
+KINDS: Mapping[type, Kind] = {
+    bool: Kind(pa.bool_(), (bool,), arrow.is_boolean, "bool", "True and False"),
+    int: Kind(pa.int64(), (Integral,), arrow.is_integer, "int", "64 bits", (bool,), (int,)),
+    float: Kind(
+        pa.float64(),
+        (Real,),
+        _is_any(arrow.is_floating, arrow.is_integer),
+        "float or int",
+        "an int of at most 2**53",
+        (bool,),
+        (float, int),
+    ),
+    str: Kind(pa.string(), _TEXTS, _is_any(_is_text, _is_bytes), "text", "valid UTF-8"),
+    bytes: Kind(pa.binary(), _TEXTS, _is_any(_is_text, _is_bytes), "bytes or text", "valid UTF-8 of text"),
+    datetime: Kind(pa.timestamp("us", "UTC"), (datetime,), arrow.is_timestamp, "datetime", _YEARS, exact=(datetime,)),
+    date: Kind(pa.date32(), (date,), arrow.is_date, "date", "the years 1 to 9999", (datetime,), (date,)),
+    Decimal: Kind(
+        pa.decimal128(38, 9), (Decimal, int), _is_any(arrow.is_decimal, arrow.is_integer), "Decimal or int", "", (bool,)
+    ),
+}
+"""Types that a column holds as they are. A subclass of one has the same column."""
+
+
+class Cast(ABC):
+    """How values of one field become its column.
+
+    Attributes:
+        type: Of the column.
+        own: Types whose values need no cast to cross from handling to batching; empty where each value is looked at.
+    """
+
+    type: pa.DataType
+    own: tuple[type, ...] = ()
+
+    @abstractmethod
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values.
+
+        Raises:
+            ColumnError: A value does not fit; `path` names the field.
+        """
+
+    @abstractmethod
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array.
+
+        Raises:
+            ColumnError: A value does not fit; `path` names the field.
+        """
+
+    @abstractmethod
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return a value without its models, as `encode` writes it; what is not of the field's own type is cast.
+
+        Raises:
+            ColumnError: The value does not fit; `path` names the field.
+        """
+
+    def nulls(self, column: pa.Array, takes: str, path: str) -> pa.Array:
+        """The column of an array of another type, which may hold nulls alone."""
+        if column.null_count < len(column):
+            raise ColumnError(f"{path} is {column.type}, and its column takes {takes}")
+        return pa.nulls(len(column), self.type)
+
+
+class Plain(Cast):
+    """A column that holds values as they are: a row of the table."""
+
+    def __init__(self, base: type, type_: pa.DataType | None = None) -> None:
+        """Cast to the column of a kind; `type_` is that of a Decimal with other digits."""
+        self.base, self.kind = base, KINDS[base]
+        self.type, self.own = type_ or self.kind.column, (base, type(None))
+        self._exact = self.kind.exact and {*self.kind.exact, type(None)}
+        limits = self.kind.limits
+        if base is Decimal:
+            whole, places = self.type.precision - self.type.scale, self.type.scale
+            limits = f"{whole} digits before the decimal point and {places} after it"
+        self._limits = limits
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        if self._exact and not set(map(type, values)) <= self._exact:
+            self._refuse_others(values, path)
+        try:
+            column = pa.array(values, self.type)
+        except MISFIT:
+            self._refuse_others(values, path)
+            raise self._beyond(path) from None
+        return self._within(column, path)
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array."""
+        column = _decoded(column)
+        if not self.kind.arrow(column.type):
+            return self.nulls(column, self.kind.takes, path)
+        if self.type == column.type and self.base is not str:
+            return self._within(column, path)
+        try:
+            if self.base is str:  # text is only text if its bytes are
+                column = column.cast(pa.binary())
+            elif self.base is Decimal and arrow.is_integer(column.type):
+                column = column.cast(pa.decimal128(20, 0))
+            return self._within(column.cast(self.type), path)
+        except pa.ArrowException:
+            raise self._beyond(path) from None
+
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return a value of the field's own type."""
+        if type(value) in self.own:
+            return value
+        return self.of_values([value], path)[0].as_py()
+
+    def _refuse_others(self, values: Iterable[Any], path: str) -> None:
+        python, refused = self.kind.python, self.kind.refused
+        for value in values:
+            if value is not None and (not isinstance(value, python) or isinstance(value, refused)):
+                raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes {self.kind.takes}")
+
+    def _within(self, column: pa.Array, path: str) -> pa.Array:
+        if self.type in CALENDAR and beyond_calendar(column):
+            raise self._beyond(path)
+        return column
+
+    def _beyond(self, path: str) -> ColumnError:
+        return ColumnError(f"{path} is beyond what its column holds: {self._limits}")
+
+
+class Text(Cast):
+    """A column that holds a value as its text, in one form."""
+
+    def __init__(self, base: type) -> None:
+        """Cast to the text of a type of `AS_TEXT`."""
+        self.type, self.base, self.own = pa.string(), base, (base, type(None))
+        self._text, self._parsed, self._arrow = AS_TEXT[base]
+        self._takes = f"{base.__name__} or its text"
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        return pa.array([self.crossing(value, path) for value in values], self.type)
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array."""
+        column = _decoded(column)
+        if self._arrow is not None and self._arrow(column.type):
+            unit = pa.duration("us") if self.base is timedelta else pa.time64("us")
+            with suppress(pa.ArrowInvalid):
+                return self.of_values(column.cast(unit).to_pylist(), path)
+            raise ColumnError(f"{path} is beyond what its column holds: microseconds")
+        if not _is_text(column.type) and getattr(column.type, "extension_name", "") != "arrow.uuid":
+            return self.nulls(column, self._takes, path)
+        return self.of_values(column.to_pylist(), path)
+
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return the text of a value."""
+        if value is None:
+            return None
+        with suppress(*MISFIT):
+            if isinstance(value, str):
+                return self._text(self._parsed(value))
+            if isinstance(value, self.base):
+                return self._text(value)
+        raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes {self._takes}")
+
+
+_to_timedelta = TypeAdapter(timedelta).validate_python
+_FINER = re.compile(r"[.,]\d{7}")
+
+
+def parsed_span(text: str) -> timedelta:
+    """Read a time span: ISO 8601, or the text of a column, where `-1 day, 23:00:00` is an hour less than nothing."""
+    days, _, rest = text.rpartition(", ")
+    return _to_timedelta(rest) + timedelta(int(days.partition(" day")[0] or 0))
+
+
+def _in_microseconds(parsed: Callable[[str], Any], text: str) -> Any:
+    if _FINER.search(text):
+        raise ValueError("finer than a microsecond")
+    return parsed(text)
+
+
+AS_TEXT: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any], Callable[[pa.DataType], bool] | None]] = {
+    UUID: (str, UUID, None),
+    time: (time.isoformat, partial(_in_microseconds, time.fromisoformat), arrow.is_time),
+    timedelta: (str, partial(_in_microseconds, parsed_span), arrow.is_duration),
+}
+"""Types that a column holds as text: how it is written, how it is read, and the Arrow type that is taken, too."""
+
+
+class Members(Cast):
+    """A column of the values of an enum or a Literal."""
+
+    def __init__(self, base: type, values: Sequence[Any], of: type[enum.Enum] | None, name: str) -> None:
+        """Cast to `values`, of the type `base`; `of` is the enum."""
+        self._plain, self._of, self._name = Plain(base), of, name
+        self.type, self.own = self._plain.type, () if of is None else (of, type(None))
+        self._known = self._plain.of_values([*values, None], name)
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        if self._of is not None:
+            values = [one._value_ if isinstance(one, self._of) else one for one in values]
+        return self._members(self._plain.of_values(values, path), path)
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array."""
+        return self._members(self._plain.of_array(column, path), path)
+
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return the value of a member."""
+        return value._value_ if type(value) is self._of else self.of_values([value], path)[0].as_py()
+
+    def _members(self, column: pa.Array, path: str) -> pa.Array:
+        if pc.all(pc.is_in(column, self._known)).as_py() is not False:
+            return column
+        try:  # an enum may know more values than its members have: combined flags, or by its `_missing_`
+            if self._of is not None:
+                known = {value: self._of(value)._value_ for value in column.drop_null().unique().to_pylist()}
+                return self._plain.of_values(list(map(known.get, column.to_pylist())), path)
+        except MISFIT:
+            pass
+        raise ColumnError(f"{path} is not a value of {self._name}")
+
+
+def _decoded(column: pa.Array) -> pa.Array:
+    return column.dictionary_decode() if arrow.is_dictionary(column.type) else column

@@ -1,0 +1,109 @@
+"""Exact Decimals of JSON: pydantic reads numbers as floats, so a number that no float holds is given to it as text."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from functools import lru_cache
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Raw
+from pydantic import AliasChoices, BaseModel, RootModel
+
+_EXACT = 15
+"""Characters of a number without exponent that a float always holds."""
+_elements = msgspec.json.Decoder(list[Raw]).decode
+_members = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+class _Plan(NamedTuple):
+    """Where a type may have Decimals: itself, its alternatives, its items, its fields by their names in JSON."""
+
+    is_decimal: bool = False
+    either: Sequence[Any] = ()
+    items: Sequence[Any] = ()
+    fields: Mapping[str, Any] = {}
+
+
+def has_decimal(annotation: Any, inside: tuple[Any, ...] = ()) -> bool:
+    """Whether JSON of a type may hold a Decimal."""
+    if annotation in inside:
+        return False
+    plan = _plan(annotation)
+    inner = (*plan.either, *plan.items, *plan.fields.values())
+    return plan.is_decimal or any(has_decimal(one, (*inside, annotation)) for one in inner)
+
+
+def exact(data: bytes, annotation: Any) -> bytes | None:
+    """Write as text the numbers of JSON for a Decimal that a float would change; None if there is no such number.
+
+    Raises:
+        msgspec.DecodeError: The JSON is not valid, or has NaN or an infinity.
+    """
+    plan, data = _plan(annotation), data.strip()
+    if plan.is_decimal:
+        return b'"%b"' % data if _is_changed(data) else None
+    made = None
+    for one in plan.either:
+        made = exact(made or data, one) or made
+    if plan.items and data[:1] == b"[":
+        elements = [bytes(one) for one in _elements(data)]
+        found = [exact(one, of) for one, of in zip(elements, _repeated(plan.items, len(elements)), strict=True)]
+        if any(found):
+            made = b"[%b]" % b",".join(new or old for new, old in zip(found, elements, strict=True))
+    elif (plan.items or plan.fields) and data[:1] == b"{":
+        members = _members(data)
+        wanted = _wanted(annotation) if plan.fields else dict.fromkeys(members, plan.items[-1])
+        new = {key: exact(bytes(members[key]), of) for key, of in wanted.items() if key in members}
+        if changed := {key: Raw(value) for key, value in new.items() if value is not None}:
+            made = msgspec.json.encode(members | changed)
+    return made
+
+
+def _is_changed(number: bytes) -> bool:
+    has_exponent = b"e" in number or b"E" in number
+    if number[:1] not in b"-0123456789" or (len(number) <= _EXACT and not has_exponent):
+        return False
+    if not has_exponent and b"." not in number:  # whole numbers are exact
+        return False
+    return Decimal(number.decode()) != Decimal(repr(float(number)))
+
+
+def _repeated(items: Sequence[Any], count: int) -> list[Any]:
+    """The type of each element: the last one is that of all further elements."""
+    return [items[min(place, len(items) - 1)] for place in range(count)]
+
+
+@lru_cache(maxsize=1_024)
+def _wanted(annotation: Any) -> Mapping[str, Any]:
+    return {key: one for key, one in _plan(annotation).fields.items() if has_decimal(one)}
+
+
+@lru_cache(maxsize=1_024)
+def _plan(annotation: Any) -> _Plan:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _plan(arguments[0])
+    if origin in (Union, types.UnionType):
+        others = {*arguments} - {type(None), bool, int}
+        # Beside another type, text would be taken for that one.
+        return _Plan(either=[one for one in arguments if others == {one} or not _plan(one).is_decimal])
+    if annotation is Decimal:
+        return _Plan(is_decimal=True)
+    if isinstance(annotation, type) and issubclass(annotation, RootModel):
+        return _Plan(either=[annotation.model_fields["root"].annotation])
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        fields = dict[str, Any]()
+        for name, field in annotation.model_fields.items():
+            alias = field.validation_alias
+            names = alias.choices if isinstance(alias, AliasChoices) else [alias]
+            fields |= dict.fromkeys([name, *(one for one in names if isinstance(one, str))], field.annotation)
+        return _Plan(fields=fields)
+    if origin is not None:
+        is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
+        return _Plan(items=[one for one in arguments[is_mapping:] if one is not ...])
+    if isinstance(annotation, type) and "__annotations__" in vars(annotation):  # a dataclass, or a TypedDict
+        return _Plan(fields=get_type_hints(annotation))
+    return _Plan()

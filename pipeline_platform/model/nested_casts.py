@@ -1,0 +1,237 @@
+"""Casts of fields that hold others: lists, dicts and models, down to the kinds of `casts`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, chain
+from operator import attrgetter, itemgetter
+from typing import Any, NoReturn
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow
+from pydantic import BaseModel
+
+from pipeline_platform.model.casts import Cast, ColumnError, Plain
+from pipeline_platform.model.fields import ModelClass, fields, values_of
+
+_LISTS = arrow.is_list, arrow.is_large_list, arrow.is_fixed_size_list
+
+
+class ListOf(Cast):
+    """A column of lists."""
+
+    def __init__(self, item: Cast, *, nullable: bool) -> None:
+        """Cast to lists of what `item` casts to."""
+        self._item, self._nullable, self.type = item, nullable, pa.list_(item.type)
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        lists = [None if value is None else _listed(value, path) for value in values]
+        items = self._item.of_values(list(chain.from_iterable(filter(None, lists))), f"{path}[]")
+        return self._made(items, [len(one or ()) for one in lists], [one is None for one in lists], path)
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array."""
+        if not any(is_list(column.type) for is_list in _LISTS):
+            return self.nulls(column, "a list", path)
+        items = self._item.of_array(pc.list_flatten(column), f"{path}[]")
+        return self._made(items, pc.fill_null(pc.list_value_length(column), 0), column.is_null(), path)
+
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return a list."""
+        if value is None:
+            return None
+        made = [self._item.crossing(one, f"{path}[]") for one in _listed(value, path)]
+        return made if self._nullable or None not in made else _refuse_null(f"{path}[]")
+
+    def _made(self, items: pa.Array, lengths: Any, nulls: Any, path: str) -> pa.Array:
+        if items.null_count and not self._nullable:
+            _refuse_null(f"{path}[]")
+        return pa.ListArray.from_arrays(_offsets(lengths), items, type=self.type, mask=_mask(nulls))
+
+
+class DictOf(Cast):
+    """A column of dicts by text."""
+
+    def __init__(self, item: Cast, *, nullable: bool) -> None:
+        """Cast to dicts of what `item` casts to."""
+        self._key, self._item, self._nullable = Plain(str), item, nullable
+        self.type = pa.map_(pa.string(), item.type)
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        given = [{} if value is None else _dict(value, path) for value in values]
+        keys = self._key.of_values([*chain.from_iterable(given)], f"{path} (key)")
+        items = self._item.of_values([*chain.from_iterable(one.values() for one in given)], f"{path}[]")
+        return self._made(keys, items, list(map(len, given)), [one is None for one in values], path)
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array."""
+        if not arrow.is_map(column.type):
+            return self.nulls(column, "a dict", path)
+        lists = column.cast(pa.list_(pa.struct([("key", column.type.key_type), ("value", column.type.item_type)])))
+        keys, items = pc.list_flatten(lists).flatten()
+        keys = self._key.of_array(keys, f"{path} (key)")
+        lengths = pc.fill_null(pc.list_value_length(lists), 0)
+        return self._made(keys, self._item.of_array(items, f"{path}[]"), lengths, column.is_null(), path)
+
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return a dict."""
+        if value is None:
+            return None
+        made = {
+            self._key.crossing(key, f"{path} (key)"): self._item.crossing(one, f"{path}[]")
+            for key, one in _dict(value, path).items()
+        }
+        return made if self._nullable or None not in made.values() else _refuse_null(f"{path}[]")
+
+    def _made(self, keys: pa.Array, items: pa.Array, lengths: Any, nulls: Any, path: str) -> pa.Array:
+        if items.null_count and not self._nullable:
+            _refuse_null(f"{path}[]")
+        offsets = _offsets(lengths)
+        parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, keys))
+        if pa.table([parents, keys], ["dict", "key"]).group_by(["dict", "key"]).aggregate([]).num_rows < len(keys):
+            raise ColumnError(f"{path} has a key twice")  # no reader makes a dict of it
+        return pa.MapArray.from_arrays(offsets, keys, items, type=self.type, mask=_mask(nulls))
+
+
+_DICT = attrgetter("__dict__")
+_Getter = Callable[[str], Callable[[Any], Any]]
+
+
+class ModelOf(Cast):
+    """A column of models; and, of the outermost model, the columns of a table."""
+
+    def __init__(self, model: ModelClass, casts: Mapping[str, Cast]) -> None:
+        """Cast to a model whose fields are cast by `casts`."""
+        self.model, self.casts = model, casts
+        self.schema = pa.schema([pa.field(name, cast.type) for name, cast in casts.items()])
+        self.type = pa.struct(list(self.schema))
+        self._filled = [name for name, field in fields(model).items() if not field.has_none]
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        there = [value for value in values if value is not None]
+        return self._made(self.columns(there, path), [value is None for value in values])
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array."""
+        if not arrow.is_struct(column.type):
+            return self.nulls(column, self.model.__name__, path)
+        given, there = [field.name for field in column.type], column.drop_null()
+        if len(set(given)) < len(given):
+            raise ColumnError(f"{path} has a field twice")
+        if set(given) != self.casts.keys():  # as of a dict, what is missing may have a default
+            return self.of_values(column.to_pylist(maps_as_pydicts="strict"), path)
+        columns = dict(zip(given, there.flatten(), strict=True))
+        return self._made(self.cast([columns[name] for name in self.casts], path), column.is_null())
+
+    def crossing(self, value: Any, path: str = "") -> Any:
+        """Return a dict of the fields of a model, and of what it has beside them."""
+        if value is None and path:
+            return None
+        given, within = fields_of(value, self.model, path or "data"), f"{path}." if path else ""
+        made = {name: cast.crossing(given[name], within + name) for name, cast in self.casts.items()}
+        if nulls := [name for name in self._filled if made[name] is None]:
+            _refuse_null(within + nulls[0])
+        return made | (getattr(value, "model_extra", None) or {})
+
+    def columns(self, data: Sequence[Any], path: str = "") -> list[pa.Array]:
+        """Build the column of each field from what `fields_of` takes. Code of the model's own may raise anything."""
+        try:
+            getter, rows = self._as_they_are(data)
+            values = [list(map(getter(name), rows)) for name in self.casts]
+        except (KeyError, AttributeError):  # a dict has other fields, or an instance was made without some
+            given = [fields_of(one, self.model, path or "data") for one in data]
+            values = [[row[name] for row in given] for name in self.casts]
+        return self._each("of_values", values, path)
+
+    def cast(self, columns: Sequence[pa.Array], path: str = "") -> list[pa.Array]:
+        """Build the column of each field from Arrow arrays, in the order of the fields."""
+        return self._each("of_array", columns, path)
+
+    def _each(self, build: str, given: Sequence[Any], path: str) -> list[pa.Array]:
+        within, made = f"{path}." if path else "", list[pa.Array]()
+        for (name, cast), one in zip(self.casts.items(), given, strict=True):
+            made.append(getattr(cast, build)(one, within + name))
+            if made[-1].null_count and name in self._filled:
+                _refuse_null(within + name)
+        return made
+
+    def _as_they_are(self, data: Sequence[Any]) -> tuple[_Getter, Sequence[Any]]:
+        """What gets a field out of a row, and the rows; they are copied only where they are not alike."""
+        kinds = set(map(type, data))
+        if kinds == {dict} and set(map(len, data)) == {len(self.casts)}:
+            return itemgetter, data
+        if kinds == {self.model}:
+            return (itemgetter, list(map(_DICT, data))) if issubclass(self.model, BaseModel) else (attrgetter, data)
+        raise KeyError
+
+    def _made(self, columns: Sequence[pa.Array], nulls: Any) -> pa.Array:
+        """The models, of the columns of those that are there."""
+        mask = _mask(nulls)
+        if mask is not None:
+            places = pc.subtract(pc.cumulative_sum(pc.invert(mask).cast(pa.int64())), 1)
+            places = pc.if_else(mask, pa.scalar(None, pa.int64()), places)
+            columns = [column.take(places) for column in columns]
+        return pa.StructArray.from_arrays(columns, fields=list(self.type), mask=mask)
+
+
+def fields_of(data: Any, model: ModelClass, path: str = "data") -> Mapping[str, Any]:
+    """The values of a model's fields by name, with the field's default for what a dict lacks.
+
+    Args:
+        data: An instance of the model or a dict by the names of its fields. An instance may hold more than fields.
+        model: The model.
+        path: Names the data in errors.
+
+    Raises:
+        ColumnError: It is neither, or a dict has an unknown name or lacks a required field.
+    """
+    known = fields(model)
+    if isinstance(data, model):
+        given = values_of(data)
+    elif isinstance(data, dict):
+        given = data
+        if unknown := given.keys() - known.keys():
+            raise ColumnError(f"{path} has {sorted(map(str, unknown))}, which {model.__name__} has no field for")
+    else:
+        kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
+        raise ColumnError(f"{path} is {kind}, not {model.__name__} or a dict of its fields")
+    if given.keys() >= known.keys():
+        return given
+    absent = known.keys() - given.keys()
+    if missing := sorted(name for name in absent if known[name].is_required):
+        raise ColumnError(f"{path} lacks {missing}, which {model.__name__} requires")
+    return {**given, **{name: known[name].default(given) for name in absent}}
+
+
+def _refuse_null(path: str) -> NoReturn:
+    raise ColumnError(f"{path} is None, which its model does not allow")
+
+
+def _dict(value: Any, path: str) -> Mapping[Any, Any]:
+    if isinstance(value, Mapping):
+        return value
+    raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes a dict")
+
+
+def _listed(value: Any, path: str) -> Sequence[Any]:
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    if getattr(value, "ndim", None) == 1:  # an array of NumPy
+        return list(value.tolist())
+    raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes a list")
+
+
+def _offsets(lengths: Any) -> pa.Array:
+    if isinstance(lengths, pa.Array):
+        lengths = lengths.to_pylist()
+    return pa.array(accumulate(lengths, initial=0), pa.int32())
+
+
+def _mask(nulls: Any) -> pa.Array | None:
+    """Which values are null; None if no value is."""
+    mask = nulls if isinstance(nulls, pa.Array) else pa.array(nulls, pa.bool_())
+    return mask if mask.true_count else None

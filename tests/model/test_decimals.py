@@ -1,0 +1,158 @@
+"""Decimals: exact from the digits of a payload to the digits of a column, or refused by name."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Struct
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
+
+from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.payload import PayloadError, decoder
+from pipeline_platform.model.schema import arrow_schema, row_type
+
+LONG = "12345678901234567.89"
+
+
+class Price(BaseModel):
+    price: Decimal
+
+
+class PriceStruct(Struct):
+    price: Decimal
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True, alias_generator=str.upper)
+    price: Decimal | None
+    share: float = 0.0
+
+
+@dataclass
+class Data:
+    price: Decimal
+
+
+class Node(BaseModel):
+    price: Decimal
+    next: "Node | None" = None
+
+
+class Root(RootModel[list[Price]]):
+    """Prices."""
+
+
+class Chosen(BaseModel):
+    price: Decimal = Field(validation_alias=AliasChoices("cost", "prix"))
+
+
+PLACES = [
+    (Price, '{"price": %s}', lambda made: made.price),
+    (PriceStruct, '{"price": %s}', lambda made: made.price),
+    (list[PriceStruct], '[{"price": %s}]', lambda made: made[0].price),
+    (Strict, '{"PRICE": %s, "SHARE": 0.12345678901234567890}', lambda made: made.price),
+    (Data, '{"price": %s}', lambda made: made.price),
+    (Node, '{"price": 1, "next": {"price": %s}}', lambda made: made.next.price),
+    (Root, ' [{"price": 1}, {"price":%s}]', lambda made: made.root[1].price),
+    (Chosen, '{"prix": %s}', lambda made: made.price),
+    (list[Price], '[{"price": %s}]', lambda made: made[0].price),
+    (Price | Literal["none"], '{"price": %s}', lambda made: made.price),
+    (dict[str, list[Decimal]], '{"\\u00e9": [1, %s]}', lambda made: made["\u00e9"][1]),
+    (tuple[int, Decimal], "[1, %s]", lambda made: made[1]),
+]
+
+
+@pytest.mark.parametrize(("kind", "payload", "found"), PLACES)
+@pytest.mark.parametrize("number", [LONG, f"-{LONG}", "1e-400", "0.1", "12345678901234567890", "1.5E+3", "-0.0"])
+def test_a_number_keeps_all_its_digits_wherever_it_is(kind, payload, found, number):
+    assert found(decoder(kind)((payload % number).encode())) == Decimal(number)
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_every_decimal_comes_back_from_a_number_of_json(value):
+    number = f"{value:f}" if abs(value.adjusted()) < 100 else f"{value:e}"
+    assert decoder(Price)(b'{"price": %b}' % number.encode()).price == value
+
+
+def test_other_numbers_of_the_payload_stay_numbers():
+    class Order(BaseModel):
+        price: Decimal
+        note: Any
+
+    payload = f'{{"price": {LONG}, "note": {{"share": {LONG}}}}}'
+    assert decoder(Order)(payload.encode()).note == {"share": float(LONG)}
+
+
+def test_a_validator_sees_the_number_where_a_float_holds_it():
+    seen = []
+
+    class Order(BaseModel):
+        price: Decimal
+
+        @field_validator("price", mode="before")
+        @classmethod
+        def _look(cls, value: Any) -> Any:
+            seen.append(value)
+            return value
+
+    decoder(Order)(b'{"price": 1.25}')
+    assert seen == [1.25]
+
+
+def test_what_is_refused_is_refused_in_the_models_own_words():
+    with pytest.raises(ValidationError, match="price"):
+        decoder(Price)(b'{"price": "x%s"}' % LONG.encode())
+    with pytest.raises(ValidationError, match="Invalid JSON"):
+        decoder(Price)(b'{"price": %s' % LONG.encode())
+
+
+def test_no_digits_are_lost_beside_a_nan():
+    class Order(BaseModel):
+        price: Decimal
+        share: float
+
+    with pytest.raises(PayloadError, match="NaN"):
+        decoder(Order)(b'{"price": %s, "share": NaN}' % LONG.encode())
+
+
+class Limited(BaseModel):
+    both: Decimal = Field(Decimal(0), max_digits=12, decimal_places=2)
+    places: Annotated[Decimal, Field(decimal_places=12)] | None = None
+    digits: Decimal = Field(Decimal(0), max_digits=12)
+    items: list[Annotated[Decimal, Field(max_digits=3, decimal_places=1)]] = []
+
+
+def test_a_decimal_column_has_the_digits_of_its_field():
+    schema = arrow_schema(Limited)
+    assert [schema.field(name).type for name in ("both", "places", "digits")] == [
+        pa.decimal128(12, 2), pa.decimal128(38, 12), pa.decimal128(38, 9),
+    ]  # fmt: skip
+    assert schema.field("items").type.value_type == pa.decimal128(3, 1)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"both": Decimal("0.001")}, "both is beyond .*: 10 digits before the decimal point and 2 after it"),
+        ({"both": Decimal("1e10")}, "10 digits before"),
+        ({"digits": Decimal("1e29")}, "29 digits before the decimal point and 9 after it"),
+        ({"items": [Decimal("0.5"), Decimal(100)]}, r"items\[\] is beyond .*: 2 digits before"),
+        ({"both": 0.5}, "both is float, and its column takes Decimal or int"),
+        ({"both": Decimal("NaN")}, "both is beyond"),
+    ],
+)
+def test_a_decimal_beyond_its_column_is_refused_with_the_limits(data, words):
+    with pytest.raises(ColumnError, match=words):
+        row_type(Limited).columns([data])
+
+
+def test_more_digits_than_a_table_holds_are_refused():
+    class Wide(BaseModel):
+        price: Decimal = Field(max_digits=40, decimal_places=2)
+
+    with pytest.raises(ColumnError, match=r"Wide.price has max_digits or decimal_places above 38"):
+        arrow_schema(Wide)
