@@ -241,7 +241,7 @@ def test_links_lead_somewhere(document):
 def test_each_page_and_example_is_in_the_index():
     index = set(re.findall(r"\]\(([^)]+)\)", (DOCS / "README.md").read_text()))
 
-    assert {str(page.relative_to(DOCS)) for page in [*DOCS.glob("*/*.md"), *EXAMPLES]} - index == set()
+    assert {str(page.relative_to(DOCS)) for page in [*DOCS.glob("*/**/*.md"), *EXAMPLES]} - index == set()
 
 
 def takes(line: str) -> bool:

@@ -42,7 +42,7 @@ def test_the_table_of_metrics_is_that_of_the_code(monkeypatch):
 
     Exporter(meters=meters)
 
-    assert [cells[0].strip("`") for cells in rows(DOCUMENT, "**Metrics.**")] == made
+    assert [cells[0].strip("`") for cells in rows(DOCUMENT, "### Metrics")] == made
     assert len(made) == len(COUNTED) + 2
 
 
