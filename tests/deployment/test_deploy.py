@@ -125,7 +125,7 @@ def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_r
     policies = {one["metadata"]["name"]: one["spec"] for one in manifests(deploy) if one["kind"] == "NetworkPolicy"}
     assert policies["webserver"]["podSelector"] == {"matchLabels": {"app": "webserver"}}
     (into,) = policies["webserver"]["ingress"]
-    assert into["from"] == [{"podSelector": {"matchLabels": {"reaches": "webserver"}}}]
+    assert into["from"] == [{"podSelector": {"matchLabels": {"reaches-webserver": "true"}}}]
     for name in ("daemon", "runs"):
         assert policies[name].get("policyTypes") == ["Ingress"]
         assert not policies[name].get("ingress")

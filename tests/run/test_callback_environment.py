@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import dagster as dg
 import pytest
@@ -38,6 +39,7 @@ class Looking(Pipeline):
     name = "looking"
     producer = Producer(source="queue")
     batchers = {"seen": TableBatcher(schema=Seen)}
+    first_window = datetime(2026, 1, 1, tzinfo=UTC)
 
     def handle_message(self, message, context):
         token = os.environ.get("BANK_TOKEN", "")[-7:]  # not the whole of it, which no file may contain
