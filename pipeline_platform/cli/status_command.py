@@ -42,8 +42,9 @@ def status(
 ) -> None:
     """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
 
-    `in flight` are the runs that hold messages: claims in the control store, with their leases; and those that will
-    take some on, as the instance in DAGSTER_HOME tells. `runs in Dagster` are those that it has queued or started.
+    `in flight` are the messages that runs hold, by their claims in the control store. Runs that have leased nothing yet
+    are listed with the most that they may take, as the instance in DAGSTER_HOME reports. `runs in Dagster` are the runs
+    that it has queued or started.
     """
     console = Console()
     with dagster_instance() as instance, loading.opened(None, known(instance)) as opened:

@@ -10,7 +10,7 @@ from dagster._core.remote_origin import (
     RemoteInstigatorOrigin,
     RemoteRepositoryOrigin,
 )
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus
+from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, ScheduleInstigatorData
 from dagster._daemon.types import DaemonHeartbeat
 
 from pipeline_platform import Producer
@@ -38,7 +38,8 @@ def beat(instance: dg.DagsterInstance, *daemons: str, ago_s: float = 0) -> None:
 
 def turn(instance: dg.DagsterInstance, name: str, kind: InstigatorType, status: InstigatorStatus) -> None:
     place = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "__repository__")
-    instance.add_instigator_state(InstigatorState(RemoteInstigatorOrigin(place, name), kind, status))
+    data = ScheduleInstigatorData("0 * * * *") if kind is InstigatorType.SCHEDULE else None
+    instance.add_instigator_state(InstigatorState(RemoteInstigatorOrigin(place, name), kind, status, data))
 
 
 def test_a_sensor_that_a_daemon_evaluates_asks(instance):

@@ -12,10 +12,11 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore, ControlStoreError
-from pipeline_platform.lake.decision import UnhandledError
+from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.source.contract import Patience, SourceAwayError
@@ -189,3 +190,22 @@ def test_a_receive_that_one_table_does_not_show_is_not_published(flow, monkeypat
         steps.publish(flow, run.receive)
     assert flow.tables["failed"].open().version() == 1, "the tables before it show it"
     assert ReceiveState(flow, "r1").phase is Phase.DECIDED
+
+
+def test_a_step_of_a_receive_that_was_given_up_fails_by_that_and_not_by_the_files_that_are_gone(filled):
+    flow = filled(Obedient, [b"one"])
+    receive = received(flow)
+
+    def work() -> None:
+        with lease.working(flow, receive):
+            give_up(flow, receive)
+            raise FileNotFoundError("lake/numbered/messages/1.parquet")
+
+    with pytest.raises(FencedError, match="was given up"):
+        work()
+
+
+def test_a_step_that_fails_for_another_reason_keeps_its_own_error(filled):
+    flow = filled(Obedient, [b"one"])
+    with pytest.raises(FileNotFoundError), lease.working(flow, received(flow)):
+        raise FileNotFoundError("settings.toml")
