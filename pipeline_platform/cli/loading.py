@@ -175,12 +175,13 @@ def chosen() -> str | None:
 
 
 def location_of(module: str | None) -> Location:
-    """The code location of a module, or of a name in `workspace.yaml`; without one the only one there.
+    """Return the code location of a module, or of a name in `workspace.yaml`; without a name, the only location.
 
-    Where there is no `workspace.yaml`, the one that `pyproject.toml` has for `dg`.
+    Without `workspace.yaml`, the location is what `pyproject.toml` says for `dg`, or the only file in this folder that
+    calls `platform_definitions`.
 
     Raises:
-        SetUpError: Neither file is there, `workspace.yaml` cannot be read, or it leaves open which is meant.
+        SetUpError: There is no location here, `workspace.yaml` cannot be read, or several locations are meant.
     """
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
@@ -188,9 +189,13 @@ def location_of(module: str | None) -> Location:
             return project
         if module:
             return Location(module, module)
+        modules = _modules_here()
+        if len(modules) == 1:
+            return Location(modules[0], modules[0])
+        there = f"{len(modules)} deployments ({', '.join(modules)})" if modules else "no deployment"
         raise SetUpError(
-            f"there is no workspace.yaml and no project of dg in {Path.cwd()}: go where one lies, or name a module "
-            "with -m"
+            f"{Path.cwd()} contains {there}: no workspace.yaml, no project of dg, and no single file that calls "
+            "platform_definitions. Change to the folder of the deployment, or name its module with -m"
         )
     try:
         entries = yaml.safe_load(workspace.read_text())["load_from"]
@@ -220,6 +225,12 @@ def _location(kind: str, entry: Any) -> Location | None:
         folders, module, loaded = [*folders, str(file.parent)], file.stem, file.name
     attribute = f":{options['attribute']}" if options.get("attribute") else ""
     return Location(module, options.get("location_name") or f"{loaded}{attribute}", tuple(folders), listed=True)
+
+
+def _modules_here() -> list[str]:
+    """Return the modules in this folder that call `platform_definitions`."""
+    called = re.compile(r"^[^#\n]*\bplatform_definitions\(", re.M)
+    return sorted(file.stem for file in Path().glob("*.py") if called.search(file.read_text(errors="replace")))
 
 
 def _project() -> Location | None:

@@ -14,9 +14,10 @@ from pipeline_platform.home import home
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.new_pipeline import Kind, NewPipeline
 from pipeline_platform.orchestration.deployment import pipeline_definitions, resources_together
+from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
 from pipeline_platform.orchestration.resources.source_resources import source_resource
-from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.source.contract import Source
 
 
@@ -114,21 +115,6 @@ def _resource(kind: type[dg.ConfigurableResource[Any]]) -> dg.Resolver:
     )
 
 
-def _defaults() -> dict[str, Any]:
-    """Where a project has its lake, control store and Spark if no component says so: as the environment does."""
-    variables = {name: f"PIPELINE_PLATFORM_{name}" for name in ("LAKE", "CONTROL", "SPARK", "SPARK_TOKEN")}
-    named = {name: dg.EnvVar(variable) for name, variable in variables.items() if os.environ.get(variable)}
-    return {
-        "lake": LakeResource(root=named.get("LAKE", str(home() / "lake"))),
-        "control": ControlResource(url=named.get("CONTROL", f"sqlite:///{home()}/control.sqlite")),
-        "spark": SparkResource(
-            remote=os.environ.get(variables["SPARK"], WARM),
-            token=named.get("SPARK_TOKEN"),
-            ui=os.environ.get("PIPELINE_PLATFORM_SPARK_UI", ""),
-        ),
-    }
-
-
 @dg.scaffold_with(PipelineScaffolder)
 class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
     """A pipeline that pulls messages, handles them on Spark, and acknowledges what is stored.
@@ -195,4 +181,4 @@ def _shared(components: Sequence[PipelineComponent]) -> dict[str, Any]:
                     "a project has one of that key, so leave it out of one of the two, or rename a source"
                 )
             said.setdefault(key, name)
-    return resources_together([component.pipeline for component in components], {**_defaults(), **resources})
+    return resources_together([component.pipeline for component in components], {**default_resources(), **resources})

@@ -21,8 +21,9 @@ from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
+from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, LakeIOManager, LakeResource, values_of
-from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of
+from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.run_checks import run_checks
 from pipeline_platform.orchestration.sensors.alerts import To, alerts_sensor
@@ -57,12 +58,14 @@ BUILT: list[Built] = []
 
 def platform_definitions(
     pipelines: Sequence[type[Pipeline]],
-    resources: Mapping[str, Any],
+    resources: Mapping[str, Any] | None = None,
     assets: Sequence[Any] = (),
     sensors: Sequence[Any] = (),
     alerts: To | None = None,
+    *,
+    sources: Mapping[str, Source] | None = None,
 ) -> dg.Definitions:
-    """Put pipelines and resources together with assets and sensors of one's own.
+    """Combine pipelines and resources with other assets and sensors.
 
     Each pipeline gets its assets, checks, jobs, sensors and schedules. What is given in place of one of these, such as
     `producer_sensor(Orders)` or `pipeline_assets(Orders)`, is not made again.
@@ -70,11 +73,15 @@ def platform_definitions(
     Args:
         pipelines: The classes.
         resources: By key: `lake`, `control`, `spark`, and each pipeline's source. Spark's workers get the packages that
-            pipelines and connectors are from.
+            pipelines and connectors are from. Without it, the lake and the control store are in the deployment's
+            folder (`pipeline_platform.home.home`) or where `PIPELINE_PLATFORM_LAKE` and `_CONTROL` say, Spark is this
+            machine's warm server or the run's own, and each run uses one process.
         assets: Whatever else there is, such as assets downstream of pipelines.
         sensors: Whatever else there is.
         alerts: A function that gets each `Alert`; the address of a webhook that they are posted to, by the name of a
             variable, `dg.EnvVar("ALERTS_URL")`; or `Alerts`, with a bound for open failures. None for no alerts.
+        sources: Connectors by key, such as `{"orders_queue": TableQueue(...)}`. Use `source_resource` and `resources`
+            instead if an option comes from a `dg.EnvVar`.
 
     Returns:
         Definitions that hold nothing for other assets and jobs: a project that has definitions merges both,
@@ -87,7 +94,8 @@ def platform_definitions(
             in which partition a message is, and the pipeline goes by that.
         SchemaChangeError: A batcher's model no longer fits its table, where the lake is a folder.
     """
-    resources = resources_together(pipelines, resources)
+    executor = dg.in_process_executor if resources is None else None
+    resources = resources_together(pipelines, with_sources(resources, sources or {}))
     given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
     own = [given.get(asset_keys(pipeline)["messages"]) for pipeline in pipelines]
     named = {sensor.name for sensor in sensors}
@@ -97,8 +105,27 @@ def platform_definitions(
             assets=[asset for asset in assets if asset not in own],
             sensors=[*sensors, *([alerts_sensor(pipelines, alerts)] if alerts else [])],
             resources=resources,
+            executor=executor,
         ),
     )
+
+
+def with_sources(resources: Mapping[str, Any] | None, sources: Mapping[str, Source]) -> Mapping[str, Any]:
+    """Return the resources of a deployment with a resource for each connector; None stands for the default resources.
+
+    Raises:
+        PipelineError: A source is not a connector, or has the key of a resource.
+    """
+    for key, source in sources.items():
+        if not isinstance(source, Source):
+            kind = source.__name__ if isinstance(source, type) else type(source).__name__
+            raise PipelineError(f"sources[{key!r}] is a {kind}: it must be a connector, such as TableQueue(...)")
+        if key in (resources or {}):
+            raise PipelineError(f"sources[{key!r}] is also a key of resources. Remove one of the two")
+    connectors = {key: resource_of(source) for key, source in sources.items()}
+    if isinstance(resources, Mapping) or resources is None:
+        return {**(default_resources() if resources is None else resources), **connectors}
+    return resources
 
 
 def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,10 +48,21 @@ def test_a_location_is_found_by_its_name_or_its_module(tmp_path, monkeypatch, na
 def test_without_a_workspace_a_project_of_dg_is_the_deployment(tmp_path, monkeypatch, project, module, name):
     (folder := tmp_path / "shop").mkdir()
     monkeypatch.chdir(folder)
-    with pytest.raises(loading.SetUpError, match=r"^there is no workspace.yaml and no project of dg in .*shop: go "):
+    with pytest.raises(loading.SetUpError, match=r"shop contains no deployment: "):
         loading.location_of(None)
     (folder / "pyproject.toml").write_text(f"[tool.dg.project]\n{project}")
 
     assert loading.location_of(None) == loading.location_of(module) == loading.location_of(name)
     assert loading.location_of(None)[:2] == (module, name)
     assert loading.location_of("elsewhere")[:2] == ("elsewhere", "elsewhere")
+
+
+def test_the_only_file_that_calls_platform_definitions_is_the_deployment(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "orders.py").write_text("defs = platform_definitions([Orders])\n")
+    (tmp_path / "test_orders.py").write_text("from orders import Orders  # not platform_definitions(\n")
+    assert loading.location_of(None) == loading.Location("orders", "orders")
+
+    (tmp_path / "returns.py").write_text("defs = platform_definitions([Returns])\n")
+    with pytest.raises(loading.SetUpError, match=r"2 deployments \(orders, returns\)"):
+        loading.location_of(None)

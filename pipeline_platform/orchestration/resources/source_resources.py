@@ -67,6 +67,12 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
     return cast("type[dg.ConfigurableResource[Source]]", made)
 
 
+def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
+    """Make a resource of a connector that has its options already."""
+    options = {name: _as_configured(getattr(source, name)) for name in source.model_fields_set}
+    return source_resource(type(source))(**options)
+
+
 def connector_of(resource: Any) -> type[Source] | None:
     """The connector that `source_resource` made a resource of; None for another resource."""
     return _CONNECTORS.get(type(resource))
@@ -111,14 +117,18 @@ def _configurable(annotation: Any) -> Any:
 
 def _default(field: FieldInfo) -> Any:
     """A field's default as Dagster's configuration writes it; pydantic's `Undefined` for a required field."""
-    default = field.get_default(call_default_factory=True, validated_data={})
-    if isinstance(default, enum.Enum):
-        return default.value
-    if isinstance(default, PurePath):
-        return str(default)
-    if isinstance(default, BaseModel):
-        return default.model_dump()
-    return list(default) if isinstance(default, tuple) else default
+    return _as_configured(field.get_default(call_default_factory=True, validated_data={}))
+
+
+def _as_configured(value: Any) -> Any:
+    """A field's value as Dagster's configuration writes it."""
+    if isinstance(value, enum.Enum):
+        return value.value
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, BaseModel):
+        return value.model_dump()
+    return list(value) if isinstance(value, tuple) else value
 
 
 class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
