@@ -5,6 +5,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import dagster as dg
+import polars as pl
 import pytest
 from pydantic import BaseModel, ValidationError
 
@@ -92,7 +93,7 @@ def test_no_file_of_a_run_contains_a_value_that_it_hands_to_callbacks(variables,
     assert FIRST not in repr(flow)
 
 
-def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, tmp_path):
+def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, warm_spark, tmp_path):
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
     queue.enqueue([b"x"] * 3)
@@ -101,7 +102,7 @@ def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, tmp_p
         {
             "lake": LakeResource(root=f"{tmp_path}/lake"),
             "control": ControlResource(url=f"sqlite:///{tmp_path}/control.sqlite"),
-            "spark": SparkResource(environment=["BANK_TOKEN"]),
+            "spark": SparkResource(remote="warm", state_folder=str(warm_spark.folder), environment=["BANK_TOKEN"]),
             "queue": source_resource(TableQueue)(name="queue", url=queue.url),
         },
     )
@@ -112,6 +113,7 @@ def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, tmp_p
         assert ended.success
         told = "".join(map(str, instance.all_logs(ended.run_id)))
 
+    assert set(pl.read_delta(f"{tmp_path}/lake/looking/seen")["token"]) == {"-monday"}
     assert FIRST not in told
 
 
