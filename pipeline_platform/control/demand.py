@@ -352,7 +352,7 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
     if limits.paused is None and backlog.messages == 0:
         if in_flight.held:
             return f"the queue is empty; {in_flight.holding({})} took on {count(in_flight.held)}"
-        return f"the queue is empty; {in_flight.named} under way" if in_flight.run_ids else "the queue is empty"
+        return f"the queue is empty; under way: {in_flight.named}" if in_flight.run_ids else "the queue is empty"
     if limits.paused is None and waiting == 0:
         return f"{_wait(backlog.messages or 0)}, and {in_flight.named} will take them"
     return no_room(limits, in_flight)
