@@ -169,10 +169,7 @@ def had_permits(held: Iterable[tuple[int, datetime]], limit: RateLimiting, now: 
 
     A run may not have come to it: then it and a run that is asked for now wait for permits, as all do that handle.
 
-    Args:
-        held: Messages of each run, and since when.
-        limit: The rate limit that holds.
-        now: The time.
+    `held` are the messages of each run, and since when.
     """
     begun, permitted = now.timestamp() // limit.interval.total_seconds(), 0
     for messages, since in held:
