@@ -169,10 +169,7 @@ def had_permits(held: Iterable[tuple[int, datetime]], limit: RateLimiting, now: 
 
     A run may not have come to it: then it and a run that is asked for now wait for permits, as all do that handle.
 
-    Args:
-        held: Messages of each run, and since when.
-        limit: The rate limit that holds.
-        now: The time.
+    `held` are the messages of each run, and since when.
     """
     begun, permitted = now.timestamp() // limit.interval.total_seconds(), 0
     for messages, since in held:
@@ -352,7 +349,7 @@ def _hindrance(backlog: Backlog, limits: Limits, in_flight: InFlight, waiting: i
     if limits.paused is None and backlog.messages == 0:
         if in_flight.held:
             return f"the queue is empty; {in_flight.holding({})} took on {count(in_flight.held)}"
-        return f"the queue is empty; {in_flight.named} under way" if in_flight.run_ids else "the queue is empty"
+        return f"the queue is empty; under way: {in_flight.named}" if in_flight.run_ids else "the queue is empty"
     if limits.paused is None and waiting == 0:
         return f"{_wait(backlog.messages or 0)}, and {in_flight.named} will take them"
     return no_room(limits, in_flight)
