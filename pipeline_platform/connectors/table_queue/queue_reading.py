@@ -22,8 +22,8 @@ READING_IDLE_S: Final = 3_600
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Values by `id`, `data` and, where there are such columns, `metadata` and `partition`; and by `attempts`, where they
-may be more than one."""
+"""Values by `id`, `data` and, where there are such columns, `metadata`, `partition` and `created`; and by `attempts`,
+where they may be more than one."""
 
 
 def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[Columns]:
@@ -33,6 +33,8 @@ def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id
     beside = [name for name in ("metadata", "partition") if f"{name}_column" in table.columns]
     texts = [_as_text(table, table.columns[f"{name}_column"]).label(name) for name in beside]
     columns = [_payload(table).label("data"), *texts]
+    if table.created is not None:
+        columns.append(table.created.label("created"))
     if not table.database.is_sqlite:
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{READING_IDLE_S}s'")
     if "to" in share.at:

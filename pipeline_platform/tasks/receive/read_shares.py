@@ -43,7 +43,8 @@ class ReadShares:
                 again = published.filter(batch.column("redelivered"))
                 redelivered += len(again)
                 if len(again):
-                    oldest.append(None if again.null_count else pc.min(again).as_py())
+                    is_known = self.source.dates_by_own_clock and not again.null_count
+                    oldest.append(pc.min(again).as_py() if is_known else None)
                 largest = max(largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
                 writer.write("messages", window, self._stamped(batch))
             counts = {"received": received, "redelivered": redelivered, "largest": largest}
