@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import datetime
 from itertools import repeat, zip_longest
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -320,7 +320,7 @@ class TableQueue(LeasedSource):
             ack_ref=receive_id,
             metadata=metadata,
             redelivered=[count > 1 for count in attempts] if attempts else False,
-            published_at=list(map(_read_time, columns["created"])) if "created" in columns else None,
+            published_at=list(map(queue_reading.read_time, columns["created"])) if "created" in columns else None,
             partition=list(map(_text, columns["partition"])) if "partition" in columns else None,
             sequence=sequence,
         )
@@ -339,29 +339,13 @@ class TableQueue(LeasedSource):
 
     def _time(self, value: Any) -> datetime | None:
         """Read a value of the created column; a `SourceError` if it is no time."""
-        time = _read_time(value)
+        time = queue_reading.read_time(value)
         if time is None and value is not None:
             raise self._table().database.refusal(
                 f"created_column is {self.created_column!r}, and {value!r} in it is no time; "
                 "name a column of timestamps, ISO 8601 texts or seconds since 1970, or leave it out"
             )
         return time
-
-
-def _read_time(value: Any) -> datetime | None:
-    """Read a value of the created column, None if it is no time; without a zone it is UTC, as both databases write."""
-    try:
-        if isinstance(value, str):
-            value = datetime.fromisoformat(value)
-        elif isinstance(value, int | float):
-            value = datetime.fromtimestamp(value, UTC)
-        elif isinstance(value, date) and not isinstance(value, datetime):
-            value = datetime(value.year, value.month, value.day)
-        if isinstance(value, datetime):
-            return (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError):
-        pass
-    return None
 
 
 def _text(value: Any) -> str | None:
