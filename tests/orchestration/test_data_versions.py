@@ -19,7 +19,8 @@ def test_only_windows_whose_rows_change_get_another_version(location):
     location.enqueue("one", "fail 1")
     first = location.run("told_pull", WINDOW)
     location.enqueue("letter x", "fail 2")
-    location.run("told_pull", NEXT)
+    second = location.run("told_pull", NEXT)
+    assert (first.status, second.status, location.open_failures()) == (SUCCESS, SUCCESS, {WINDOW: 1, NEXT: 2})
 
     nothing = location.run("told_backfill", WINDOW, LAST)
 

@@ -94,7 +94,7 @@ def test_a_block_with_such_a_value_fails_that_row_alone(lake, column):
     assert outcomes(lake, "blocks", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "blocks", manifest, "failed")
     assert (failure["kind"], failure["data"]) == ("ColumnError", column.encode())
-    assert failure["reason"].startswith(f"{column} has ")
+    assert failure["reason"].startswith(column)
     (file,) = manifest.of_table("kept")
     assert pl.read_parquet(lake.uri("blocks", "kept", file.path))["text"].to_list() == ["1", "3"]
 

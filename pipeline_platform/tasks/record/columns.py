@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 from pydantic_core import to_json
 
-from pipeline_platform.lake.readable import refuse_unreadable
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.fields import MODELS
@@ -53,8 +52,6 @@ class Columns:
         def build(some: list[Message]) -> list[pa.Array]:
             data = [one.data for one in some]
             columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
-            if row_type:
-                refuse_unreadable(row_type.schema.names, columns)
             return [*columns, pa.array([one.batch_key for one in some], pa.string())]
 
         return self._fitting(build, block, indexes)
