@@ -57,7 +57,7 @@ def test_its_pipeline_alone_gets_no_runs_until_it_fits(lake, tmp_path, monkeypat
         dg.build_sensor_context(instance, resources=used) as context,
         pytest.raises(SchemaChangeError, match=SAID),
     ):
-        sensor(context)
+        sensor.evaluate_tick(context)
     with pytest.raises(SchemaChangeError, match=SAID):
         run_request(Typed, "failed", ["2025-01-01T0000"], 1)
     assert run_request(Fitting, "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
