@@ -15,7 +15,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from benchmarks.events import payloads
-from pipeline_platform.lake.maintenance import compact
+from pipeline_platform.lake.compaction import compact
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import write_rows
@@ -55,7 +55,7 @@ def main() -> None:
         leave(table, runs)
         before, files = opening(lake, schema)
         began = time.perf_counter()
-        compacted = compact(table)
+        compacted = compact(table, [])
         took = time.perf_counter() - began
         after, left = opening(lake, schema)
     share = took / timedelta(minutes=runs / A_MINUTE).total_seconds()

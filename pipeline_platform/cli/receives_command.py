@@ -15,11 +15,16 @@ from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.model.pipeline import Pipeline
 
+_TAKE_OVER = (
+    "Take over the receives of another control store, which is gone for good. Its runs must have ended: messages of a "
+    "run that is still at work would be handled twice."
+)
 _COLUMNS = ("pipeline", "receive", "run", "age_s", "step", "messages", "lease_s")
 
 
 def receives(
     pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    take_over: Annotated[bool, typer.Option("--take-over", help=_TAKE_OVER)] = False,
     as_json: Json = False,
 ) -> None:
     """List the receives that are not finished: age, run, step that comes next, messages, and lease.
@@ -27,8 +32,11 @@ def receives(
     A lease below zero ended so long ago; without one, no run holds the receive: the next run finishes it or gives it
     up. Ages and leases are in seconds.
     """
+    from pipeline_platform.run import clear_up
+
     with loading.opened() as opened:
         chosen = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
+        taken = sum(clear_up.take_over(opened.flow(one)) for one in chosen) if take_over else 0
         found = [row for one in chosen for row in _rows(opened, one)]
     if as_json:
         typer.echo(json.dumps(found))
@@ -38,6 +46,8 @@ def receives(
         table.add_row(*(plain("none" if row[name] is None else str(row[name])) for name in _COLUMNS))
     if found:
         Console().print(table)
+    if take_over:
+        say(f"Took over {loading.counted(taken, 'receive')}: the next runs finish or release them.")
     say(f"{loading.counted(len(found), 'receive')} not finished.")
 
 

@@ -19,6 +19,7 @@ from deltalake import DeltaTable
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import receive_ids
+from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.tables import (
     DECIDED,
@@ -246,7 +247,8 @@ def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[T
     """The tables that a receive adds rows to, or replaces rows of, beside its outcomes."""
     replaces = receive.replaces and manifest.rows("outcomes")
     # A batcher may have been renamed since: what is decided for it still has a table.
-    names = dict.fromkeys([*tables.names, *sorted(published(manifest))])
+    removed = removed_batchers(tables) if replaces else []
+    names = dict.fromkeys([*tables.names, *sorted(published(manifest)), *removed])
     return (tables[name] for name in names if name != "outcomes" and (replaces or manifest.rows(name)))
 
 

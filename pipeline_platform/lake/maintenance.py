@@ -2,18 +2,16 @@
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from deltalake import WriterProperties
-
+from pipeline_platform.lake.compaction import compact, drop_bounds, several
 from pipeline_platform.lake.failure_events import open_failures
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import CommitConflictError, Table, Tables
-from pipeline_platform.lake.writer import ROW_GROUP_ROWS
 from pipeline_platform.model.options import Retention
 from pipeline_platform.model.windows import window_key
 
@@ -30,7 +28,9 @@ not finished, however long a pipeline was paused. For readers, a week is what De
 CROWDED = 500
 """So many files that could be fewer slow down all who open a table: it is not left like this until the night."""
 
-_TRIES = 5
+
+class MaintenanceError(Exception):
+    """Some tables could not be maintained in full. Names each, and why; the others were."""
 
 
 def maintain(
@@ -41,6 +41,8 @@ def maintain(
 ) -> dict[str, dict[str, int]]:
     """Drop old windows, compact and vacuum every table of a pipeline; safe beside live runs, and to be repeated.
 
+    The tables of batchers that the pipeline has no more are maintained like those of its batchers.
+
     A window counts as old once the next one that has data began before the time to keep. Never dropped are windows
     with open failures from `failed`, windows of receives under way from any table, and from `outcomes` what
     `deduplicate_for` or a replay of the messages still kept goes by. A record that cannot be read may be of any
@@ -49,6 +51,9 @@ def maintain(
     Returns:
         By table that a receive has made: `compacted` files that became part of larger ones, `dropped` windows, and
         `vacuumed` files that no commit names.
+
+    Raises:
+        MaintenanceError: Some tables, or some windows of them, could not be maintained; all others were.
     """
     now = now or datetime.now(UTC)
     under_way, unreadable = Ledger(tables.lake, tables.pipeline.name).under_way()
@@ -60,23 +65,35 @@ def maintain(
     # A replay gives out what `outcomes` says was decided, for as long as there are messages to give out.
     outcomes = None if retention.messages is None else max(retention.messages, deduplicate_for)
     keep_for = {"messages": retention.messages, "failed": retention.failed, "outcomes": outcomes}
-    report = {}
-    for table in (tables[name] for name in tables.names):
-        if table.exists():
-            time, dropped, vacuumed = keep_for.get(table.name, retention.batchers), 0, 0
-            if time is not None and not unreadable:
-                # A message is looked up by when it was decided, which may be long after its window.
-                wanted_since = now - deduplicate_for if table.name == "outcomes" else None
-                dropped = _drop_windows(table, now - time, busy, wanted_since)
-            compacted = compact(table)
-            with table.look() as handle:
-                table.shorten_log(handle)
-                if not unreadable:
-                    hours = math.ceil(age / timedelta(hours=1))
-                    # Full: files of tasks that died are in no log at all.
-                    vacuumed = len(handle.vacuum(retention_hours=hours, dry_run=False, full=True))
-            report[table.name] = {"compacted": compacted, "dropped": dropped, "vacuumed": vacuumed}
+    report, errors = {}, list[Exception]()
+    for name in (*tables.names, *removed_batchers(tables)):
+        table = tables[name]
+        try:
+            if table.exists():
+                time, dropped, vacuumed = keep_for.get(table.name, retention.batchers), 0, 0
+                if time is not None and not unreadable:
+                    # A message is looked up by when it was decided, which may be long after its window.
+                    wanted_since = now - deduplicate_for if table.name == "outcomes" else None
+                    dropped = _drop_windows(table, now - time, busy, wanted_since)
+                compacted = compact(table, errors)
+                drop_bounds(table)
+                with table.look() as handle:
+                    table.shorten_log(handle)
+                    if not unreadable:
+                        hours = math.ceil(age / timedelta(hours=1))
+                        # Full: files of tasks that died are in no log at all.
+                        vacuumed = len(handle.vacuum(retention_hours=hours, dry_run=False, full=True))
+                report[table.name] = {"compacted": compacted, "dropped": dropped, "vacuumed": vacuumed}
+        except Exception as error:  # whatever is wrong with one table, the others are maintained
+            error.add_note(f"while {table.pipeline}/{table.name} was maintained")
+            errors.append(error)
+    if errors:
+        raise MaintenanceError("; ".join(_in_words(error) for error in errors)) from errors[0]
     return report
+
+
+def _in_words(error: Exception) -> str:
+    return ", ".join([str(error), *getattr(error, "__notes__", [])])
 
 
 def _drop_windows(table: Table, before: datetime, busy: Collection[str], wanted_since: datetime | None) -> int:
@@ -106,28 +123,4 @@ def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
 
 def is_crowded(tables: Tables) -> bool:
     """Whether a table has as many files as `CROWDED` beside others of their window."""
-    return any(sum(_several(table).values()) >= CROWDED for table in map(tables.__getitem__, tables.names))
-
-
-def _several(table: Table) -> dict[str, int]:
-    """The windows of a table that have several files, and how many, from the oldest on."""
-    if not table.exists():
-        return {}
-    with table.look() as handle:
-        files = Counter(file.window for file in table.files(handle))
-    return {window: count for window, count in sorted(files.items()) if count > 1}
-
-
-def compact(table: Table) -> int:
-    """Put the small files of each window together, in a commit for each: what ends in the middle has done a part.
-
-    Where live commits keep getting in, a window waits until next time.
-    """
-    properties = WriterProperties(compression="ZSTD", max_row_group_size=ROW_GROUP_ROWS)
-    compacted = 0
-    for window in _several(table):
-        for _ in range(_TRIES):
-            with table.look() as handle, suppress(CommitConflictError):  # a replay replaced what was being compacted
-                compacted += table.compact(handle, window, properties)
-                break
-    return compacted
+    return any(sum(several(table).values()) >= CROWDED for table in map(tables.__getitem__, tables.names))

@@ -1,4 +1,4 @@
-"""Taking files that cannot be read out of tables, and recording anew what became of their messages."""
+"""Taking files and rows that cannot be read out of tables, and recording again what became of their messages."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -9,15 +9,18 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.readable import unreadable_rows
 from pipeline_platform.lake.reader import filled, is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import MESSAGES
 
 _KEY = ("source", "message_id", "attempt")
+_KEYS = (*_KEY, "receive_id")
 _RECEIVED = only(MESSAGES, *_KEY, "receive_id", "ack_ref", "ack_id", "data", "metadata", "partition", "sequence")
 _TRIES = 10
 _REASON = "what became of it was in a file that cannot be read"
+_VALUES = "its row had values that not every reader can read"
 
 
 def unreadable(tables: Tables) -> list[File]:
@@ -25,12 +28,26 @@ def unreadable(tables: Tables) -> list[File]:
     return [file for name in tables.names for file in _broken(tables[name])]
 
 
+def unreadable_values(tables: Tables) -> dict[File, pa.Table]:
+    """The files with rows that some reader cannot read, and the keys of these rows. Every row of the lake is read."""
+    found = {}
+    for table in (tables[name] for name in tables.names if tables[name].exists()):
+        with table.look() as handle:
+            files, columns = table.files(handle), table.stored_columns(handle)
+        for file in files:
+            if is_whole(table.lake, table.path(file.path), file):
+                rows = pa.concat_tables(bad.select(_KEYS) for _, bad in _divided(table, file, columns))
+                found.update({file: rows} if rows.num_rows else {})
+    return found
+
+
 def repair(tables: Tables) -> int:
-    """Take such files out of their tables; return for how many messages an open failure was recorded.
+    """Take such files and rows out of their tables; return for how many messages an open failure was recorded.
 
     They stay where they are until the maintenance removes them. A message whose outcome is lost gets one again, by its
     failure or by its row. One that has neither is an open failure, with its payload: a backfill retries it.
-    Rows that are lost of messages whose outcome is known come back by a replay of their windows.
+    Rows that are lost of messages whose outcome is known come back by a replay of their windows. A message of which a
+    batcher's row was taken out is an open failure, as long as its payload is kept.
 
     Raises:
         CommitConflictError: Others commit all the time; try again.
@@ -42,7 +59,34 @@ def repair(tables: Tables) -> int:
         again += _record(tables, window, [file for file in lost if file.window == window])
     for name in dict.fromkeys(file.table for file in broken if file.table != "outcomes"):
         _swap(tables[name], [], [file for file in broken if file.table == name])
-    return again
+    return again + sum(_take_out(tables, file, rows) for file, rows in unreadable_values(tables).items())
+
+
+def _divided(table: Table, file: File, columns: pa.Schema) -> Iterator[tuple[pa.Table, pa.Table]]:
+    """The rows of a file, some at a time: those that every reader can read, and the others."""
+    for group in row_groups(table.lake, table.path(file.path), columns):
+        for batch in group.to_batches():
+            bad = pa.array(unreadable_rows(batch), pa.int64())
+            is_bad = pc.is_in(pa.array(range(batch.num_rows), pa.int64()), bad)
+            rows = pa.Table.from_batches([batch])
+            yield rows.filter(pc.invert(is_bad)), rows.filter(is_bad)
+
+
+def _take_out(tables: Tables, file: File, lost: pa.Table) -> int:
+    """Take the rows that some reader cannot read out of a file, and record their messages as open failures."""
+    table, failures = tables[file.table], FAILED.empty_table()
+    with table.look() as handle:
+        columns = table.stored_columns(handle)
+    if file.table in tables.pipeline.batchers:
+        received = _rows(tables["messages"], file.window, _RECEIVED)
+        places = pc.index_in(pc.unique(keys_of(lost, *_KEYS)), keys_of(received, *_KEYS)).drop_null()
+        recorded = {"state": "open", "stage": "repair", "kind": "unreadable", "reason": _VALUES, "batcher": file.table}
+        failures = filled(received.take(places), FAILED, **recorded, at=datetime.now(UTC))
+    rows = ((file.table, file.window, good) for good, _ in _divided(table, file, columns))
+    written = write_rows(tables.lake, tables.pipeline.name, "repair", (*rows, ("failed", file.window, failures)))
+    _swap(tables["failed"], [one for one in written if one.table == "failed"], [])
+    _swap(table, [one for one in written if one.table == file.table], [file])
+    return int(failures.num_rows)
 
 
 def _broken(table: Table) -> list[File]:

@@ -26,7 +26,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
 
 if TYPE_CHECKING:
-    from deltalake import DeltaTable, WriterProperties
+    from deltalake import DeltaTable
 
 _TEXT = pa.string()
 _MESSAGE = {"source": _TEXT, "message_id": _TEXT, "attempt": pa.int32()}
@@ -62,6 +62,8 @@ _CUT = "error sending request"
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
+RETENTION = "delta.setTransactionRetentionDuration"
+"""A table property of every table that runs make."""
 KEEP_TRANSACTIONS = timedelta(days=30)
 """How long a table remembers the transaction of a receive. The rows of an older receive show whether it decided."""
 
@@ -166,7 +168,7 @@ class Table:
                 schema=Schema.from_arrow(self.schema),
                 mode="ignore",
                 partition_by=["window"],
-                configuration={"delta.setTransactionRetentionDuration": days, **often},
+                configuration={RETENTION: days, **often},
                 storage_options=self.lake.patient_options,
             )
 
@@ -245,10 +247,12 @@ class Table:
         removed: Sequence[File] = (),
         state: int = DECIDED,
         not_before: datetime | None = None,
+        is_new: bool = True,
     ) -> None:
         """Commit files, and remove others from the table, if nothing was committed since the look.
 
         A receive's id names its transaction, and `state` is what that says. `not_before` is for `time_of_files`.
+        `is_new` is false if the rows are the same.
 
         Raises:
             CommitConflictError: Something was committed since.
@@ -259,9 +263,9 @@ class Table:
 
         now = int(time.time() * 1000)
         at = time_of_files(now, [not_before, *(file.committed_at for file in removed)])
-        add = partial(AddAction, modification_time=at, data_change=True)
+        add = partial(AddAction, modification_time=at, data_change=is_new)
         adds = [add(file.path, file.bytes, {"window": file.window}, stats=file.stats) for file in files]
-        removes = [RemoveAction(file.path, True, now, file.bytes, {"window": file.window}) for file in removed]
+        removes = [RemoveAction(file.path, is_new, now, file.bytes, {"window": file.window}) for file in removed]
         properties = CommitProperties(
             max_commit_retries=0,
             app_transactions=[Transaction(transaction, state, now)],
@@ -282,15 +286,10 @@ class Table:
         if transaction in self._transactions:
             self._transactions[transaction] = version + 1, state
 
-    def compact(self, handle: DeltaTable, window: str, writer_properties: WriterProperties) -> int:
-        """Put the small files of a window together; return how many became part of larger ones."""
-        before = {file.path for file in self.files(handle, [window])}
-        with self._committing(handle.version()):
-            metrics = handle.optimize.compact(
-                [("window", "=", window)], max_concurrent_tasks=1, writer_properties=writer_properties
-            )
-        self.lake.sync(*(self.path(file.path) for file in self.files(handle, [window]) if file.path not in before))
-        return int(metrics["numFilesRemoved"])
+    def stored_columns(self, handle: DeltaTable) -> pa.Schema:
+        """The columns of its files: those of the schema, and those that the model has no more."""
+        ours, there = {field.name: field for field in self.schema}, pa.schema(handle.schema().to_arrow())
+        return pa.schema([ours.get(field.name, field) for field in there if field.name != "window"])
 
     def shorten_log(self, handle: DeltaTable) -> None:
         """Let readers begin at a checkpoint, which leaves out transactions that are over."""

@@ -7,7 +7,6 @@ import re
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
-from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -131,7 +130,6 @@ class _OpenFile:
     def __init__(self, number: int, file: File, sink: pa.NativeFile, schema: pa.Schema) -> None:
         self.number, self.rows = number, 0
         self._file, self._sink = file, sink
-        self._metadata: list[Any] = []
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = self._waiting_bytes = 0
         texts = [field.name for field in schema if pa.types.is_string(field.type) or pa.types.is_binary(field.type)]
@@ -141,8 +139,7 @@ class _OpenFile:
             compression="zstd",
             compression_level=1,
             use_dictionary=[name for name in texts if name not in _UNIQUE],
-            write_statistics=[field.name for field in schema if field.name not in _NEVER_SOUGHT],
-            metadata_collector=self._metadata,
+            write_statistics=[field.name for field in schema if _is_sought(field)],
         )
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -166,11 +163,16 @@ class _OpenFile:
             self._waiting_rows = self._waiting_bytes = 0
 
     def close(self) -> File:
+        """Finish the file. A table's log gets no bounds of it: readers skip row groups by those in the file.
+
+        Delta's bounds are JSON: decimals lose digits, infinities and NaN are null, times are cut to milliseconds. The
+        PyArrow reader of delta-rs loses rows by each column without bounds, once any column has some.
+        """
         self._flush()
         self._writer.close()
         size = self._sink.tell()
         self._sink.close()
-        return self._file._replace(rows=self.rows, bytes=size, stats=_stats(self._metadata[0]))
+        return self._file._replace(rows=self.rows, bytes=size, stats=json.dumps({"numRecords": self.rows}))
 
     def abandon(self) -> None:
         self._waiting.clear()
@@ -179,33 +181,6 @@ class _OpenFile:
             self._sink.close()
 
 
-def _stats(metadata: pq.FileMetaData) -> str:
-    """Statistics as the Delta protocol wants them, for columns whose bounds are exact: readers skip files by them.
-
-    Left out: times (the protocol cuts them to milliseconds, and a cut maximum hides rows), long text (Parquet may cut
-    it), nested columns, and floating point (a NaN compares with nothing).
-    """
-    least, most, nulls = {}, {}, {}
-    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    for index in range(metadata.num_columns):
-        name = groups[0].column(index).path_in_schema
-        found = [group.column(index).statistics for group in groups]
-        if "." in name or not all(stats and stats.has_null_count for stats in found):
-            continue
-        nulls[name] = sum(stats.null_count for stats in found)
-        bounds = [_bounds(stats) for stats in found if stats.num_values]  # else there are only nulls
-        if bounds and all(map(_is_exact, chain(*bounds))):
-            least[name], most[name] = min(low for low, _ in bounds), max(high for _, high in bounds)
-    stats = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-    return json.dumps(stats)
-
-
-def _bounds(stats: Any) -> tuple[Any, Any]:
-    try:
-        return stats.min, stats.max
-    except (ValueError, OverflowError):  # a time that Python has no value for: the year 9999 ends later in New York
-        return None, None
-
-
-def _is_exact(bound: object) -> bool:
-    return type(bound) is int or (isinstance(bound, str) and len(bound) <= 32 and bound.isascii())
+def _is_sought(field: pa.Field) -> bool:
+    """Whether readers skip row groups by a column's bounds; those of numbers with NaN lead some past the NaN."""
+    return field.name not in _NEVER_SOUGHT and not pa.types.is_floating(field.type)

@@ -21,12 +21,15 @@ from pipeline_platform.orchestration.resources.lake_resources import values_of
 _FIRST: dict[type[Pipeline], datetime] = {}
 """The first windows of classes that leave it open, as the control store that their deployment has keeps them."""
 
+_CHANGED = dg.AutomationCondition.data_version_changed() & ~dg.AutomationCondition.executed_with_root_target()
 WHEN_NEW = (
-    dg.AutomationCondition.any_deps_updated().since_last_handled()
+    dg.AutomationCondition.any_deps_match(_CHANGED | dg.AutomationCondition.will_be_requested())
+    .with_label("any_deps_changed")
+    .since_last_handled()
     & ~dg.AutomationCondition.any_deps_in_progress()
     & ~dg.AutomationCondition.in_progress()
 ).with_label("when_new")
-"""For assets downstream: whenever a window gets rows, be it by a retry of its failures. Others are nothing new."""
+"""For assets downstream: whenever the rows of a window change, also by a retry of its failures or by a replay."""
 
 
 class NoWindowError(Exception):

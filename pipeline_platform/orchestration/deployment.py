@@ -1,5 +1,6 @@
 """A deployment: pipelines, resources and assets put together for Dagster and for the command line."""
 
+import warnings
 from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -7,7 +8,6 @@ from typing import Any, NamedTuple
 
 import dagster as dg
 
-from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.checks import check_together
@@ -18,7 +18,7 @@ from pipeline_platform.orchestration.asset_windows import find_first_windows, wi
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
-from pipeline_platform.orchestration.jobs import maintenance_job, pipeline_jobs
+from pipeline_platform.orchestration.jobs import REFUSED, maintenance_job, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.resources.default_resources import default_resources
@@ -92,7 +92,6 @@ def platform_definitions(
         PipelineError: Two pipelines have one name, two producers read one queue, there is no resource for a source, or
             dead letters cannot be sent where a pipeline says, messages cannot be acknowledged early, or one never says
             in which partition a message is, and the pipeline goes by that.
-        SchemaChangeError: A batcher's model no longer fits its table, where the lake is a folder.
     """
     executor = dg.in_process_executor if resources is None else None
     resources = resources_together(pipelines, with_sources(resources, sources or {}))
@@ -132,7 +131,7 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     """All resources of a deployment, by key, once its pipelines are found to fit them and each other.
 
     Raises:
-        PipelineError: As of `platform_definitions`; and a `SchemaChangeError`.
+        PipelineError: As of `platform_definitions`.
     """
     check_given(pipelines, resources)
     check_together(pipelines, resources)
@@ -221,11 +220,15 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
 
 
 def check_models(pipeline: type[Pipeline], resource: Any) -> None:
-    """Refuse a model that no longer fits its table, where the lake is a folder: each load would ask a bucket."""
+    """Warn of a model that no longer fits its table, where the lake is a folder: each load would ask a bucket.
+
+    The pipeline gets no runs until it is changed; others do.
+    """
+    REFUSED.pop(pipeline, None)
     folder = Path((values_of(resource)["root"] or "") if isinstance(resource, LakeResource) else "")
-    if (folder / pipeline.name).is_dir():
-        for refusal in Tables(Lake(root=str(folder)), pipeline).refusals().values():
-            raise SchemaChangeError(refusal)
+    if (folder / pipeline.name).is_dir() and (refusals := Tables(Lake(root=str(folder)), pipeline).refusals()):
+        REFUSED[pipeline] = "; ".join(refusals.values())
+        warnings.warn(f"{pipeline.name} gets no runs: {REFUSED[pipeline]}", stacklevel=4)
 
 
 def pipeline_definitions(

@@ -346,13 +346,10 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
                 red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
         if red:
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
-            # Before the tables' outputs: a window that is materialised is green, and a backfill of it too.
             raise dg.Failure(red, allow_retries=False)
-        for table, key in tables.items():
-            if key in context.selected_asset_keys:
-                yield dg.Output(None, output_name=table)
         if receive is not None:
             acknowledged(receive)
+        yield from ()  # no output: it would give all windows of the run one data version, and a new one each time
 
     return acknowledge
 

@@ -8,6 +8,7 @@ import dagster as dg
 from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -73,6 +74,16 @@ def receive_config(
     return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
 
 
+REFUSED: dict[type[Pipeline], str] = {}
+"""Why pipelines get no runs: models that no longer fit their tables, as found when the definitions were loaded."""
+
+
+def refuse_changed_models(pipeline: type[Pipeline]) -> None:
+    """Raise a `SchemaChangeError` for a pipeline whose runs would be refused for its model."""
+    if (refusal := REFUSED.get(pipeline)) is not None:
+        raise SchemaChangeError(refusal)
+
+
 def run_request(
     pipeline: type[Pipeline],
     origin: Origin,
@@ -88,7 +99,11 @@ def run_request(
     `expected` messages count as in flight until the run has claimed its room. It may take on `demand`, or what a run
     may. The requests of one schedule's tick need a `run_key` each. Of several producers, a pull is from one. A backfill
     may be about a `selection` of the open failures.
+
+    Raises:
+        SchemaChangeError: A model of the pipeline no longer fits its table.
     """
+    refuse_changed_models(pipeline)
     tags, partition = RunTags.of(pipeline), windows[0] if len(windows) == 1 else None
     bounds = {f"{_RANGE}_start": windows[0], f"{_RANGE}_end": windows[-1]}
     pulls_from = {tags.producer: producer} if producer else {}

@@ -25,6 +25,7 @@ from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 _NAMED = 20
 """Batch keys that are named at the most."""
 _LEVELS = logging.getLevelNamesMapping()
+_VERSION = "dagster/data_version"
 _OUTCOMES = ("handled", "failed", "returned", "duplicates")
 
 
@@ -50,10 +51,11 @@ def of_failures(manifest: Manifest) -> dict[str, Any]:
 def acknowledge(
     context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
 ) -> str | None:
-    """Acknowledge, then put figures on the materialisation of each table and window: its own counts and running totals.
+    """Acknowledge, then report a materialisation of each table and window, with its own counts and running totals.
 
     The newest materialisation hides the ones before it: hence the totals. They become observations of the tables of a
-    red run, whose windows are not to be green; `messages` is materialised all the same.
+    red run, whose windows are not to be green; `messages` is materialised all the same. The data version of a window
+    changes with its rows: a retry that changes nothing, or an empty pull, is nothing new for assets downstream.
 
     Returns:
         Why the run is to end red, although all is published and acknowledged, or None.
@@ -67,7 +69,9 @@ def acknowledge(
         run = _of_run(receive, manifest)
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     open_failures, red = failed.by_window(), _red(flow, receive, manifest)
-    _report(context, flow, manifest, {**figures_of(answer), **run}, open_failures, is_red=red is not None)
+    replaces = receive is not None and bool(receive.replaces)
+    figures = {**figures_of(answer), **run}
+    _report(context, flow, manifest, figures, open_failures, is_red=red is not None, replaces=replaces)
     name = flow.pipeline.name
     context.log_event(evaluation(name, "messages", "acknowledged", judge_answer(answer)))
     context.log_event(evaluation(name, "failed", "no_open_failures", judge_failures(open_failures)))
@@ -94,6 +98,7 @@ def _report(
     open_failures: Mapping[str, Counts],
     *,
     is_red: bool,
+    replaces: bool,
 ) -> None:
     windows, batchers = context.partition_keys, list(flow.pipeline.batchers)
     received, failures = _rows_by_window(manifest.of_table("messages")), of_failures(manifest)
@@ -131,11 +136,26 @@ def _report(
             }
             if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
-            elif asset in context.selected_asset_keys and not is_red:
-                context.add_asset_metadata(metadata, asset, window)
-            elif received[window]:
-                version = {"dagster/data_version": context.run.run_id}
-                context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=version))
+            elif received[window] or (asset in context.selected_asset_keys and not is_red):
+                is_changed = replaces or rows[window] > 0
+                version = run["receive_id"] if is_changed else _version(context.instance, asset, window)
+                tags = {_VERSION: version} if version else None
+                context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
+
+
+def _version(instance: dg.DagsterInstance, asset: dg.AssetKey, window: str) -> str | None:
+    """The data version of a window as it was reported last; None for rows that were never reported.
+
+    What a red run published was only observed, and is new for assets downstream.
+    """
+    of_window = dg.AssetRecordsFilter(asset, asset_partitions=[window])
+    materialised = instance.fetch_materializations(of_window, limit=1).records
+    observed = instance.fetch_observations(of_window, limit=1).records
+    last = materialised[0].storage_id if materialised else 0
+    if observed and observed[0].storage_id > last:
+        return f"observed-{observed[0].storage_id}"
+    event = materialised[0].asset_materialization if materialised else None
+    return (event.tags or {}).get(_VERSION) if event else None
 
 
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:

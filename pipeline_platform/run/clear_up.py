@@ -80,6 +80,15 @@ def _is_ours(flow: Flow, receive: Receive) -> bool:
     return not intake_of(flow, receive).is_outside or (flow.has_source and receive.producer == flow.producer)
 
 
+def take_over(flow: Flow) -> int:
+    """Have the next runs finish the receives of deployments that are gone for good; return how many."""
+    found, _ = flow.ledger.under_way()
+    theirs = [receive for receive in found if _is_elsewhere(flow, receive)]
+    for receive in theirs:
+        flow.ledger.begin(receive.model_copy(update={"control": flow.control.reader().id, "place": ""}))
+    return len(theirs)
+
+
 def _is_elsewhere(flow: Flow, receive: Receive) -> bool:
     """Whether another deployment began a receive: here nobody knows whether its run lives."""
     return receive.control not in ("", flow.control.reader().id)
@@ -92,10 +101,10 @@ def _expect_somebody(flow: Flow, receive: Receive) -> None:
         PipelineError: No next run of this one will finish the receive.
     """
     if _is_elsewhere(flow, receive):
-        folder = flow.lake.uri(flow.ledger.folder(receive.receive_id))
         raise PipelineError(
-            f"it is of another deployment, {receive.place}: give each deployment a lake of its own, or its pipelines "
-            f"other names. If that deployment is gone for good, remove {folder}: what was leased comes back by itself"
+            f"it belongs to another deployment, {receive.place}: give each deployment a lake of its own, or its "
+            "pipelines other names. If that deployment or its control store is gone for good, run `pipeline-platform "
+            f"receives {flow.pipeline.name} --take-over`: the next run finishes the receive, or releases its messages"
         )
     if intake_of(flow, receive).is_outside and receive.producer not in flow.pipeline.producers_of():
         option = f"producers[{receive.producer!r}]" if receive.producer else "producer"

@@ -128,6 +128,11 @@ class Source(SourceOptions, ABC):
     """
     acknowledges_by_id: ClassVar[bool] = True
     """Whether `acknowledge` does anything. If not, `finish` does it for a whole receive."""
+    dates_by_own_clock: ClassVar[bool] = True
+    """Whether `published_at` is by the source's own clock.
+
+    If so, a redelivered message is looked up only in what was decided since. If not, `published_at` is for display.
+    """
     leases_partitions: ClassVar[bool] = False
     """Whether a partition is given to one receive at a time, until its messages are acknowledged.
 
@@ -349,9 +354,8 @@ class Source(SourceOptions, ABC):
     ) -> pa.RecordBatch:
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
-        `published_at` is by the source's own clock, and the same at every delivery: a redelivered message is looked up
-        only in what was decided since. Leave it out if the source does not promise that. In an Arrow array `metadata`
-        is JSON already.
+        `published_at` is the same at every delivery, and by the source's own clock unless `dates_by_own_clock` is
+        false. Leave it out if the source does not promise that. In an Arrow array `metadata` is JSON already.
         """
         rows = len(message_id)
         if metadata is not None and not isinstance(metadata, pa.Array):

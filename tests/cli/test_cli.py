@@ -140,14 +140,14 @@ sys.exit("pandas" in sys.modules)
 
 def test_repair_names_what_cannot_be_read_and_takes_it_out_when_told(cli, keeping):
     leased(keeping, "first", b"one").finish()
-    assert lines(cli("repair", "keeping")) == ["Every file of keeping has its end and its length."]
+    assert lines(cli("repair", "keeping")) == ["All files of keeping are intact."]
     (path,) = Path(keeping["outcomes"].uri, "window=2026-01-01T0000").iterdir()
     path.write_bytes(path.read_bytes()[:100])
     named, told = lines(cli("repair", "keeping"))
     assert "keeping/outcomes: window=2026-01-01T0000/" in named
     assert "--apply" in told
     assert "0 messages are open failures now" in cli("repair", "keeping", "--apply").stdout
-    assert lines(cli("repair", "keeping")) == ["Every file of keeping has its end and its length."]
+    assert lines(cli("repair", "keeping")) == ["All files of keeping are intact."]
 
 
 def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keeping):

@@ -42,7 +42,12 @@ def test_what_changes_a_pipeline_prints_it_as_json_alone(cli):
     assert json.loads(limited.stdout) == {"told": {"allowed_messages": 5, "interval_s": 2.0}}
     assert json.loads(scaled.stdout) == {"told": {"concurrency": None, "max_demand": None, "max_runs": 7}}
     assert json.loads(cli("limit", "told", "--reset", "--json").stdout) == {"told": None}
-    assert json.loads(cli("repair", "told", "--json").stdout) == {"unreadable": [], "taken_out": False, "open_again": 0}
+    assert json.loads(cli("repair", "told", "--json").stdout) == {
+        "unreadable": [],
+        "rows": [],
+        "taken_out": False,
+        "open_again": 0,
+    }
 
 
 @pytest.mark.filterwarnings("error::UserWarning")

@@ -101,6 +101,15 @@ def test_a_tombstone_is_an_empty_message_that_says_so(kafka, kafka_topic, kafka_
     assert json.loads(tombstone["metadata"])["tombstone"] is True
     assert "tombstone" not in json.loads(empty["metadata"])
 
+    source.send(
+        [tombstone["data"], empty["data"], b"new"],
+        [json.loads(row["metadata"]) for row in (tombstone, empty, tombstone)],
+    )
+
+    again = received(source, "b", concurrency=1)
+    assert [row["data"] for row in again] == [b"", b"", b"new"]
+    assert [json.loads(row["metadata"]).get("tombstone", False) for row in again] == [True, False, False]
+
 
 def test_a_header_whose_name_is_not_utf_8_costs_no_message(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())

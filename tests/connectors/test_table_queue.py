@@ -19,6 +19,7 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue):
 
     rows = receive(queue, "a", demand=2)
 
+    assert rows[0].pop("published_at") is not None
     assert rows[0] == {
         "source": "flights",
         "message_id": "1",
@@ -28,7 +29,6 @@ def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue):
         "ack_id": "1",
         "attempt": 1,
         "redelivered": False,
-        "published_at": None,
         "partition": None,
         "sequence": 1,
     }
@@ -208,6 +208,28 @@ def test_metadata_and_partition_are_put_into_their_own_columns(url):
     assert [row["metadata"] for row in rows] == ['{"customer": "c1", "key": 1}', None]
 
 
+def test_published_at_is_what_the_created_column_holds(queue, run_sql):
+    queue.enqueue([b"1", b"2"])
+    run_sql("UPDATE messages SET created = '2026-03-01 12:00:00+02:00' WHERE id = 1")
+
+    first, second = receive(queue, "a")
+
+    assert first["published_at"] == datetime(2026, 3, 1, 10, tzinfo=UTC)
+    assert abs(second["published_at"] - datetime.now(UTC)) < timedelta(hours=1)
+    queue.abandon("a", list)
+    assert [row["published_at"] for row in receive(queue, "b")] == [first["published_at"], second["published_at"]]
+
+
+@pytest.mark.parametrize("value", ["no time", "9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00", 1e300])
+def test_a_created_column_of_no_time_costs_no_message(tmp_path, value):
+    do(url := f"sqlite:///{tmp_path}/queue.sqlite", "CREATE TABLE messages (id INTEGER PRIMARY KEY, data, came)")
+    do(url, "INSERT INTO messages VALUES (1, 'x', :value), (2, 'x', 0)", value=value)
+    queue = TableQueue(name="odd", url=url, created_column="came")
+    queue.create()
+
+    assert [row["published_at"] for row in receive(queue, "a")] == [None, datetime(1970, 1, 1, tzinfo=UTC)]
+
+
 @pytest.mark.parametrize("type_", ["TIMESTAMPTZ", "TIMESTAMP", "DATE"])
 def test_a_time_that_python_has_not_is_unknown(postgres_url, type_):
     do(postgres_url, f"CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT, came {type_})")
@@ -216,8 +238,9 @@ def test_a_time_that_python_has_not_is_unknown(postgres_url, type_):
     queue.create()
     queue.check_ready()
     assert (queue.backlog().messages, queue.backlog().oldest) == (2, None)
-    receive(queue, "a", demand=1)
+    assert [row["published_at"] for row in receive(queue, "a", demand=1)] == [None]
     assert queue.backlog().oldest == datetime(2026, 1, 1, tzinfo=UTC)
+    assert [row["published_at"] for row in receive(queue, "b")] == [datetime(2026, 1, 1, tzinfo=UTC)]
 
 
 def test_text_columns_come_as_utf_8(url, run_sql):

@@ -6,13 +6,13 @@ import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake import maintenance
+from pipeline_platform.lake import compaction, maintenance, writer
+from pipeline_platform.lake.compaction import compact
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.maintenance import SAFE_AGE, is_crowded, maintain, over_before
@@ -71,14 +71,14 @@ def test_what_ends_in_the_middle_has_compacted_a_part_and_the_next_does_the_rest
     later = "2026-01-02T0000"
     for number in range(6):
         finish(tables, f"r{number}", f"m{number}", window=later if number % 2 else WINDOW)
-    compact = Table.compact
+    compact_window = compaction.compact_window
 
-    def dies(table: Table, handle: Any, window: str, *options: Any) -> int:
+    def dies(table: Table, window: str) -> int:
         if window == later:
             raise KeyboardInterrupt
-        return compact(table, handle, window, *options)
+        return compact_window(table, window)
 
-    monkeypatch.setattr(Table, "compact", dies)
+    monkeypatch.setattr(compaction, "compact_window", dies)
     with pytest.raises(KeyboardInterrupt):
         maintain(tables, FOR_EVER)
     monkeypatch.undo()
@@ -103,28 +103,17 @@ def test_a_table_is_crowded_by_files_that_could_be_fewer(tables, monkeypatch):
 
 
 def test_compacted_files_keep_row_groups_small(lake, monkeypatch):
-    monkeypatch.setattr(maintenance, "ROW_GROUP_ROWS", 100)
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 100)
     table = Table(lake, "keeping", "kept", pa.schema([("n", pa.int64()), ("window", pa.string())]))
     table.ensure()
     for number in range(3):
         put(table, f"r{number}", *({"n": n} for n in range(200)))
-    maintenance.compact(table)
+    compact(table, errors := [])
+    assert errors == []
     (path,) = table.open().file_uris()
     assert max(pl.scan_parquet(path).collect().height, 1) == 600
     metadata = pa.parquet.read_metadata(path)
     assert max(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)) <= 100
-
-
-def test_times_are_found_to_the_microsecond_after_compaction(lake):
-    schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("window", pa.string())])
-    table = Table(lake, "keeping", "t", schema)
-    table.ensure()
-    times = [datetime(2026, 1, 1, 0, 0, 0, micro, UTC) for micro in (999_999, 1)]
-    for number, at in enumerate(times):
-        put(table, f"r{number}", {"at": at})
-    assert maintenance.compact(table) == 2
-    for at in times:
-        assert pl.scan_delta(table.uri).filter(pl.col("at") == at).collect().height == 1
 
 
 def test_live_runs_commit_while_tables_are_compacted(tables):

@@ -1,15 +1,19 @@
 """Repair: tables with a file that nobody can read are readable again, and no message of it is lost."""
 
 import os
+from collections import Counter
 
 import polars as pl
 import pyarrow as pa
 import pytest
 
+from pipeline_platform.lake.maintenance import MaintenanceError, maintain
 from pipeline_platform.lake.reader import row_groups
-from pipeline_platform.lake.repair import repair, unreadable
-from pipeline_platform.lake.tables import Tables
-from tests.fixtures.small_lake import Keeping, Memory, Run, numbered
+from pipeline_platform.lake.repair import repair, unreadable, unreadable_values
+from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.options import Retention
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put
 
 
 def damage(lake, table):
@@ -69,3 +73,69 @@ def test_a_message_of_which_nothing_is_known_any_more_is_an_open_failure_with_it
     assert repair(published) == 2
     failed = table(lake, "failed").filter(pl.col("kind") == "unknown").sort("message_id")
     assert failed.select("message_id", "state", "data").rows() == [("m0", "open", b"1"), ("m2", "open", b"3")]
+
+
+def put_unreadable(tables, window=WINDOW):
+    """Commit rows of r1's messages of which one is no text, as an earlier release did."""
+    kept = tables["kept"]
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xfe", b"fine"]).buffers())
+    columns = [field for field in kept.schema if field.name != "window"]
+    known = {"source": ["memory"] * 2, "message_id": ["m0", "m2"], "attempt": [1] * 2, "receive_id": ["r1"] * 2}
+    values = {"text": texts, **known}
+    arrays = [pa.array(values.get(one.name, [None] * 2), one.type) for one in columns]
+    with Writer(tables.lake, "keeping", "before") as writer:
+        writer.write("kept", window, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(columns)))
+        kept.swap(kept.open(), "before", writer.close().files)
+
+
+def test_rows_that_some_reader_cannot_read_are_taken_out_and_their_messages_are_open_failures(lake, published):
+    put_unreadable(published)
+    with pytest.raises(pl.exceptions.ComputeError):
+        table(lake, "kept")
+    assert unreadable(published) == []
+    (bad,) = unreadable_values(published).values()
+    assert bad["message_id"].to_pylist() == ["m0"]
+
+    assert repair(published) == 1
+
+    assert sorted(table(lake, "kept")["text"]) == ["1", "3", "fine"]
+    (failure,) = table(lake, "failed").filter(pl.col("kind") == "unreadable").to_dicts()
+    assert (failure["message_id"], failure["data"], failure["state"]) == ("m0", b"1", "open")
+    assert (unreadable_values(published), repair(published)) == ({}, 0)
+
+
+def test_maintenance_names_the_file_and_goes_on_with_other_windows_and_tables(lake, published):
+    put_unreadable(published)
+    for number in range(2):
+        put(published["kept"], f"later{number}", {"text": "x"}, window="2026-01-02T0000")
+        put(published["messages"], f"later{number}", {"message_id": "x"}, window="2026-01-02T0000")
+
+    with pytest.raises(
+        MaintenanceError, match=r"^keeping/kept: window=\S+ cannot be read.*`pipeline-platform repair keep"
+    ):
+        maintain(published, Retention(messages=None, batchers=None, failed=None))
+
+    def files(name):
+        return Counter(file.window for file in published[name].files(published[name].open()))
+
+    assert files("kept") == {WINDOW: 2, "2026-01-02T0000": 1}
+    assert files("messages") == {WINDOW: 1, "2026-01-02T0000": 1}
+    repair(published)
+    maintain(published, Retention(messages=None, batchers=None, failed=None))
+    assert files("kept") == {WINDOW: 1, "2026-01-02T0000": 1}
+
+
+def test_maintenance_of_one_table_that_fails_skips_no_other(lake, published, monkeypatch):
+    for number in range(2):
+        put(published["kept"], f"later{number}", {"text": "x"})
+    shorten = Table.shorten_log
+
+    def fails(one, handle):
+        if one.name == "messages":
+            raise OSError("no space")
+        shorten(one, handle)
+
+    monkeypatch.setattr(Table, "shorten_log", fails)
+    with pytest.raises(MaintenanceError, match="no space, while keeping/messages was maintained"):
+        maintain(published, Retention(messages=None, batchers=None, failed=None))
+    assert len(published["kept"].files(published["kept"].open())) == 1

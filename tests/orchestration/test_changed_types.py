@@ -1,19 +1,21 @@
-"""A model whose field changed its type: refused when definitions load, by the check `columns`, and by `status`."""
+"""A model whose field changed its type: its pipeline gets no runs, by sensors, the check `columns` and `status`."""
 
 import dagster as dg
 import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform import TableBatcher
+from pipeline_platform import Producer, TableBatcher
 from pipeline_platform.cli import status_command
 from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import SYSTEM, Table
+from pipeline_platform.orchestration import source_resource
 from pipeline_platform.orchestration.deployment import platform_definitions
+from pipeline_platform.orchestration.jobs import run_request
 from pipeline_platform.orchestration.run_checks import run_checks
 from tests.fixtures.jobs_under_test import resources_at
-from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.pipelines_under_test import MoodyQueue, Told
 
 SAID = "typed/lines: a: integer in the table, text in the model"
 
@@ -27,6 +29,11 @@ class Typed(Told):
     batchers = {"lines": TableBatcher(schema=Line)}
 
 
+class Fitting(Told):
+    name = "fitting"
+    producer = Producer(source="other")
+
+
 @pytest.fixture
 def lake(tmp_path):
     lake = Lake(root=str(tmp_path / "lake"))
@@ -34,12 +41,30 @@ def lake(tmp_path):
     return lake
 
 
-def test_definitions_of_a_lake_in_a_folder_do_not_load(lake, tmp_path, monkeypatch):
+def test_its_pipeline_alone_gets_no_runs_until_it_fits(lake, tmp_path, monkeypatch):
     resources = resources_at(str(tmp_path), "nowhere")
     assert resources["lake"].root == lake.root
+    other = source_resource(MoodyQueue)(name="other", url=f"sqlite:///{tmp_path}/other.sqlite")
 
+    with pytest.warns(UserWarning, match=f"typed gets no runs: {SAID}"):
+        definitions = platform_definitions([Typed, Fitting], {**resources, "other": other})
+
+    assert {"typed_pull", "fitting_pull"} <= {job.name for job in definitions.resolve_all_job_defs()}
+    sensor = definitions.resolve_sensor_def("typed_producer")
+    used = {name: resources[name] for name in ("queue", "control")}
+    with (
+        dg.DagsterInstance.ephemeral() as instance,
+        dg.build_sensor_context(instance, resources=used) as context,
+        pytest.raises(SchemaChangeError, match=SAID),
+    ):
+        sensor.evaluate_tick(context)
     with pytest.raises(SchemaChangeError, match=SAID):
-        platform_definitions([Typed], resources)
+        run_request(Typed, "failed", ["2025-01-01T0000"], 1)
+    assert run_request(Fitting, "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
+
+    monkeypatch.setattr(Typed, "batchers", {})
+    platform_definitions([Typed], resources)
+    assert run_request(Typed, "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
 
 
 def test_the_check_of_its_table_fails(lake):

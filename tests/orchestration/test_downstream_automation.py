@@ -35,8 +35,9 @@ class Daemon:
         self.cursor: dg.AutomationConditionCursor | None = None
         self.now = SINCE + timedelta(minutes=5)
 
-    def publishes(self, window: str) -> None:
-        self.instance.report_runless_asset_event(dg.AssetMaterialization(LINES, partition=window))
+    def publishes(self, window: str, version: str | None) -> None:
+        tags = {"dagster/data_version": version} if version else None
+        self.instance.report_runless_asset_event(dg.AssetMaterialization(LINES, partition=window, tags=tags))
 
     def asks(self) -> set[str | None]:
         """The partitions that a tick asks for; `{None}` for an asset without."""
@@ -68,7 +69,7 @@ def test_each_window_with_messages_fires_once_also_after_hours_without(partition
     for pause in (timedelta(hours=1), timedelta(hours=7), timedelta(days=3)):
         daemon.now += pause
         assert daemon.asks() == set(), "an hour without messages is nothing new"
-        daemon.publishes(window := window_key(daemon.now.replace(minute=0)))
+        daemon.publishes(window := window_key(daemon.now.replace(minute=0)), f"r{pause}")
         assert daemon.asks() == {partition_of(window)}
         assert daemon.asks() == set()
 
@@ -76,10 +77,24 @@ def test_each_window_with_messages_fires_once_also_after_hours_without(partition
 def test_a_past_window_that_gets_rows_by_a_retry_fires_again(partitioned):
     daemon, partition_of = partitioned
     window = window_key(SINCE)
-    daemon.publishes(window)
+    daemon.publishes(window, "r1")
     daemon.now += timedelta(days=2)
     daemon.asks()
 
-    daemon.publishes(window)
+    daemon.publishes(window, "r2")
 
     assert daemon.asks() == {partition_of(window)}
+
+
+def test_windows_whose_rows_stay_the_same_fire_nothing(partitioned):
+    daemon, _ = partitioned
+    assert daemon.asks() == set()
+    window, empty = window_key(SINCE), window_key(SINCE + timedelta(hours=1))
+    daemon.now += timedelta(hours=2)
+    daemon.publishes(window, "r1")
+    daemon.asks()
+
+    daemon.publishes(window, "r1")
+    daemon.publishes(empty, None)
+
+    assert daemon.asks() == set()

@@ -95,6 +95,14 @@ def test_a_file_is_not_older_than_the_file_that_it_replaces(tmp_path):
     assert file.committed_at >= later
 
 
+def test_a_time_that_is_not_by_the_sources_own_clock_bounds_no_look_up(tmp_path):
+    class Displayed(Dated):
+        dates_by_own_clock = False
+
+    manifest = received(Lake(root=str(tmp_path)), "keeping", Displayed(times=(SENT,), again=(True,)))
+    assert handling._oldest(manifest) is None
+
+
 def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path):
     tables = Tables(Lake(root=str(tmp_path)), Keeping)
     before = pa.schema([field for field in MESSAGES if field.name != "published_at"])

@@ -6,7 +6,7 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.run import steps
+from pipeline_platform.run import clear_up, steps
 from tests.fixtures.flow import begun, finish, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 
@@ -31,9 +31,12 @@ def test_a_receive_of_another_deployment_is_left_to_it_and_named(here, there):
     receive = begun(there, log=log.append)
 
     (said,) = log
-    assert f"receive {mine.receive_id} cannot be finished and is left as it is: PipelineError: it is of another" in said
+    assert (
+        f"receive {mine.receive_id} cannot be finished and is left as it is: PipelineError: it belongs to another"
+        in said
+    )
     assert "(control store sqlite:///" in said
-    assert f"remove {there.lake.root}/obedient/_receives/{mine.receive_id}" in said
+    assert "run `pipeline-platform receives obedient --take-over`" in said
     steps.receive_messages(there, receive)
     steps.handle_messages(there, receive)
     steps.batch_messages(there, receive)
@@ -49,3 +52,21 @@ def test_what_another_deployment_decided_is_published_here_and_acknowledged_ther
 
     assert rows(here, "messages").height == 3
     assert steps.acknowledge(here, mine).acknowledged == 2
+
+
+def test_after_a_lost_control_store_its_receives_are_taken_over_and_end(here, tmp_path):
+    decided = worked(here)
+    steps.decide(here, decided)
+    here.source.enqueue([b"three"])
+    undecided = worked(here)
+    new = replace(here, control=ControlStore(f"sqlite:///{tmp_path}/new-control.sqlite"))
+    run(new)
+    assert set(new.ledger.unfinished()) == {decided.receive_id, undecided.receive_id}
+
+    assert clear_up.take_over(new) == 2
+    run(new)
+
+    assert new.ledger.unfinished() == []
+    assert sorted(rows(new, "outcomes")["outcome"]) == ["handled"] * 3
+    assert here.source.backlog().messages == 0
+    assert clear_up.take_over(new) == 0

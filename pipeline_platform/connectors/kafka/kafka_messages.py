@@ -171,4 +171,5 @@ def _message(source: KafkaOptions, payload: bytes, note: Mapping[str, Any]) -> d
     except (ValueError, TypeError) as error:
         raise SourceError(f"source {source.name!r} cannot send a message to {topic!r}: {error}") from None
     to = {} if note.get("partition") is None else {"partition": note["partition"]}
-    return {"topic": topic, "value": payload, **message, **to}
+    value = None if note.get("tombstone") and not payload else payload
+    return {"topic": topic, "value": value, **message, **to}

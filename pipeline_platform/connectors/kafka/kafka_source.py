@@ -148,7 +148,7 @@ class KafkaSource(KafkaOptions):
             payloads: One per message.
             metadata: Of each: `topic` (if unset the source's, where it has one), `partition` (if unset by the key),
                 `key` and `headers` (pairs or a mapping), whose values are bytes or as a delivery's metadata holds them.
-                All else is left out.
+                With `"tombstone": true` an empty payload is sent as null. All other metadata is left out.
 
         Raises:
             SourceError: Some were refused; the others are sent.

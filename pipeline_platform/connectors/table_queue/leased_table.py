@@ -53,6 +53,20 @@ class LeasedTable:
         """The id column of the queue."""
         return self.columns["id_column"]
 
+    @property
+    def created(self) -> sa.ColumnElement[Any] | None:
+        """The time when a message came, as its column holds it; None if no column does."""
+        if "created_column" not in self.columns:
+            return None
+        # Without its type: SQLite holds what it likes.
+        column = self.columns["created_column"]
+        created: sa.ColumnElement[Any] = sa.type_coerce(column, sa.types.NullType())
+        if not self.database.is_sqlite and isinstance(column.type, sa.DateTime | sa.Date):
+            # One row with infinity, which Python's times have not, must not cost the others.
+            is_known = created.between(sa.literal_column("'0001-01-02'"), sa.literal_column("'9999-12-30'"))
+            created = sa.case((is_known, created))
+        return created
+
     def count_waiting(self, connection: sa.Connection, most: int | None = None) -> int:
         """Count the messages that could be leased, by counts over narrow pages; the new ones no further than `most`."""
         live = self.leases.c.receive.in_(self._live(connection))
@@ -76,17 +90,11 @@ class LeasedTable:
 
     def oldest_waiting(self, connection: sa.Connection) -> Any:
         """Look up when the message that is leased next came, as its column holds it."""
-        if "created_column" not in self.columns:
+        if (created := self.created) is None:
             return None
-        # Without its type: SQLite holds what it likes.
-        created = self.columns["created_column"]
-        came: sa.ColumnElement[Any] = sa.type_coerce(created, sa.types.NullType())
-        if not self.database.is_sqlite and isinstance(created.type, sa.DateTime | sa.Date):
-            # One row with infinity, which Python's times have not, must not cost the others.
-            came = sa.case((came.between(sa.literal_column("'0001-01-02'"), sa.literal_column("'9999-12-30'")), came))
         held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
         for waiting in (self._again(self._live(connection)), *self._fresh(held)):
-            if row := connection.execute(waiting.add_columns(came).limit(1)).first():
+            if row := connection.execute(waiting.add_columns(created).limit(1)).first():
                 return row[-1]
         return None
 

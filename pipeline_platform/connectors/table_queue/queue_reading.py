@@ -1,6 +1,7 @@
 """Reading what a receive holds of a table queue: few rows in memory at once, payloads as the bytes that they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, date, datetime
 from itertools import compress
 from typing import Any, Final
 
@@ -22,8 +23,8 @@ READING_IDLE_S: Final = 3_600
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Values by `id`, `data` and, where there are such columns, `metadata` and `partition`; and by `attempts`, where they
-may be more than one."""
+"""Values by `id`, `data` and, where there are such columns, `metadata`, `partition` and `created`; and by `attempts`,
+where they may be more than one."""
 
 
 def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[Columns]:
@@ -33,6 +34,8 @@ def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id
     beside = [name for name in ("metadata", "partition") if f"{name}_column" in table.columns]
     texts = [_as_text(table, table.columns[f"{name}_column"]).label(name) for name in beside]
     columns = [_payload(table).label("data"), *texts]
+    if table.created is not None:
+        columns.append(table.created.label("created"))
     if not table.database.is_sqlite:
         connection.exec_driver_sql(f"SET LOCAL idle_in_transaction_session_timeout = '{READING_IDLE_S}s'")
     if "to" in share.at:
@@ -116,3 +119,19 @@ def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[Columns]:
         texts = (columns.get(name, ()) for name in ("data", "metadata", "partition"))
         fetched = sum(sum(map(len, filter(None, values))) for values in texts)
         step = max(1, min(4 * step, BYTES_PER_BATCH * len(rows) // (fetched + 1)))
+
+
+def read_time(value: Any) -> datetime | None:
+    """Read a value of the created column, None if it is no time; without a zone it is UTC, as both databases write."""
+    try:
+        if isinstance(value, str):
+            value = datetime.fromisoformat(value)
+        elif isinstance(value, int | float):
+            value = datetime.fromtimestamp(value, UTC)
+        elif isinstance(value, date) and not isinstance(value, datetime):
+            value = datetime(value.year, value.month, value.day)
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        pass
+    return None

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, date, datetime
+from datetime import datetime
 from itertools import repeat, zip_longest
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -37,6 +37,7 @@ class TableQueue(LeasedSource):
     """
 
     reads_again: ClassVar[bool] = True
+    dates_by_own_clock: ClassVar[bool] = False
 
     url: str = Field(
         repr=False,
@@ -60,7 +61,9 @@ class TableQueue(LeasedSource):
         "with an index if many messages wait.",
     )
     created_column: str | None = Field(
-        None, description="When it came, to show how long the oldest has waited; UTC where it has no time zone."
+        None,
+        description="When it came, for `published_at` and for how long the oldest has waited; UTC where it has no time "
+        "zone.",
     )
 
     @field_validator("url")
@@ -317,6 +320,7 @@ class TableQueue(LeasedSource):
             ack_ref=receive_id,
             metadata=metadata,
             redelivered=[count > 1 for count in attempts] if attempts else False,
+            published_at=list(map(queue_reading.read_time, columns["created"])) if "created" in columns else None,
             partition=list(map(_text, columns["partition"])) if "partition" in columns else None,
             sequence=sequence,
         )
@@ -334,22 +338,14 @@ class TableQueue(LeasedSource):
         return {**known, "deliveries": deliveries} if deliveries > 1 else known
 
     def _time(self, value: Any) -> datetime | None:
-        """Read what the created column holds; what has no zone is UTC, as both databases write it."""
-        try:
-            if isinstance(value, str):
-                value = datetime.fromisoformat(value)
-            elif isinstance(value, int | float):
-                value = datetime.fromtimestamp(value, UTC)
-            elif isinstance(value, date) and not isinstance(value, datetime):
-                value = datetime(value.year, value.month, value.day, tzinfo=UTC)
-        except (ValueError, OverflowError):
-            pass
-        if value is not None and not isinstance(value, datetime):
+        """Read a value of the created column; a `SourceError` if it is no time."""
+        time = queue_reading.read_time(value)
+        if time is None and value is not None:
             raise self._table().database.refusal(
                 f"created_column is {self.created_column!r}, and {value!r} in it is no time; "
                 "name a column of timestamps, ISO 8601 texts or seconds since 1970, or leave it out"
             )
-        return value.replace(tzinfo=UTC) if value is not None and value.tzinfo is None else value
+        return time
 
 
 def _text(value: Any) -> str | None:

@@ -14,7 +14,7 @@ from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
 from pipeline_platform.orchestration.backlog_check import evaluation_of
-from pipeline_platform.orchestration.jobs import named, run_request
+from pipeline_platform.orchestration.jobs import named, refuse_changed_models, run_request
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.orchestration.sensors.runs_under_way import (
@@ -51,6 +51,7 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         export()
+        refuse_changed_models(pipeline)
         with span("ask", pipeline, producer=producer, source=options.source) as event:
             return _ask(context, event, pipeline, producer)
 

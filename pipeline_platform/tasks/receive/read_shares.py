@@ -8,8 +8,10 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.readable import refuse_unreadable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.source.contract import Share, Source, SourceError
 from pipeline_platform.source.patience import patiently
 
@@ -43,7 +45,8 @@ class ReadShares:
                 again = published.filter(batch.column("redelivered"))
                 redelivered += len(again)
                 if len(again):
-                    oldest.append(None if again.null_count else pc.min(again).as_py())
+                    is_known = self.source.dates_by_own_clock and not again.null_count
+                    oldest.append(pc.min(again).as_py() if is_known else None)
                 largest = max(largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
                 writer.write("messages", window, self._stamped(batch))
             counts = {"received": received, "redelivered": redelivered, "largest": largest}
@@ -70,6 +73,12 @@ class ReadShares:
         for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):
             if batch.column(name).null_count:  # nothing later could tell such a message from another
                 raise SourceError(f"source {self.source.name} delivered a message without {name}: mend its connector")
+        try:
+            refuse_unreadable(batch.schema.names, batch.columns)
+        except ColumnError as error:
+            raise SourceError(
+                f"source {self.source.name} delivered a message whose {error}: fix its connector"
+            ) from None
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
         # A replay gives the time and the receive of the first delivery.

@@ -8,6 +8,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.readable import refuse_unreadable
+from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import TableBatcher
@@ -70,6 +72,16 @@ class RoutedRows:
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Write rows with the columns `ROUTES` and `KEPT`, and their fields'."""
+        try:
+            refuse_unreadable(ROUTES, map(rows.column, ROUTES))
+        except ColumnError as error:
+            if rows.num_rows > 1:
+                for half in _halves(rows):
+                    self.write(half)
+                return
+            failure = Failure("ColumnError", str(error), "", "handle_messages")
+            self.fail(rows.select(["position"]), lambda _: failure)
+            return
         failed = pc.is_valid(rows.column("_failure"))
         batcher = pc.fill_null(rows.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))

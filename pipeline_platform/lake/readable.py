@@ -1,0 +1,77 @@
+"""Values that every reader of a table can read back: text is UTF-8, and times are within the years 1 to 9999."""
+
+from collections.abc import Iterable, Iterator
+from datetime import date
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.model.casts import ColumnError
+
+_EPOCH, _DAY = date(1970, 1, 1), 86_400
+_FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def refuse_unreadable(names: Iterable[str], columns: Iterable[pa.Array]) -> None:
+    """Check that every reader can read columns back, at every depth.
+
+    Raises:
+        ColumnError: A column has a value that some reader cannot read. Names the column.
+    """
+    for name, column in zip(names, columns, strict=True):
+        if (why := _unreadable(column)) is not None:
+            raise ColumnError(f"{name} has {why}")
+
+
+def unreadable_rows(rows: pa.RecordBatch) -> list[int]:
+    """Return the numbers of the rows that some reader cannot read; they are found by halves."""
+    found, waiting = [], [(0, rows.num_rows)]
+    while waiting:
+        start, count = waiting.pop()
+        some = rows.slice(start, count)
+        if all(_unreadable(column) is None for column in some.columns):
+            continue
+        if count == 1:
+            found.append(start)
+        else:
+            half = count // 2
+            waiting += [(start + half, count - half), (start, half)]
+    return found
+
+
+def _unreadable(column: pa.Array) -> str | None:
+    """Why some reader cannot read a column; None if each can."""
+    # Of a slice, Arrow also validates what lies outside it, in lists: a copy has the slice alone.
+    if not _is_valid(column) and not _is_valid(column.take(pa.array(range(len(column)), pa.int64()))):
+        return "text that is not UTF-8, or a number that does not fit its type"
+    return "a time outside the years 1 to 9999" if any(map(_is_out_of_range, _times(column))) else None
+
+
+def _is_valid(column: pa.Array) -> bool:
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _times(column: pa.Array) -> Iterator[pa.Array]:
+    """The dates and timestamps in a column, at every depth."""
+    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+        yield column
+    elif pa.types.is_map(column.type):  # which Arrow does not flatten
+        first, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        yield from _times(column.items.slice(first, end - first))
+    elif pa.types.is_nested(column.type):
+        inner = column.flatten()
+        for one in inner if isinstance(inner, list) else [inner]:
+            yield from _times(one)
+
+
+def _is_out_of_range(times: pa.Array) -> bool:
+    per_day = 1 if pa.types.is_date32(times.type) else _DAY * _PER_SECOND[getattr(times.type, "unit", "ms")]
+    bounds = pc.min_max(times.view(pa.int32() if per_day == 1 else pa.int64())).as_py()
+    if bounds["min"] is None:
+        return False
+    return bool(bounds["min"] < _FIRST_DAY * per_day or bounds["max"] >= (_LAST_DAY + 1) * per_day)

@@ -1,0 +1,62 @@
+"""The data version of a window changes with its rows, and every window that a run was about is materialised."""
+
+import dagster as dg
+import pytest
+
+from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location
+
+SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+pytestmark = pytest.mark.usefixtures("open_spark")
+
+
+def versions(location: Location, run: dg.DagsterRun, table: str, pipeline: str = "told") -> dict[str, str | None]:
+    """By window."""
+    events = location.materialisations(run, table, pipeline)
+    return {str(event.partition): (event.tags or {}).get("dagster/data_version") for event in events}
+
+
+def test_only_windows_whose_rows_change_get_another_version(location):
+    location.enqueue("one", "fail 1")
+    first = location.run("told_pull", WINDOW)
+    location.enqueue("letter x", "fail 2")
+    second = location.run("told_pull", NEXT)
+    assert (first.status, second.status, location.open_failures()) == (SUCCESS, SUCCESS, {WINDOW: 1, NEXT: 2})
+
+    nothing = location.run("told_backfill", WINDOW, LAST)
+
+    lines = versions(location, nothing, "lines")
+    assert nothing.status == SUCCESS
+    assert lines == {WINDOW: versions(location, first, "lines")[WINDOW], NEXT: None, LAST: None}
+    assert lines[WINDOW] is not None
+
+    forgiven = versions(location, location.run("told_backfill", WINDOW, LAST, context={"forgiving": True}), "lines")
+    assert forgiven[WINDOW] not in (None, lines[WINDOW])
+    assert (forgiven[NEXT], forgiven[LAST]) == (forgiven[WINDOW], None)
+
+    replayed = versions(location, location.run("told_replay", WINDOW, NEXT), "lines")
+    assert len({replayed[WINDOW], forgiven[WINDOW]}) == 2
+
+
+def test_an_empty_pull_and_a_message_for_another_batcher_change_no_version(location):
+    location.enqueue("one")
+    before = versions(location, location.run("told_pull", WINDOW), "lines")
+    empty = location.run("told_pull", WINDOW)
+    location.enqueue("letter a")
+    other = location.run("told_pull", WINDOW)
+
+    assert before[WINDOW] is not None
+    assert versions(location, empty, "lines") == versions(location, other, "lines") == before
+    assert versions(location, empty, "letters") == {WINDOW: None}
+    assert versions(location, other, "letters")[WINDOW] is not None
+
+
+def test_rows_that_a_red_run_published_are_new_at_the_next_materialisation(location):
+    location.enqueue("one")
+    before = versions(location, location.run("strict_pull", WINDOW), "lines", "strict")
+    location.enqueue("two", "fail 1")
+    red = location.run("strict_pull", WINDOW)
+    assert (red.status, versions(location, red, "lines", "strict")) == (FAILURE, {})
+
+    after = versions(location, location.run("strict_pull", WINDOW), "lines", "strict")
+
+    assert after[WINDOW] not in (None, before[WINDOW])
