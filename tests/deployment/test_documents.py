@@ -100,9 +100,9 @@ def test_the_readme_shows_the_pipeline_and_the_commands_of_the_tutorial():
     (ours,), theirs = blocks(readme), re.findall(r"```python\n# orders.py\n(.*?)```", tutorial.read_text(), re.S)[0]
 
     assert ast.dump(ast.parse(ours)) == ast.dump(ast.parse(theirs))
-    assert len(ours.splitlines()) <= 40
+    assert len(ours.splitlines()) <= 30
     assert [line for line in commands(readme) if line not in commands(tutorial)] == []
-    assert len(readme.read_bytes()) <= 7_168
+    assert len(readme.read_bytes()) <= 7_680
 
 
 def commands(page: Path) -> list[str]:

@@ -29,8 +29,8 @@ class Reader:
         self.folder, self.page, self.typed = folder, (DOCS / "start" / page).read_text(), 0
         scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIPELINE_"))}
-        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / ".dagster")}
-        (folder / ".dagster").mkdir()
+        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / "dagster")}
+        (folder / "dagster").mkdir()
 
     def type(self, command: str) -> str:
         bash, at = ["bash", "-c", command], {"cwd": self.folder, "env": self.variables}
@@ -84,20 +84,20 @@ class Reader:
 @pytest.mark.timeout(600)
 @pytest.mark.faults  # two runs, each of which starts Spark: a minute
 def test_the_tutorial_ends_as_it_says(tmp_path):
-    reader = Reader(tmp_path, "quickstart.md")
+    reader, lake = Reader(tmp_path, "quickstart.md"), tmp_path / "dagster/pipeline_platform/lake/orders/lake"
     reader.write("Send messages")
     reader.follow("Send messages")
     with reader.dagster("-m", "orders"):
-        looked = reader.follow("Let it run")
+        looked = reader.follow("Start Dagster")
         assert "ValidationError" in looked
-        assert pl.read_delta(str(tmp_path / "lake" / "orders" / "lake"))["number"].to_list() == [1]
+        assert pl.read_delta(str(lake))["number"].to_list() == [1]
 
-        reader.write("Next")
-        reader.follow("Mend it, and retry")
-        rows = pl.read_delta(str(tmp_path / "lake" / "orders" / "lake")).sort("number")
+        reader.write("Next steps")
+        reader.follow("Fix the class and retry")
+        rows = pl.read_delta(str(lake)).sort("number")
         assert rows.select("number", "total").rows() == [(1, 9.5), (2, 0.0)]
 
-        assert "1 passed" in reader.follow("Test it")
+        assert "1 passed" in reader.follow("Test the callback")
     assert reader.typed == 8
 
 
@@ -107,7 +107,7 @@ def test_a_pipeline_that_a_command_writes_ends_in_rows(tmp_path):
     for name in ("definitions.py", "workspace.yaml", "dagster.yaml", "pipelines", "resources", "assets", "sensors"):
         (copytree if (PROJECT / name).is_dir() else copy)(PROJECT / name, tmp_path / name)
     reader = Reader(tmp_path, "new.md")
-    copy(PROJECT / "dagster.yaml", tmp_path / ".dagster")
+    copy(PROJECT / "dagster.yaml", tmp_path / "dagster")
     assert "wrote pipelines/orders.py" in reader.type("pipeline-platform new orders")
 
     with reader.dagster("-w", "workspace.yaml"):
