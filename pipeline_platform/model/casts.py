@@ -1,7 +1,7 @@
 """The one table of casts: the values that each type of field takes, from Python and from Arrow, and their column.
 
 A column takes what it holds exactly, at every depth: in a field, a model, a list and a dict. Everything else is a
-`ColumnError`, which names the field and quotes no value. `docs/reference/casts.md` shows the table.
+`ColumnError`, which names the field and quotes no value. `docs/reference/tables.md` shows the table.
 """
 
 from __future__ import annotations

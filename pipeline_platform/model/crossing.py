@@ -3,7 +3,7 @@
 import enum
 from datetime import timedelta
 from functools import lru_cache, reduce
-from operator import contains, itemgetter, or_
+from operator import contains, or_
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -53,10 +53,8 @@ class _Crossing:
     def __init__(self, model: ModelClass) -> None:
         self._model, self._row_type = model, row_type(model)
         is_open = _extra(model) == "allow"
-        self._names, self._own = self._row_type.casts.keys(), [cast.own for cast in self._row_type.casts.values()]
+        self._names, self._own = [*self._row_type.casts], [cast.own for cast in self._row_type.casts.values()]
         self._is_flat = all(self._own) and not is_open
-        first, *others = self._names
-        self._values = itemgetter(first, *(others or [first]))  # of one name it would return no tuple
         self._exact = set[tuple[type, ...]]()
         # In JSON, bytes are text of another kind.
         has_bytes = "binary" in str(self._row_type.schema.types) or is_open
@@ -65,9 +63,9 @@ class _Crossing:
 
     def encode(self, data: Any) -> bytes:
         values = values_of(data) if type(data) is self._model else {}
-        if not self._is_flat or values.keys() != self._names:
+        if not self._is_flat or [*values] != self._names:
             values = self._row_type.crossing(data)
-        elif (kinds := tuple(map(type, self._values(values)))) not in self._exact:
+        elif (kinds := tuple(map(type, values.values()))) not in self._exact:
             values = self._row_type.crossing(data)
             if len(self._exact) < _COMBINATIONS and all(map(contains, self._own, kinds)):
                 self._exact.add(kinds)

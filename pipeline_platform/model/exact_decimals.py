@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, defstruct
 from pydantic import AliasChoices, BaseModel, RootModel
 
 _EXACT = 15
@@ -45,7 +45,8 @@ def exact(data: bytes, annotation: Any) -> bytes | None:
     plan, data = _plan(annotation), data.strip()
     if plan.is_decimal:
         return b'"%b"' % data if _is_changed(data) else None
-    made = None
+    made: bytes | None = None
+    parts: list[tuple[str, Raw, Any]]
     for one in plan.either:
         made = exact(made or data, one) or made
     if plan.items and data[:1] == b"[":
@@ -54,19 +55,23 @@ def exact(data: bytes, annotation: Any) -> bytes | None:
         if any(found):
             made = b"[%b]" % b",".join(new or old for new, old in zip(found, elements, strict=True))
     elif (plan.items or plan.fields) and data[:1] == b"{":
-        members = _members(data)
-        wanted = _wanted(annotation) if plan.fields else dict.fromkeys(members, plan.items[-1])
-        new = {key: exact(bytes(members[key]), of) for key, of in wanted.items() if key in members}
-        if changed := {key: Raw(value) for key, value in new.items() if value is not None}:
-            made = msgspec.json.encode(members | changed)
+        if plan.fields:
+            decode, wanted = _probe(annotation)
+            probe = decode(data)
+            parts = [(key, getattr(probe, attribute), of) for attribute, key, of in wanted]
+        else:
+            parts = [(key, value, plan.items[-1]) for key, value in _members(data).items()]
+        rewritten = [(key, exact(bytes(value), of)) for key, value, of in parts]
+        if changed := {key: Raw(value) for key, value in rewritten if value is not None}:
+            made = msgspec.json.encode(_members(data) | changed)
     return made
 
 
 def _is_changed(number: bytes) -> bool:
     has_exponent = b"e" in number or b"E" in number
-    if number[:1] not in b"-0123456789" or (len(number) <= _EXACT and not has_exponent):
+    if len(number) <= _EXACT and not has_exponent:
         return False
-    if not has_exponent and b"." not in number:  # whole numbers are exact
+    if number[:1] not in b"-0123456789" or not (has_exponent or b"." in number):  # whole numbers are exact
         return False
     return Decimal(number.decode()) != Decimal(repr(float(number)))
 
@@ -77,8 +82,12 @@ def _repeated(items: Sequence[Any], count: int) -> list[Any]:
 
 
 @lru_cache(maxsize=1_024)
-def _wanted(annotation: Any) -> Mapping[str, Any]:
-    return {key: one for key, one in _plan(annotation).fields.items() if has_decimal(one)}
+def _probe(annotation: Any) -> tuple[Callable[[bytes], Any], Sequence[tuple[str, str, Any]]]:
+    """What decodes only the fields that may have Decimals, and these: attribute, name in JSON and type."""
+    wanted = {key: one for key, one in _plan(annotation).fields.items() if has_decimal(one)}
+    names = {f"field_{number}": key for number, key in enumerate(wanted)}
+    probe = defstruct("Probe", [(name, Raw, Raw(b"")) for name in names], rename=names, gc=False)
+    return msgspec.json.Decoder(probe).decode, [(name, key, wanted[key]) for name, key in names.items()]
 
 
 @lru_cache(maxsize=1_024)

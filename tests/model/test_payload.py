@@ -95,6 +95,23 @@ def test_a_model_is_made_of_the_payload_as_it_does_by_itself():
         message_of(b"{number: 7}").json(Order)
 
 
+class Refund(BaseModel):
+    refund: int
+
+
+def test_a_union_and_a_list_of_models_are_taken_as_pydantic_takes_them():
+    assert message_of(b'{"refund": 5}').json(Order | Refund) == Refund(refund=5)
+    assert message_of(b'[{"number": 7}]').json(list[Order]) == [Order(number=7)]
+    assert message_of(b'[{"number": 7, "price": 2}]').json(list[OrderStruct]) == [OrderStruct(number=7, price=2.0)]
+    with pytest.raises(ValidationError, match="Refund"):
+        message_of(b"{}").json(Order | Refund)
+
+
+def test_a_type_that_neither_library_takes_is_refused():
+    with pytest.raises(TypeError, match="cannot decode to"):
+        message_of(b"{}").json(Message)
+
+
 class Colour(enum.Enum):
     RED = "red"
 
