@@ -159,8 +159,12 @@ def test_an_asset_downstream_is_asked_for_when_a_window_is_new_and_reads_its_day
     rows.write_delta(tmp_path / "flights" / "lake", delta_write_options={"partition_by": ["window"]})
     looked = dg.evaluate_automation_conditions(defined, instance)
 
-    for _ in range(2):
-        instance.report_runless_asset_event(dg.AssetMaterialization(["flights", "lake"], partition=windows[0]))
+    for receive_id in ("r1", "r2"):
+        instance.report_runless_asset_event(
+            dg.AssetMaterialization(
+                ["flights", "lake"], partition=windows[0], tags={"dagster/data_version": receive_id}
+            )
+        )
         for _ in range(2):
             looked = dg.evaluate_automation_conditions(defined, instance, cursor=looked.cursor)
             asked.append(looked.total_requested)
