@@ -25,12 +25,12 @@ ONES_OWN = ("make ", "mkdir ", "pip ", "dagster dev ")
 class Reader:
     """Somebody at a terminal, in a folder, with a page of `docs/start`."""
 
-    def __init__(self, folder: Path, page: str) -> None:
+    def __init__(self, folder: Path, page: str, home: str) -> None:
         self.folder, self.page, self.typed = folder, (DOCS / "start" / page).read_text(), 0
         scripts = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIPELINE_"))}
-        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / "dagster")}
-        (folder / "dagster").mkdir()
+        self.variables = {**kept, "PATH": scripts, "DAGSTER_HOME": str(folder / home)}
+        (folder / home).mkdir()
 
     def type(self, command: str) -> str:
         bash, at = ["bash", "-c", command], {"cwd": self.folder, "env": self.variables}
@@ -84,7 +84,7 @@ class Reader:
 @pytest.mark.timeout(600)
 @pytest.mark.faults  # two runs, each of which starts Spark: a minute
 def test_the_tutorial_ends_as_it_says(tmp_path):
-    reader, lake = Reader(tmp_path, "quickstart.md"), tmp_path / "dagster/pipeline_platform/lake/orders/lake"
+    reader, lake = Reader(tmp_path, "quickstart.md", "dagster"), tmp_path / "dagster/pipeline_platform/lake/orders/lake"
     reader.write("Send messages")
     reader.follow("Send messages")
     with reader.dagster("-m", "orders"):
@@ -106,8 +106,8 @@ def test_the_tutorial_ends_as_it_says(tmp_path):
 def test_a_pipeline_that_a_command_writes_ends_in_rows(tmp_path):
     for name in ("definitions.py", "workspace.yaml", "dagster.yaml", "pipelines", "resources", "assets", "sensors"):
         (copytree if (PROJECT / name).is_dir() else copy)(PROJECT / name, tmp_path / name)
-    reader = Reader(tmp_path, "new.md")
-    copy(PROJECT / "dagster.yaml", tmp_path / "dagster")
+    reader = Reader(tmp_path, "new.md", ".dagster")
+    copy(PROJECT / "dagster.yaml", tmp_path / ".dagster")
     assert "wrote pipelines/orders.py" in reader.type("pipeline-platform new orders")
 
     with reader.dagster("-w", "workspace.yaml"):
