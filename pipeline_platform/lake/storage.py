@@ -70,9 +70,11 @@ class Lake(BaseModel):
     @classmethod
     def _resolve(cls, root: str) -> str:
         """Make a folder absolute, because tasks run in folders of their own. Refuse names that a client misreads."""
-        is_folder = "://" not in root
+        is_folder, place = "://" not in root, root.partition("://")[2]
+        if {":", "@"} & {*place.partition("/")[0]}:  # a secret key may contain a /
+            raise ValueError("root must be a URL without user, password and query. Put credentials in the environment")
         real = os.path.realpath(root) if is_folder else root
-        if found := sorted(set(_MISREAD.findall(real.partition("://")[2] or real))):
+        if found := sorted(set(_MISREAD.findall(place or real))):
             raise ValueError(
                 f"root is {real!r}, which contains {' '.join(map(repr, found))}: delta-rs or Spark would look for its "
                 "files in another place. Choose a name without % # ? * [ ] { } | ^ \\ and control characters"
@@ -88,12 +90,12 @@ class Lake(BaseModel):
                 f"root begins with {scheme}://: the lake lies in a folder (give its path) or at s3:// or gs://. Other "
                 "stores often have a gateway that speaks S3: give its address as AWS_ENDPOINT_URL in storage_options"
             )
-        given = {"root": self.root if scheme else "", **self.storage_options}
-        with_credentials = [name for name, value in given.items() if "://" in value and address(value) != value]
-        if with_credentials or (scheme and ":" in urlsplit(self.root).netloc):  # a secret key may contain a /
+        if found := [
+            name for name, value in self.storage_options.items() if "://" in value and address(value) != value
+        ]:
             raise ValueError(
-                f"{', '.join(with_credentials) or 'root'} must be a URL without user, password and query. Put "
-                "credentials in the environment of all processes"
+                f"{', '.join(found)} must be a URL without user, password and query. Put credentials in the "
+                "environment of all processes"
             )
         if scheme == "gs" and self.storage_options:
             raise ValueError(

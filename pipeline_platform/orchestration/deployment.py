@@ -121,10 +121,10 @@ def with_sources(resources: Mapping[str, Any] | None, sources: Mapping[str, Sour
             raise PipelineError(f"sources[{key!r}] is a {kind}: it must be a connector, such as TableQueue(...)")
         if key in (resources or {}):
             raise PipelineError(f"sources[{key!r}] is also a key of resources. Remove one of the two")
+    if resources is not None and not sources:
+        return resources
     connectors = {key: resource_of(source) for key, source in sources.items()}
-    if isinstance(resources, Mapping) or resources is None:
-        return {**(default_resources() if resources is None else resources), **connectors}
-    return resources
+    return {**(default_resources() if resources is None else resources), **connectors}
 
 
 def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_compose_publishes_its_port_on_loopback_only():
 
 def test_kubernetes_admits_only_pods_with_a_label():
     files = (PROJECT / "deploy" / "kubernetes").glob("*.yaml")
-    objects = [one for file in files for one in yaml.safe_load_all(file.read_text()) if one]
+    objects = [one for file in files for one in yaml.safe_load_all(file.read_text()) if isinstance(one, dict)]
     (policy,) = (
         one for one in objects if one.get("kind") == "NetworkPolicy" and one["metadata"]["name"] == "webserver"
     )

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.decision import decide, fence, publish, take_over
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.maintenance import MaintenanceError, maintain
 from pipeline_platform.lake.tables import CommitError, Table, Tables
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import Memory, Run, numbered, visible
@@ -64,7 +64,10 @@ def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(t
         worked(tables, receive_id).decide().publish()
     run = worked(tables)
     forbid(tables[name])
-    with pytest.raises(CommitError, match=rf"keeping/{name} refuses.*Unsupported table features required.*RowTracking"):
+    with pytest.raises(
+        (CommitError, MaintenanceError),
+        match=rf"keeping/{name} refuses.*Unsupported table features required.*RowTracking",
+    ):
         commit(tables, run)
 
 
@@ -81,7 +84,7 @@ def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_
     for window in ("2026-01-01T0000", "2026-01-02T0000"):
         Run(tables, Memory(deliveries_=numbered(b"a")), window, windows=(window,)).finish()
     append_only(tables["messages"])
-    with pytest.raises(CommitError, match="keeping/messages refuses"):
+    with pytest.raises(MaintenanceError, match="keeping/messages refuses"):
         maintain(tables, Retention())
 
 

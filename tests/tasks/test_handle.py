@@ -27,7 +27,7 @@ FAULTS = {
     "unknown option": ("TypeError", "unexpected keyword argument 'on_error'"),
     "unknown word": ("ValueError", "memory acknowledges a message by 'ack', 'noop', 'nack' or"),
     "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
-    "surrogate": ("ColumnError", "surrogates not allowed"),
+    "surrogate": ("ColumnError", "text is beyond what its column holds: valid UTF-8"),
     "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),
     "number for a key": ("TypeError", "batch_key was set to a value of type int; put_batch_key takes text"),
 }

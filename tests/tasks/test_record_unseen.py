@@ -93,7 +93,7 @@ def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_
     rows = ranges(received(lake, "keeping", source), "keeping")
     manifest = returned(RecordUnseen(Fragile, None, source.ack_policy, lake, "r1", [rows], ())(0))
     failed = {row["message_id"]: row["kind"] for row in rows_of(lake, "keeping", manifest, "failed")}
-    assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "failed"}
+    assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "too large"}
     assert manifest.total("aside") == 3
 
 
