@@ -70,29 +70,28 @@ class Lake(BaseModel):
     @classmethod
     def _resolve(cls, root: str) -> str:
         """Make a folder absolute, because tasks run in folders of their own. Refuse names that a client misreads."""
-        is_folder, place = "://" not in root, root.partition("://")[2]
-        if {":", "@"} & {*place.partition("/")[0]}:  # a secret key may contain a /
-            raise ValueError("root must be a URL without user, password and query. Put credentials in the environment")
-        real = os.path.realpath(root) if is_folder else root
-        if found := sorted(set(_MISREAD.findall(place or real))):
-            raise ValueError(
-                f"root is {real!r}, which contains {' '.join(map(repr, found))}: delta-rs or Spark would look for its "
-                "files in another place. Choose a name without % # ? * [ ] { } | ^ \\ and control characters"
-            )
-        return os.path.abspath(root) if is_folder else root
-
-    @model_validator(mode="after")
-    def _is_reached_alike(self) -> Self:
-        """Refuse what delta-rs, which commits, and PyArrow, which writes files, would not reach alike."""
-        scheme = urlsplit(self.root).scheme if "://" in self.root else ""
+        scheme, _, place = root.partition("://") if "://" in root else ("", "", root)
         if scheme and scheme not in _STORES:
             raise ValueError(
                 f"root begins with {scheme}://: the lake lies in a folder (give its path) or at s3:// or gs://. Other "
                 "stores often have a gateway that speaks S3: give its address as AWS_ENDPOINT_URL in storage_options"
             )
-        if found := [
-            name for name, value in self.storage_options.items() if "://" in value and address(value) != value
-        ]:
+        if scheme and {":", "@"} & {*place.partition("/")[0]}:  # a secret key may contain a /
+            raise ValueError("root must be a URL without user, password and query. Put credentials in the environment")
+        real = root if scheme else os.path.realpath(root)
+        if found := sorted(set(_MISREAD.findall(place if scheme else real))):
+            raise ValueError(
+                f"root is {real!r}, which contains {' '.join(map(repr, found))}: delta-rs or Spark would look for its "
+                "files in another place. Choose a name without % # ? * [ ] { } | ^ \\ and control characters"
+            )
+        return root if scheme else os.path.abspath(root)
+
+    @model_validator(mode="after")
+    def _is_reached_alike(self) -> Self:
+        """Refuse what delta-rs, which commits, and PyArrow, which writes files, would not reach alike."""
+        scheme = urlsplit(self.root).scheme if "://" in self.root else ""
+        urls = {name: value for name, value in self.storage_options.items() if "://" in value}
+        if found := [name for name, url in urls.items() if address(url) != url]:
             raise ValueError(
                 f"{', '.join(found)} must be a URL without user, password and query. Put credentials in the "
                 "environment of all processes"
