@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.orchestration.resources import spark_resource
+from pipeline_platform.orchestration.resources import spark_sessions
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
@@ -166,7 +166,7 @@ def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path):
 
 
 def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(spark_resource, "_OUTAGE_S", 1.0)
+    monkeypatch.setattr(spark_sessions, "_OUTAGE_S", 1.0)
     nobody = SparkResource(remote=f"sc://localhost:{free_ports(1)[0]}", packages=["pipeline_platform"])
     with closing(nobody), pytest.raises(Exception, match="refused"):
         _ = nobody.spark_session
@@ -176,7 +176,7 @@ def test_a_server_at_an_address_is_not_waited_for_for_ever(monkeypatch):
 def test_a_server_at_an_address_that_dies_is_waited_for_once_and_not_by_each_call_again(
     folder, mortal, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(spark_resource, "_OUTAGE_S", 2.0)
+    monkeypatch.setattr(spark_sessions, "_OUTAGE_S", 2.0)
     named = SparkResource(remote=mortal.address, token=mortal.token, packages=["pipeline_platform"])
     with closing(named):
         work = SparkWork("dead", Lake(root=str(tmp_path)), lambda: named.spark_session)
