@@ -76,14 +76,17 @@ _MAX_DEMAND = 1_000_000
 
 
 class RateLimiting(Options):
-    """At most so many messages are handled in each interval, over all runs and machines.
+    """The most messages that are handled in each interval, over all runs and machines, backfills and replays included.
 
-    Intervals are aligned to the clock (an interval of a minute begins with the minute); what one leaves unused
-    is gone. Backfills and replays are held to it too.
+    Intervals are aligned to the clock: an interval of a minute starts with the minute. Unused permits of an interval
+    expire with it.
     """
 
-    allowed_messages: int = Field(ge=1, le=10**12, description="Messages handled in an interval, at most.")
-    interval: Duration = Field(description="Length of an interval.")
+    allowed_messages: int = Field(ge=1, le=10**12, description="The most messages handled in an interval.")
+    interval: Duration = Field(
+        description="Length of an interval. Below 0.1 s fewer messages are handled than allowed, because each interval "
+        "costs a transaction: prefer 100 messages per 0.1 s to 1 per millisecond."
+    )
 
 
 class Producer(Options):
