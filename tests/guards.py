@@ -20,9 +20,10 @@ HOME = Path(__file__).parents[1]
 # of its line: an `if` is never true, another statement is gone, and with `=>` a text becomes another. What is in front
 # of `>>` comes before it in the file.
 GUARDS = """
-lake/decision.py: lake/test_decision.py
+lake/decision.py: lake/test_decision.py lake/test_removed_receives.py
     if found.mark == FENCED or (not found.is_decided and ledger
     if not still_ours():
+    if ledger.get(receive_id) is None:
     others.drop(outcomes.added_since(handle, looked)) => 0
     if not Transaction.of(table, handle, receive.receive_id, receive).is_decided => if True
     def fence( >> if found.is_decided:

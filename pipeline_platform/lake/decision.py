@@ -154,10 +154,15 @@ def decide(
             # From the look on, a commit that fences it or takes it over makes the swap fail.
             if not still_ours():
                 raise FencedError(f"the lease of receive {receive_id} is over and could not be renewed")
-            dropped += others.drop(outcomes.added_since(handle, looked))
+            try:
+                dropped += others.drop(outcomes.added_since(handle, looked))
+                manifest = ledger.manifest(receive)
+                files = _outcome_files(manifest, receive)
+            except Exception:
+                if ledger.get(receive_id) is None:
+                    continue  # Another run removed its manifests after the look. The next look finds why.
+                raise
             looked, tries = handle.version(), tries + 1
-            manifest = ledger.manifest(receive)
-            files = _outcome_files(manifest, receive)
             removed, left = replacement.at(handle)
             state, published = Transaction(DECIDED, receive.owner).version, _newest(manifest)
             outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=state, not_before=published)
