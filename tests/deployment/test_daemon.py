@@ -97,7 +97,7 @@ class Deployed:
         assert "errors" not in answer, answer["errors"]
         return answer["data"]
 
-    def until(self, what: str, found: Callable[[], Any], within_s: float = 90.0) -> Any:
+    def until(self, what: str, found: Callable[[], Any], within_s: float = 240.0) -> Any:
         deadline = time.monotonic() + within_s
         while time.monotonic() < deadline:
             with suppress(urllib.error.URLError, ConnectionError):

@@ -34,7 +34,7 @@ class Reader:
 
     def type(self, command: str) -> str:
         bash, at = ["bash", "-c", command], {"cwd": self.folder, "env": self.variables}
-        done = subprocess.run(bash, **at, capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(bash, **at, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2_000:]}{done.stderr[-4_000:]}"
         return done.stdout
 
@@ -58,7 +58,7 @@ class Reader:
         return "".join(printed)
 
     def wait_for(self, status: str) -> None:
-        until = time.monotonic() + 200
+        until = time.monotonic() + 400
         while time.monotonic() < until:
             said = self.type(status)
             if " 0 messages in orders_queue" in said and "in 0 runs" in said and "none under way" in said:
@@ -81,7 +81,7 @@ class Reader:
                 process.wait(60)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_200)
 @pytest.mark.faults  # two runs, each of which starts Spark: a minute
 def test_the_tutorial_ends_as_it_says(tmp_path):
     reader, lake = Reader(tmp_path, "quickstart.md", "dagster"), tmp_path / "dagster/pipeline_platform/lake/orders/lake"
@@ -101,7 +101,7 @@ def test_the_tutorial_ends_as_it_says(tmp_path):
     assert reader.typed == 8
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_200)
 @pytest.mark.faults  # a run, which starts Spark
 def test_a_pipeline_that_a_command_writes_ends_in_rows(tmp_path):
     for name in ("definitions.py", "workspace.yaml", "dagster.yaml", "pipelines", "resources", "assets", "sensors"):

@@ -195,7 +195,7 @@ def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_r
 
 
 def until(found: Any, process: subprocess.Popen[bytes]) -> Any:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         if answer := found():
             return answer

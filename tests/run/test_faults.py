@@ -76,7 +76,7 @@ def stalled_at(ground: Ground, point: str) -> Iterator[BaseProcess]:
         wait_until_stopped(run)
         yield run
         os.kill(run.pid or 0, signal.SIGCONT)
-        join(run, within_s=120)
+        join(run, within_s=240)
     finally:
         run.kill()  # stopped for good, if the test failed before it woke
     fault_run.run_to_end(ground.place, ground.left)

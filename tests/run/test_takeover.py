@@ -147,7 +147,7 @@ def test_tasks_of_the_run_before_are_ended_and_hold_up_nothing(filled_on_spark):
     assert thread.is_alive()
 
     go_on(flow := replace(flow, pipeline=Quick), resume(flow, first, "another run"))
-    thread.join(60)
+    thread.join(180)
 
     assert len(errors) == 1
     assert rows(flow, "words")["word"].to_list() == ["quick", "quick"]
