@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
-
-    from pipeline_platform.lake.tables import Tables
 
 
 def as_stored(columns: pa.Schema, handle: DeltaTable) -> Schema:
@@ -26,19 +23,6 @@ def keep_decimals(columns: pa.Schema, handle: DeltaTable) -> pa.Schema:
         return columns
     there = pa.struct(list(pa.schema(handle.schema().to_arrow())))
     return pa.schema(list(_kept(pa.struct(list(columns)), there)))
-
-
-def kept_columns(tables: Tables) -> dict[str, pa.Schema]:
-    """The columns of the batchers whose tables have other digits than their models, by batcher."""
-    from deltalake.exceptions import TableNotFoundError
-
-    kept = dict[str, pa.Schema]()
-    for table in map(tables.__getitem__, tables.pipeline.batchers):
-        if "decimal" in str(table.schema):  # others need no look at their table
-            with suppress(TableNotFoundError), table.look() as handle:
-                if (columns := keep_decimals(table.schema, handle)) != table.schema:
-                    kept[table.name] = columns
-    return kept
 
 
 def _kept(ours: pa.DataType, there: pa.DataType) -> pa.DataType:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NoReturn
@@ -11,7 +12,7 @@ from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.kept_decimals import kept_columns
+from pipeline_platform.lake.kept_decimals import keep_decimals
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -67,7 +68,15 @@ class Flow:
     @cached_property
     def kept_columns(self) -> Mapping[str, pa.Schema]:
         """The columns of tables that were made with other digits of Decimals; see `kept_decimals`."""
-        return kept_columns(self.tables)
+        from deltalake.exceptions import TableNotFoundError
+
+        kept: dict[str, pa.Schema] = {}
+        for table in map(self.tables.__getitem__, self.pipeline.batchers):
+            if "decimal" in str(table.schema):  # other tables need no look
+                with suppress(TableNotFoundError), table.look() as handle:
+                    if (columns := keep_decimals(table.schema, handle)) != table.schema:
+                        kept[table.name] = columns
+        return kept
 
     @cached_property
     def ledger(self) -> Ledger:
