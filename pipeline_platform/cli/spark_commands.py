@@ -86,7 +86,7 @@ def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="P
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Print why there is no server, and exit with 1."""
+    """Print the reason for which no server runs, and exit with 1."""
     try:
         yield
     except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:

@@ -38,7 +38,7 @@ def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
 def reopen(tables: Tables, failed: FailedMessages) -> int:
     """Open failures again that people closed, by id and source of the selection; return how many.
 
-    Each is open at the next attempt, with its payload and its own reason; only a backfill by hand drives it. If a run
+    Each is open at the next attempt, with its payload and its own reason; only a manual backfill retries it. If a run
     retries it meanwhile and fails at the same attempt, the reopened failure stays.
     """
     return _commit(tables, failed, lambda: _opening(failed))

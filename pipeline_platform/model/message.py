@@ -208,7 +208,7 @@ class Message:
         Raises:
             PayloadError: It is not JSON, or a `msgspec.Struct` refuses it. The error quotes nothing of it.
             ValidationError: A pydantic model refuses it.
-            TypeError: `data` is not bytes any more, and there is no model; or neither pydantic nor msgspec takes the
+            TypeError: `data` is no longer bytes, and no model is given; or neither pydantic nor msgspec takes the
                 type.
         """
         return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)

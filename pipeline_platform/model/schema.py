@@ -21,7 +21,7 @@ CONSTRAINED: dict[Any, type] = {
 }
 """What values pydantic's own types have."""
 _DIGITS = 38
-"""Digits of a Decimal that a Delta table holds at the most."""
+"""The most digits of a Decimal in a Delta table."""
 
 
 @lru_cache(maxsize=256)

@@ -82,7 +82,7 @@ def acknowledge(
 
 
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
-    """Report the checks `backlog`: Dagster shows a check as not evaluated once its asset is materialised anew."""
+    """Report the checks `backlog`: Dagster shows a check as not evaluated once its asset is materialised again."""
     for producer in flow.pipeline.producers_of():
         try:
             context.log_event(look_at_backlog(context, flow.pipeline, producer))

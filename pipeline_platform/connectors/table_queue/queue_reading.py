@@ -122,7 +122,7 @@ def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[Columns]:
 
 
 def read_time(value: Any) -> datetime | None:
-    """Read a value of the created column, None if it is no time; without a zone it is UTC, as both databases write."""
+    """Read a value of the created column; None if it is not a time. Without a zone it is UTC, in both databases."""
     try:
         if isinstance(value, str):
             value = datetime.fromisoformat(value)

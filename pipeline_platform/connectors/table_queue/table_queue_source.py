@@ -338,7 +338,7 @@ class TableQueue(LeasedSource):
         return {**known, "deliveries": deliveries} if deliveries > 1 else known
 
     def _time(self, value: Any) -> datetime | None:
-        """Read a value of the created column; a `SourceError` if it is no time."""
+        """Read a value of the created column; a `SourceError` if it is not a time."""
         time = queue_reading.read_time(value)
         if time is None and value is not None:
             raise self._table().database.refusal(

@@ -1,4 +1,4 @@
-"""Alerts: a sensor looks for what is wrong, and reports it once, again if failures grow, and when it is over."""
+"""Alerts: a sensor reports each problem once, again if failures grow, and when the problem ends."""
 
 import json
 import time
