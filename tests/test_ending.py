@@ -33,11 +33,11 @@ def test_long(): pass
     ("failing", "body", "ended", "closing"),
     [
         (0, "pass", 0, "1 passed, 1 skipped in"),
-        (5, "flaky(number)", 0, "5 failed beside others, passed alone"),
+        (10, "flaky(number)", 0, "10 failed beside others, passed alone"),
         (1, "assert False", 1, "1 failed, 1 passed"),
-        (6, "flaky(number)", 1, "6 failed, 1 passed"),
+        (11, "flaky(number)", 1, "11 failed, 1 passed"),
     ],
-    ids=["none", "five that pass alone", "one that fails alone", "more than five"],
+    ids=["none", "ten that pass alone", "one that fails alone", "more than ten"],
 )
 def test_few_that_fail_beside_others_run_once_more_alone(tmp_path, failing, body, ended, closing):
     (tmp_path / "test_it.py").write_text(TESTS.format(failing=failing, body=body))

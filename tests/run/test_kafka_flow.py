@@ -1,8 +1,12 @@
 """Whole flows over Kafka: each message once in the tables, the group at the end, whatever died on the way."""
 
+import os
+import threading
+import time
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import polars as pl
 import pytest
@@ -14,7 +18,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.clear_up import clear_up
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
-from tests.fixtures.flow_pipelines import Obedient
+from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.fixtures.kafka_source import lag, until
 
 
@@ -130,14 +134,21 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
     assert came_to.to_list() == ["handled"] * (30 - len(begun)), "nothing is read twice that was handled"
 
 
-def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark):
-    """Its offsets are handled, free, handled and free."""
-    flow = flow_on_spark
-    words = [f"sleep 0.1{number:04}" for number in range(80)]
+def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark, tmp_path):
+    """The offsets of the receive are handled, free, handled and free."""
+    flow = replace(flow_on_spark, pipeline=Marking)
+    words = [f"{tmp_path / 'task'} {number:04}" for number in range(80)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
     receive = received(flow)
-    flow.control.drain("obedient", "moves", timedelta(seconds=1))
+
+    def drain_once_both_tasks_work() -> None:
+        until(lambda: len([*tmp_path.glob("task*")]) == 2)
+        flow.control.drain("marking", "moves", timedelta(0))
+
+    draining = threading.Thread(target=drain_once_both_tasks_work)
+    draining.start()
     steps.handle_messages(flow, receive)
+    draining.join()
     finish(flow, receive)
 
     begun = rows(flow, "words").height
@@ -145,11 +156,23 @@ def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_o
     assert 0 < place.acknowledged_to < begun, "the first task's"
     assert [(span.past - span.first, span.holder) for span in place.spans] == [(begun - place.acknowledged_to, None)]
 
-    flow.control.resume("obedient")
+    flow.control.resume("marking")
     again = run(flow)
 
     assert_each_once(flow, words)
     assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 80 - begun
+
+
+class Marking(Obedient):
+    """Leaves a file per process, and takes time for each message."""
+
+    name = "marking"
+
+    def handle_message(self, message, context):
+        path, _ = message.data.decode().split()
+        Path(f"{path}{os.getpid()}").touch()
+        time.sleep(0.2)
+        return message.put_data(Word(word=message.data.decode())).put_batcher("words")
 
 
 def end(*_: object) -> None:

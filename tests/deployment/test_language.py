@@ -1,0 +1,121 @@
+"""The rules of docs/contributing/language.md that a program can check."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXCEPTIONS = Path(__file__).with_name("language_exceptions.txt")
+MOST_EXCEPTIONS = 40
+CODE = [
+    path
+    for folder in ("pipeline_platform", "assets", "resources", "sensors", "pipelines", "demo", "servers", "benchmarks", "tests")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+    if "node_modules" not in path.parts
+]
+CODE += [ROOT / "definitions.py", *sorted((ROOT / "docs").rglob("*.py"))]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/**/*.md")])
+RULES = ROOT / "docs" / "contributing" / "language.md"
+"""The page that quotes the forbidden words."""
+
+OPENINGS = re.compile(r"(What|Which|Where|Who|Whose|Whom|How)\b")
+PHRASES = re.compile(
+    r"\b(is no|are no|that are none|whoever|nobody|anew|mend|mends|mended|by hand|at the most"
+    r"|comes? again|came again|is over|are over|gives? back|given back|gave back|takes? on|taken on|took on)\b",
+    re.IGNORECASE,
+)
+IDIOMATIC = re.compile(r"\b(?:there (?:is|are) no|(?:is|are) no (?:longer|more|fewer|less|later|earlier)) ?\b", re.IGNORECASE)
+"""Plain English that contains a forbidden phrase."""
+
+
+class Violation(NamedTuple):
+    """A place that breaks a rule: file, line number and the words."""
+
+    file: str
+    line: int
+    words: str
+
+    @property
+    def key(self) -> str:
+        """The form in which the list of exceptions names it."""
+        return f"{self.file}: {self.words}"
+
+
+def violations(path: Path) -> Iterator[Violation]:
+    """Yield the violations of a file."""
+    file, text = path.relative_to(ROOT).as_posix(), path.read_text()
+    for line, words in _of_code(text, file.startswith("tests/")) if path.suffix == ".py" else _phrases(text):
+        yield Violation(file, line, words)
+
+
+def _phrases(text: str, line: int = 1) -> Iterator[tuple[int, str]]:
+    plain = IDIOMATIC.sub(lambda found: "\n" * found[0].count("\n"), text)
+    for found in PHRASES.finditer(plain):
+        yield line + plain.count("\n", 0, found.start()), " ".join(found[0].lower().split())
+
+
+def _of_code(text: str, is_test: bool) -> Iterator[tuple[int, str]]:
+    tree = ast.parse(text)
+    documented: set[ast.expr] = set()
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(docstring)) as constant):
+                    documented.add(constant)
+                    if opening := OPENINGS.match(docstring.strip()):
+                        yield constant.lineno, f"a docstring that starts with {opening[0]}"
+                    yield from _phrases(docstring, constant.lineno)
+        match node:
+            case ast.Name(id="one", ctx=ast.Store()) | ast.arg(arg="one"):
+                yield node.lineno, "a variable called one"
+    if is_test:
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documented:
+            yield from _phrases(node.value, node.lineno)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield from _phrases(token.string, token.start[0])
+
+
+def exceptions() -> dict[str, str]:
+    """Return the reason of each exception, by file and words."""
+    lines = [line for line in EXCEPTIONS.read_text().splitlines() if line and not line.startswith("#")]
+    return dict(line.split("  -- ") for line in lines)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("path", [*CODE, *DOCUMENTS], ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_text_follows_the_language_rules(path):
+    if path == RULES:
+        pytest.skip("quotes the forbidden words")
+    allowed = exceptions()
+    assert [found for found in violations(path) if found.key not in allowed] == []
+
+
+def test_exceptions_are_few_and_each_is_needed():
+    needed = {found.key for path in [*CODE, *DOCUMENTS] if path != RULES for found in violations(path)}
+    assert len(exceptions()) <= MOST_EXCEPTIONS
+    assert {*exceptions()} <= needed
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('"""What a run holds."""', ["a docstring that starts with What"]),
+        ('x: int\n"""Where it is."""', ["a docstring that starts with Where"]),
+        ('"""Whether it is decided."""', []),
+        ('raise ValueError("the payload is no JSON")', ["is no"]),
+        ('raise ValueError(f"the payload {x} is\\n no longer there; there is no queue")', []),
+        ("for one in files:\n    pass", ["a variable called one"]),
+        ("f(lambda one: 1)", ["a variable called one"]),
+        ("# It comes again.", ["comes again"]),
+    ],
+)
+def test_a_violation_is_found(text, words):
+    assert [found for _, found in _of_code(text, is_test=False)] == words
