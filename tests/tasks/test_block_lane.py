@@ -34,7 +34,7 @@ FAULTS = {
     "cancel": ("CancelledError", "CancelledError", IN),
     "interrupt": ("KeyboardInterrupt", "KeyboardInterrupt", IN),
     "fail": ("failed", "as told", IN),
-    "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']", IN),
+    "unknown": ("unknown batcher", "'nowhere' is not a batcher. Batchers: ['kept']", IN),
     "drop": ("not returned", "handle_messages did not return it", IN),
     "misfit": ("ColumnError", "text is None, which its model does not allow", "lake"),
     "die": ("worker killed", "handle_messages ended the worker (signal 9)", IN),

@@ -170,8 +170,8 @@ def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
     [
         # What `from_json` makes of a payload that it cannot read: nulls, and no error.
         ({"line": None}, "ColumnError", "line is None, which its model does not allow"),
-        ({"batcher": "nowhere"}, "unknown batcher", "no batcher 'nowhere'; there are ['alerts', 'lake', 'raw']"),
-        ({"batcher": None}, "unknown batcher", "no batcher None; there are ['alerts', 'lake', 'raw']"),
+        ({"batcher": "nowhere"}, "unknown batcher", "'nowhere' is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
+        ({"batcher": None}, "unknown batcher", "None is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
         ({"_failure": "no line", "batcher": "nowhere"}, "failed", "no line"),
         ({"_failure": ""}, "failed", "handle_messages gave no reason"),
     ],

@@ -144,7 +144,7 @@ def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
     reason = "Flight: late: Input should be a valid integer, unable to parse string as an integer"
     assert notes["reasons"] == {
         f"ValidationError: {reason}": 30,
-        f"handle_failed itself: ValidationError: {reason}": 1,
+        f"handle_failed: ValidationError: {reason}": 1,
     }, "one cause is one reason"
     assert "SECRET" not in json.dumps(notes)
     failures = rows_of(lake, "typed", manifest, "failed")

@@ -215,7 +215,7 @@ def test_a_message_whose_children_hold_more_than_a_task_can_write_fails_alone(la
     (failure,) = rows_of(lake, "litters", manifest, "failed")
     assert failure["reason"] == (
         "handle_message returned 1,610,612,736 bytes for one message, whose 3 children may hold 1,073,741,824 "
-        "together: put into each what is its own"
+        "together: Remove data that they have in common"
     )
 
 

@@ -136,7 +136,7 @@ class CallingStep(Step):
 
     @abstractmethod
     def blocks(self, share: Any, skip: int) -> Iterator[tuple[int, Any]]:
-        """Read the blocks of a share after the first `skip` rows. Yield the size and the block.
+        """Read the blocks of a share, without blocks whose sizes add up to `skip`. Yield the size and the block.
 
         Boundaries of blocks may depend on `skip`.
         """

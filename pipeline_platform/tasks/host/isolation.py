@@ -12,7 +12,7 @@ from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 BEGUN_AGAIN = 2
-"""How often rows of a block may be repeated, on average, before rows that succeeded are tried separately."""
+"""Average number of times that rows of a block may be repeated before rows that succeeded are tried separately."""
 
 QUICK_S = 0.5
 """A faster try doubles the rows of the next one: sending results costs a millisecond or more per try."""

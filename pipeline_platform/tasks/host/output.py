@@ -1,4 +1,4 @@
-"""Output of callbacks (print and logging) for the log of the run. A bounded number of lines; further lines are counted."""
+"""Output of callbacks (print and logging) for the log of the run. A limited number of lines is kept."""
 
 import inspect
 import logging
