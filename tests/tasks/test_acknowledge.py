@@ -23,7 +23,9 @@ class Moody(Memory):
         if ack_ref == "broken":
             raise SourceError("no answer")
         return [
-            Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one.startswith(("no", "gone"))
+            Refused(ack_id, "not now", lost=ack_id.startswith("gone"))
+            for ack_id in ack_ids
+            if ack_id.startswith(("no", "gone"))
         ]
 
 
@@ -31,8 +33,15 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
     """The notes of a task over outcomes `(ack_ref, ack_id, action)`, every other one of a message that failed."""
     kinds = cycle(("handled", "failed"))
     rows = [
-        {"source": "s", "message_id": one, "ack_ref": ack_ref, "ack_id": one, "action": action, "outcome": next(kinds)}
-        for ack_ref, one, action in outcomes
+        {
+            "source": "s",
+            "message_id": ack_id,
+            "ack_ref": ack_ref,
+            "ack_id": ack_id,
+            "action": action,
+            "outcome": next(kinds),
+        }
+        for ack_ref, ack_id, action in outcomes
     ]
     schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
     with Writer(lake, "p", "r1") as writer:
@@ -90,7 +99,7 @@ class Relenting(Moody):
         if ack_ref == "broken" and "broken" in new:
             return super().ack("broken", ack_ids)
         super().ack("q", ack_ids)
-        return [Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one in new]
+        return [Refused(ack_id, "not now", lost=ack_id.startswith("gone")) for ack_id in ack_ids if ack_id in new]
 
 
 def patiently(source, ack_ref, ack_ids, attempts=3):

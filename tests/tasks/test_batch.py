@@ -90,7 +90,7 @@ class Staged(NamedTuple):
 
 def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> Staged:
     rows = batch_of(*(b"original" for _ in data))
-    encoded = [encode(one) for one in data]
+    encoded = [encode(value) for value in data]
     columns = {name: rows.column(name) for name in rows.schema.names if name in STAGED.names}
     columns |= {
         "value": pa.array([value for value, _ in encoded], pa.binary()),
@@ -156,7 +156,7 @@ SEEN: list[list[str]] = []
 
 def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[list[str]]]:
     """What each task gives to `handle_batch`."""
-    manifest = handled(lake, Keyed, *(one.encode() for one in payloads))
+    manifest = handled(lake, Keyed, *(payload.encode() for payload in payloads))
     task = batching(lake, Keyed, manifest, "plain", Batcher(batch_size=batch_size), tasks=tasks)
     told = []
     for index in range(tasks):
@@ -180,10 +180,12 @@ def test_however_many_batches_are_read_together_they_are_the_same(lake, monkeypa
     monkeypatch.setattr(handle_batches, "GROUP_BYTES", at_once)
     payloads = [f"{number % 7} {number}" for number in range(100)]
     (told,) = through(lake, *payloads, batch_size=4)
-    assert sorted(one for messages in told for one in messages) == sorted(payloads)
+    assert sorted(message for messages in told for message in messages) == sorted(payloads)
     for messages in told:
-        assert len({one.split()[0] for one in messages}) == 1
-        assert [int(one.split()[1]) for one in messages] == sorted(int(one.split()[1]) for one in messages)
+        assert len({message.split()[0] for message in messages}) == 1
+        assert [int(message.split()[1]) for message in messages] == sorted(
+            int(message.split()[1]) for message in messages
+        )
 
 
 # The contract of handle_batch

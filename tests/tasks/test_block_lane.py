@@ -57,7 +57,7 @@ class Timed(ObedientBlocks):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("places", [(0,), (7, 19)])
 def test_a_faulty_row_fails_alone_and_keeps_its_payload(lake, fault, places):
-    payloads = [fault.encode() if place in places else one for place, one in enumerate(OK)]
+    payloads = [fault.encode() if place in places else payload for place, payload in enumerate(OK)]
     pipeline = Timed if fault == "hang" else ObedientBlocks
 
     manifest = handled(lake, pipeline, *payloads, careful=fault.startswith("die"))
@@ -157,14 +157,14 @@ class Times(BaseModel):
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
 def test_time_spans_and_times_of_day_are_written_as_rows_write_them(lake, unit):
     values = [Times(span=timedelta(hours=-26), clock=time(1, 2)), Times(span=timedelta(seconds=1.5), clock=None)]
-    clocks = pa.array([one.clock for one in values], pa.time64("us"))
+    clocks = pa.array([value.clock for value in values], pa.time64("us"))
 
     class Timing(ObedientBlocks):
         name = "obedient"
         batchers = {"kept": TableBatcher(schema=Times)}
 
         def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
-            rows = messages.append_column("span", pa.array([one.span for one in values], pa.duration(unit)))
+            rows = messages.append_column("span", pa.array([value.span for value in values], pa.duration(unit)))
             rows = rows.append_column("clock", clocks.cast(pa.time32(unit) if unit == "ms" else pa.time64(unit)))
             return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * len(values)))
 
@@ -285,8 +285,10 @@ class Rescuing(ObedientBlocks):
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         return [
-            one.put({"text": f"rescued {one.batch_key}"}, batcher="kept").rescued() if one.reason == "as told" else one
-            for one in messages
+            message.put({"text": f"rescued {message.batch_key}"}, batcher="kept").rescued()
+            if message.reason == "as told"
+            else message
+            for message in messages
         ]
 
 
@@ -305,7 +307,7 @@ class Batching(ObedientBlocks):
     batchers = {"kept": Batcher(schema=Row, batch_size=2)}
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
-        return [one.failed("late") if one.data.text == "3" else one for one in messages]
+        return [message.failed("late") if message.data.text == "3" else message for message in messages]
 
 
 def test_rows_for_a_batcher_with_a_callback_come_to_it_as_messages(lake):
@@ -315,8 +317,8 @@ def test_rows_for_a_batcher_with_a_callback_come_to_it_as_messages(lake):
     ]  # fmt: skip
 
     result = test_batch(Batching, [b"1", b"2", b"3"])
-    assert [one.data for one in result.successful] == [Row(text="1"), Row(text="2")]
-    assert [(one.data, one.reason) for one in result.failed] == [(Row(text="3"), "late")]
+    assert [message.data for message in result.successful] == [Row(text="1"), Row(text="2")]
+    assert [(message.data, message.reason) for message in result.failed] == [(Row(text="3"), "late")]
     assert [info.size for info in result.batches] == [2, 1]
 
 
@@ -357,8 +359,12 @@ def test_repeats_are_not_handled_again(lake):
 def test_the_testing_kit_takes_blocks(pipeline, kept):
     result = test_batch(pipeline, ["1", "raise"])
 
-    assert [(one.message_id, one.batcher, one.data) for one in result.successful] == [("0", "kept", {"text": kept})]
-    assert [(one.message_id, one.data, one.reason) for one in result.failed] == [("1", b"raise", "as told")]
+    assert [(message.message_id, message.batcher, message.data) for message in result.successful] == [
+        ("0", "kept", {"text": kept})
+    ]
+    assert [(message.message_id, message.data, message.reason) for message in result.failed] == [
+        ("1", b"raise", "as told")
+    ]
     assert result.actions == ["ack", "ack"]
 
 

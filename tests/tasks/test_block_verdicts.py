@@ -33,7 +33,10 @@ def kind_of(made: Any, model: type[BaseModel] = Page) -> type[Pipeline]:
 
 
 def seen(pipeline: type[Pipeline], *payloads: str) -> list[tuple[str, str, str]]:
-    return [(one.failure.kind, one.failure.reason, one.failure.stage) for one in test_batch(pipeline, payloads).failed]
+    return [
+        (message.failure.kind, message.failure.reason, message.failure.stage)
+        for message in test_batch(pipeline, payloads).failed
+    ]
 
 
 def as_ok(messages: pl.DataFrame) -> pl.DataFrame:
@@ -69,8 +72,8 @@ def test_a_refused_payload_never_becomes_a_row_of_nulls():
         return columns(messages, Loose).with_columns(status=pl.lit("ok"), number=pl.lit(0))
 
     result = test_batch(kind_of(made, Loose), ["{}", '{"page": 5}'])
-    assert [one.data["page"] for one in result.successful] == [None]
-    assert [one.failure.kind for one in result.failed] == ["ValidationError"]
+    assert [message.data["page"] for message in result.successful] == [None]
+    assert [message.failure.kind for message in result.failed] == ["ValidationError"]
 
 
 def test_a_reason_that_the_callback_gives_is_kept():
@@ -87,7 +90,7 @@ def test_a_later_call_may_decode_what_an_earlier_one_refused():
         numbers = columns(refused, Number).with_columns(pl.col("page").cast(pl.String))
         return pl.concat([known.filter(pl.col("status") == "ok"), numbers.select(known.columns)])
 
-    assert [one.data["page"] for one in test_batch(kind_of(made), ['{"page": "a"}', '{"page": 5}']).successful] == [
+    assert [message.data["page"] for message in test_batch(kind_of(made), ['{"page": "a"}', '{"page": 5}']).successful] == [
         "a", "5",
     ]  # fmt: skip
 
@@ -115,7 +118,7 @@ class Shown(Pipeline):
         return message.put(message.json(Page))
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        return [one.failed("not a page", retry=False) for one in messages]
+        return [message.failed("not a page", retry=False) for message in messages]
 
 
 def test_a_failure_that_is_named_again_keeps_its_kind():

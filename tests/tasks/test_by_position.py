@@ -68,5 +68,5 @@ def test_rows_are_divided_by_the_window_of_their_file(files):
 
 @pytest.mark.parametrize("positions", [[50], [-1], [0, None]])
 def test_a_position_that_no_row_has_is_refused(files, positions):
-    with pytest.raises(ValueError, match="a position that no message has"):
+    with pytest.raises(ValueError, match="position must be from 0 to"):
         list(ByPosition(*files).by_window(rows_at(positions)))

@@ -92,11 +92,11 @@ def written(
     careful: bool = False,
     **types: pa.DataType,
 ) -> Manifest:
-    payloads = [one["data"] for one in rows]
+    payloads = [row["data"] for row in rows]
     kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
     columns: dict[str, Any] = {"position": pa.array(range(len(rows)), pa.int64())}
     types = {**dict.fromkeys(ROUTES[1:], pa.string()), **TYPES, **types}
-    columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
+    columns |= {name: pa.array([row[name] for row in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
     task = WriteColumns(pipeline, None, ack_policy or Memory().ack_policy, lake, "r1", kept)
@@ -104,13 +104,13 @@ def written(
 
 
 def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
-    return {one["message_id"]: (one["kind"], one["reason"]) for one in rows_of(lake, "fast", manifest, "failed")}
+    return {row["message_id"]: (row["kind"], row["reason"]) for row in rows_of(lake, "fast", manifest, "failed")}
 
 
 def test_rows_go_to_their_tables_as_columns(lake):
     manifest = written(lake, row(line="T1", late=None, batch_key="x"), row(line="T2", batch_key=None))
     rows = rows_of(lake, "fast", manifest, "lake")
-    assert [(one["line"], one["late"], one["batch_key"], one["message_id"]) for one in rows] == [
+    assert [(row["line"], row["late"], row["batch_key"], row["message_id"]) for row in rows] == [
         ("T1", None, "x", "m0"),
         ("T2", 0, "default", "m1"),
     ]
@@ -131,9 +131,9 @@ def test_what_fits_no_column_fails_alone(lake, misfits):
     rows = [row(late=2**63 if index in misfits else index) for index in range(4)]
     manifest = written(lake, *rows, late=pa.uint64())
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
-    assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
+    assert [row["late"] for row in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
     assert {why for _, why in failures(lake, manifest).values()} == {"late is beyond what its column holds: 64 bits"}
-    assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
+    assert {row["data"] for row in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
 
 
 def test_a_date_that_python_has_no_value_for_fails_alone(lake):
@@ -179,7 +179,7 @@ def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
 def test_a_row_without_data_a_batcher_or_luck_fails_alone(lake, second, kind, reason):
     manifest = written(lake, row(), row(**second), row())
     assert failures(lake, manifest) == {"m1": (kind, reason)}
-    assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"]
+    assert [row["data"] for row in rows_of(lake, "fast", manifest, "failed")] == [b"original"]
     assert len(rows_of(lake, "fast", manifest, "lake")) == 2
 
 
@@ -190,7 +190,7 @@ def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
         batchers = {"lake": TableBatcher(schema=Stop)}
 
     said = [("ok", "unused"), (None, None), ("failed", "no line"), ("Failed", None), ("error", "no line")]
-    rows = [(place, "lake", 7, *one, "T1", 0, "not asked for") for place, one in enumerate(said)]
+    rows = [(place, "lake", 7, *status, "T1", 0, "not asked for") for place, status in enumerate(said)]
     routing = "batcher string, batch_key int, status string, reason string"
     columns = f"position long, {routing}, line string, late long, more string"
 
@@ -281,7 +281,7 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
 def test_a_failure_driven_again_is_closed(lake):
     manifest = written(lake, row(), row(_failure=""), ack_policy=DRIVEN_AGAIN)
     events = rows_of(lake, "fast", manifest, "failed")
-    assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}
+    assert {event["message_id"]: event["state"] for event in events} == {"m0": "closed", "m1": "open"}
 
 
 def test_without_batchers_rows_leave_their_outcomes(lake):

@@ -16,11 +16,13 @@ WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 
 def waiting(*messages: dict[str, Any]) -> pa.Table:
     plain = {"window": WINDOWS[0], "batch_key": "k", "size": 1, "flush": False}
-    return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cutting.MESSAGES)
+    return pa.Table.from_pylist(
+        [{**plain, "position": n, **message} for n, message in enumerate(messages)], cutting.MESSAGES
+    )
 
 
 def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], str]]:
-    return [(one["rows"], one["trigger"]) for one in cutting.cut(table, batch_size, batch_bytes).to_pylist()]
+    return [(batch["rows"], batch["trigger"]) for batch in cutting.cut(table, batch_size, batch_bytes).to_pylist()]
 
 
 def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
@@ -41,7 +43,7 @@ def test_a_batch_that_is_full_by_a_flushing_message_is_full():
 def test_batches_are_numbered_within_their_window_and_key():
     table = waiting({"batch_key": "b"}, {"batch_key": "a"}, {"batch_key": "b"}, {"window": WINDOWS[1]}, {})
     found = cutting.cut(table, 1).to_pylist()
-    assert [(one["window"][-4:], one["batch_key"], one["number"]) for one in found] == [
+    assert [(batch["window"][-4:], batch["batch_key"], batch["number"]) for batch in found] == [
         ("0000", "b", 0),
         ("0000", "a", 0),
         ("0000", "b", 1),
@@ -68,28 +70,28 @@ MESSAGES = st.lists(
 def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_its_order(
     messages, batch_size, batch_bytes, random
 ):
-    rows = [{**one, "position": 10 * n} for n, one in enumerate(messages)]
+    rows = [{**message, "position": 10 * n} for n, message in enumerate(messages)]
     random.shuffle(rows)
 
     table = pa.Table.from_pylist(rows, cutting.MESSAGES)
     found = cutting.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
 
-    assert sorted(row for one in found for row in one["rows"]) == list(range(len(rows)))
+    assert sorted(row for batch in found for row in batch["rows"]) == list(range(len(rows)))
     last: dict[tuple[Any, ...], int] = {}
     ended = set()
-    for one in found:
-        held = [rows[row] for row in one["rows"]]
+    for batch in found:
+        held = [rows[row] for row in batch["rows"]]
         positions = [row["position"] for row in held]
-        key = (one["window"], one["partition"], one["batch_key"])
+        key = (batch["window"], batch["partition"], batch["batch_key"])
         assert {(row["window"], row["partition"], row["batch_key"]) for row in held} == {key}
         assert key not in ended, "what no more messages come to is the last batch"
-        ended |= {key} if one["trigger"] == "timeout" else set()
+        ended |= {key} if batch["trigger"] == "timeout" else set()
         assert positions == sorted(positions)
         assert positions[0] > last.get(key, -1)
         last[key] = positions[-1]
         assert len(held) <= batch_size
-        assert one["size"] == sum(row["size"] for row in held)
-        assert one["size"] <= batch_bytes or len(held) == 1
+        assert batch["size"] == sum(row["size"] for row in held)
+        assert batch["size"] <= batch_bytes or len(held) == 1
         assert not any(row["flush"] for row in held[:-1])
 
 
@@ -99,7 +101,7 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
 def test_batches_never_mix_partitions_and_are_numbered_within_each():
     table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
     found = cutting.cut(table, 2).to_pylist()
-    assert [(one["partition"], one["number"], one["rows"], one["trigger"]) for one in found] == [
+    assert [(batch["partition"], batch["number"], batch["rows"], batch["trigger"]) for batch in found] == [
         ("7", 0, [0, 2], "size"),
         ("0", 0, [1, 4], "size"),
         (None, 0, [3], "flush"),
@@ -133,10 +135,10 @@ def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **colu
         waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)
     ).to_pylist()
     return [
-        ([one["failure"]["kind"], one["failure"]["reason"]], payloads[one["rows"][0]])
-        if one["failure"]
-        else ([payloads[row] for row in one["rows"]], one["trigger"])
-        for one in found
+        ([batch["failure"]["kind"], batch["failure"]["reason"]], payloads[batch["rows"][0]])
+        if batch["failure"]
+        else ([payloads[row] for row in batch["rows"]], batch["trigger"])
+        for batch in found
     ]
 
 

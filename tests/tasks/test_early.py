@@ -40,7 +40,7 @@ class Moody(Memory):
         super().ack(ack_ref, ack_ids)
         if self.away:
             raise SourceError("no answer")
-        return [Refused(one, "not now") for one in ack_ids if one in self.refuses]
+        return [Refused(ack_id, "not now") for ack_id in ack_ids if ack_id in self.refuses]
 
 
 @pytest.fixture
@@ -92,7 +92,9 @@ def test_threads_tell_of_each_message_once(lake):
 
     manifest = early(lake, AtOnce, source)
 
-    assert sorted(one for _, _, ids in source.told for one in ids) == sorted(f"ack-m{number}" for number in range(40))
+    assert sorted(ack_id for _, _, ids in source.told for ack_id in ids) == sorted(
+        f"ack-m{number}" for number in range(40)
+    )
     assert actions(lake, manifest) == ["told early"] * 40
 
 
@@ -150,7 +152,7 @@ def test_what_was_told_and_may_not_begin_any_more_fails_instead_of_going_back(la
     source = Memory(deliveries_=numbered(b"1", b"2"))
     manifest = early(lake, Together, source, careful=careful, pace=Stopped(1))
     found = outcomes(lake, "together", manifest)
-    told = {one for _, one in Notes(lake, "together", "r1").read()}
+    told = {ack_id for _, ack_id in Notes(lake, "together", "r1").read()}
     assert found["m0"] == "handled"
     assert found["m1"] == ("failed" if "ack-m1" in told else "returned")
     assert careful or "ack-m1" in told

@@ -15,7 +15,10 @@ from tests.fixtures.small_lake import handled, outcomes, rows_of
 
 
 def words(messages: list[Message]) -> list[tuple[int | None, str]]:
-    return [(one.child, one.data["word"] if isinstance(one.data, dict) else one.data.word) for one in messages]
+    return [
+        (message.child, message.data["word"] if isinstance(message.data, dict) else message.data.word)
+        for message in messages
+    ]
 
 
 def test_a_list_of_rows_is_one_message_that_is_handled(lake):
@@ -139,7 +142,9 @@ def test_each_child_has_a_partition_of_its_own(lake):
 def test_a_test_gets_the_children_in_the_place_of_their_message():
     told = testing.test_batch(Families, [b"left=b lake=a right=c", b"plain", b"", b"right=fail lake=d"])
     assert words(told.successful) == [(0, "b"), (1, "a"), (2, "c"), (None, "plain")]
-    assert [(one.data, one.reason, one.child) for one in told.failed] == [(b"right=fail lake=d", "as told", None)]
+    assert [(message.data, message.reason, message.child) for message in told.failed] == [
+        (b"right=fail lake=d", "as told", None)
+    ]
     assert told.actions == ["ack", "ack", "ack", "ack"], "one for each message"
     assert [info.size for info in told.batches] == [1, 2]
 
@@ -190,7 +195,7 @@ def test_of_a_message_that_is_rescued_after_its_batch_the_children_stay_cut(resc
     told = testing.test_message(Rescuing, "lake=a left=fail left=b")
 
     ended = told.successful if rescue else told.failed
-    assert [(one.data, one.child) for one in ended] == [(b"lake=a left=fail left=b", None)]
+    assert [(message.data, message.child) for message in ended] == [(b"lake=a left=fail left=b", None)]
     assert len(told.successful) + len(told.failed) == 1
 
 
@@ -211,7 +216,7 @@ def test_a_message_that_is_rescued_from_handling_goes_on_without_its_children(la
 def test_children_stay_in_their_order_in_a_batch():
     order = list("abcdefgh")
     random.Random(1).shuffle(order)
-    told = testing.test_batch(Families, [" ".join(f"right={one}" for one in order)])
+    told = testing.test_batch(Families, [" ".join(f"right={number}" for number in order)])
     assert [word for _, word in words(told.successful)] == order
     assert [info.size for info in told.batches] == [8]
 
@@ -230,7 +235,7 @@ def test_each_message_ends_once_and_fails_exactly_if_a_child_does(payloads):
         # What its batch loses or fails with is each message's own, but for `raise`, which has a batch of its own.
         if any(word in FAULTS for word in payload.split())
     }
-    assert {one.message_id for one in told.failed} == failing
+    assert {message.message_id for message in told.failed} == failing
     assert len(told.failed) == len(failing)
     assert len(told.actions) == len(payloads)
     expected = [
@@ -238,8 +243,8 @@ def test_each_message_ends_once_and_fails_exactly_if_a_child_does(payloads):
         for number, payload in enumerate(payloads)
         if str(number) not in failing and payload
     ]
-    ids = [one.message_id for one in told.successful]
-    assert [(one, ids.count(one)) for one in dict.fromkeys(ids)] == expected
+    ids = [message.message_id for message in told.successful]
+    assert [(message_id, ids.count(message_id)) for message_id in dict.fromkeys(ids)] == expected
 
 
 def test_a_model_may_have_no_field_of_the_name_child():

@@ -216,7 +216,7 @@ def test_an_odd_value_that_a_callback_sets_fails_its_message_alone(lake, where, 
 
 
 @pytest.mark.parametrize("where", ["transform", "prepare_messages", "handle_message"])
-@pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
+@pytest.mark.parametrize(("attribute", "value"), [case[:2] for case in ODD])
 def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(lake, where, attribute, value):
     manifest = handled(lake, odd(where, attribute, value, raises=True), b"1", b"odd", b"3")
     told = {row["message_id"]: row for row in rows_of(lake, "odd", manifest, "outcomes")}
@@ -225,7 +225,7 @@ def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(l
 
 
 @pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
+@pytest.mark.parametrize(("attribute", "value"), [case[:2] for case in ODD])
 def test_an_odd_value_that_handle_failed_sets_is_an_error_of_its_own(lake, raises, attribute, value):
     manifest = handled(lake, odd("handle_failed", attribute, value, raises=raises), b"1", b"fail", b"fail")
     assert outcomes(lake, "odd", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}

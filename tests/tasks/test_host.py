@@ -250,7 +250,7 @@ def test_much_comes_back_and_what_a_fork_gave_before_it_died_does():
 
     assert death is not None
     assert death.how == "signal 9"
-    assert [one.equals(rows) for written in given for *_, one in written.batches] == [True] * 3
+    assert [batch.equals(rows) for written in given for *_, batch in written.batches] == [True] * 3
 
 
 def test_a_fork_is_ended_whose_gifts_nobody_can_take():

@@ -97,8 +97,8 @@ class Keyed(Memory):
         (batch,) = super().read(share, receive_id)
         payloads = [data.decode() for data in batch.column("data").to_pylist()]
         told = {
-            "partition": [one[0] if one[0].isalpha() else None for one in payloads],
-            "sequence": [int(one[1:]) for one in payloads],
+            "partition": [payload[0] if payload[0].isalpha() else None for payload in payloads],
+            "sequence": [int(payload[1:]) for payload in payloads],
         }
         columns = {name: told.get(name, batch.column(name)) for name in batch.schema.names}
         yield pa.RecordBatch.from_pydict(columns, schema=batch.schema)

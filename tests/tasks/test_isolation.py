@@ -40,7 +40,8 @@ CALLBACKS = ["transform", "prepare_messages", "handle_message", "handle_failed",
 
 
 @pytest.mark.parametrize(
-    ("callback", "how"), [*((one, "kill") for one in CALLBACKS), *product(["handle_message", "handle_failed"], WAYS)]
+    ("callback", "how"),
+    [*((callback, "kill") for callback in CALLBACKS), *product(["handle_message", "handle_failed"], WAYS)],
 )
 def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary, callback, how):
     payloads = [b"0", b"fail", f"{callback} {how}".encode(), b"3", b"4", b"fail"]
@@ -62,7 +63,10 @@ def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary, 
 
 @pytest.mark.parametrize(
     ("callback", "how"),
-    [*((one, "interrupt") for one in CALLBACKS), *product(["handle_message", "serialise"], ["leave", "mute", "eat"])],
+    [
+        *((callback, "interrupt") for callback in CALLBACKS),
+        *product(["handle_message", "serialise"], ["leave", "mute", "eat"]),
+    ],
 )
 def test_a_message_that_raises_what_ends_programs_fails_alone(lake, diary, callback, how):
     chunk = [b"0", f"{callback} {how}".encode()] if callback == "prepare_messages" else [b"0"]
@@ -252,12 +256,12 @@ def isolated(
     **options: Any,
 ) -> None:
     """Try rows, each time as `attempt` says that it ends and `most` at once, and gather those that fail."""
-    tries, answer = isolate(rows, lambda one: one, **options), None
+    tries, answer = isolate(rows, lambda attempted: attempted, **options), None
     with suppress(StopIteration):
         while True:
-            one: Try = tries.send(answer)
-            failed += one.rows if one.death else []
-            answer = (None if one.death else attempt(one.rows)) or (min(most, len(one.rows)), ())
+            current: Try = tries.send(answer)
+            failed += current.rows if current.death else []
+            answer = (None if current.death else attempt(current.rows)) or (min(most, len(current.rows)), ())
 
 
 def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any:

@@ -61,7 +61,10 @@ class Seeing(Pipeline, abstract=True):
         return message.put_batcher("batched")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
-        return [seen("handle_batch" if one.child is None else "handle_batch of a child", one) for one in messages]
+        return [
+            seen("handle_batch" if message.child is None else "handle_batch of a child", message)
+            for message in messages
+        ]
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         for message in messages:

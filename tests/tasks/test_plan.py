@@ -65,7 +65,9 @@ FAILED: list[str | None] = []
 
 def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush") -> tuple[list[RowRange], Manifest]:
     """Where parcels wait, and their plan."""
-    whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
+    whole = ranges(
+        handled(lake, Boxes, *(payload.encode() for payload in payloads)), "boxes", staged_table("r1", "box")
+    )
     (options,) = Boxes.batchers.values()
     cut = CutBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", options, whole, rest)
     return whole, done(cut, careful=careful)

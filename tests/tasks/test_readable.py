@@ -68,10 +68,10 @@ class Blocks(Pipeline):
         says = messages["data"].to_pylist()
 
         def text(place: bytes) -> pa.Array:
-            values = [b"\xff\xfe" if one == place else one for one in says]
+            values = [b"\xff\xfe" if payload == place else payload for payload in says]
             return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
 
-        days = pa.array([400_000_000 if one == b"day" else 1 for one in says], pa.int32()).view(pa.date32())
+        days = pa.array([400_000_000 if payload == b"day" else 1 for payload in says], pa.int32()).view(pa.date32())
         inner = pa.StructArray.from_arrays([text(b"inner")], ["text"])
         columns = {
             "text": text(b"text"),

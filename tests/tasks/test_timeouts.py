@@ -44,7 +44,7 @@ CALLBACKS = {"transform": "transform", "handle_message": "handle_message", "seri
 
 
 @pytest.mark.parametrize(
-    ("callback", "how"), [*(("handle_message", one) for one in WAYS), ("transform", "sleep"), ("serialise", "hold")]
+    ("callback", "how"), [*(("handle_message", way) for way in WAYS), ("transform", "sleep"), ("serialise", "hold")]
 )
 def test_a_message_that_hangs_fails_alone_and_says_where(lake, diary, callback, how):
     payloads = [b"0", b"fail", f"{callback} {how}".encode(), b"serialise", b"4", b"fail"]
@@ -123,8 +123,8 @@ def test_a_process_that_a_call_waits_for_ends_with_it(lake):
     before = {process.pid for process in psutil.process_iter()}
     manifest = handled(lake, Timed, b"handle_message wait", b"2")
     assert outcomes(lake, "timed", manifest) == {"m0": "failed", "m1": "handled"}
-    mine = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
-    assert [one for one in mine if one.info["cmdline"] == ["sleep", "1000000"]] == []
+    mine = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
+    assert [process for process in mine if process.info["cmdline"] == ["sleep", "1000000"]] == []
 
 
 def test_a_pipeline_without_the_option_calls_its_callbacks_in_the_task_itself(lake):
