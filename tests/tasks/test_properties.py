@@ -1,4 +1,4 @@
-"""Whatever messages say and whatever the options are: each ends once, in one place, and batches keep their bounds."""
+"""Properties for any messages and options: each message has one outcome, and batches keep their limits."""
 
 import os
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ def options(draw: st.DrawFn) -> Told:
 
 
 class Done(NamedTuple):
-    """What came of messages: outcomes and rows by number, and what callbacks saw."""
+    """Results: outcomes and rows by number, and the arguments of callbacks."""
 
     outcomes: dict[int, list[str]]
     rows: dict[int, list[str]]
@@ -62,7 +62,7 @@ class Done(NamedTuple):
 
 
 def done(messages: Sequence[Mood], told: Told) -> Done:
-    """Put messages through the functions that tasks run."""
+    """Handle messages with the functions that tasks run."""
     shared = {"batch_size": told.batch_size, "batch_bytes": told.batch_bytes, "rescue": told.rescue}
     kind = type(
         "Told",
@@ -100,20 +100,20 @@ def done(messages: Sequence[Mood], told: Told) -> Done:
 
 
 def size(message: Mood) -> int:
-    """Bytes as delivered, and as handled."""
+    """Return the bytes of a message as delivered plus as handled."""
     handled = message if message.batcher == "typed" else message.model_dump()
     model = Mood if message.batcher == "typed" else None
     return len(message.model_dump_json()) + len(encode(handled, model)[0])
 
 
 def in_order(numbers: Sequence[int], messages: Sequence[Mood], told: Told) -> list[int]:
-    """Messages of one partition as their source has them."""
+    """Return messages of one partition in the order of their source."""
     place = told.sequence if told.sequence and told.partition_by else range(len(messages))
     return sorted(numbers, key=lambda number: place[number])
 
 
 def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[Mood], Told], None]], Any]:
-    """Make a test of what holds for any of these messages and any options: a hundred, or thousands in `make soak`."""
+    """Make a property test over messages and options: a hundred examples, or thousands in `make soak`."""
 
     def tried(holds: Callable[[list[Mood], Told], None]) -> Any:
         @pytest.mark.parametrize("examples", [100, pytest.param(3_000, marks=pytest.mark.soak)])

@@ -93,8 +93,8 @@ class SourceEarlyAcks(EarlyAcks):
         # After the write: a run that fences or takes over the receive closes the notes first, and then reads them.
         if not self._notes.is_open():
             raise RuntimeError(
-                f"receive {self._receive_id}: another run released or took it over while this run stalled. "
-                f"{len(messages)} messages were not acknowledged early"
+                f"receive {self._receive_id}: another run released it or took it over while this run stalled. "
+                "The messages were not acknowledged early"
             )
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
