@@ -54,8 +54,8 @@ class ByPosition:
         positions, total = rows.column("position"), sum(file.stop - file.start for file in self._files)
         least, most = pc.min_max(positions).values()
         if positions.null_count or least.as_py() < 0 or most.as_py() >= total:
-            found = f"{least} to {most} and {positions.null_count} nulls"
-            raise ValueError(f"position must be from 0 to {total - 1}, got {found}")
+            values = f"{least} to {most} and {positions.null_count} nulls"
+            raise ValueError(f"position must be from 0 to {total - 1}, got {values}")
         files = self._files_of(positions.to_numpy())
         windows = np.array([file.window for file in self._files], dtype=object)[files]
         found = [str(window) for window in dict.fromkeys(windows[np.unique(files, return_index=True)[1]])]

@@ -85,7 +85,8 @@ def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answe
     try:
         refused = source.acknowledge(action, ack_ref, ack_ids)
     except Exception as error:
-        text = f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}"
+        noun = "message" if len(ack_ids) == 1 else "messages"
+        text = f"{action} of {len(ack_ids)} {noun} of {source.name}: {type(error).__name__}: {error}"
         return Answer(0, [], [text])
     return Answer(len(ack_ids) - len(refused), refused, [])
 

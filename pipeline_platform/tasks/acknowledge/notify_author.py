@@ -172,6 +172,7 @@ class NotifyAuthor(CallingStep):
         outcomes.tally.counts["unheard"] += rows.num_rows
         errors = outcomes.tally.more.setdefault("unheard_why", [])
         if len(errors) < _SAMPLE:
-            errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {why}")
+            noun = "message" if rows.num_rows == 1 else "messages"
+            errors.append(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}")
         window = rows.column("window")[0].as_py()
         outcomes.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))
