@@ -1,1 +1,1 @@
-"""What Spark tasks run."""
+"""The code that runs in Spark tasks, by stage."""

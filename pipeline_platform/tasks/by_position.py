@@ -1,4 +1,4 @@
-"""Rows looked up by position: what goes through Spark, or a plan of batches, carries no more than that."""
+"""Lookup of received rows by position, so that Spark and batch plans need not carry payloads."""
 
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -16,13 +16,13 @@ DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered
 PAYLOAD = ("data", "metadata", "partition", "sequence")
 
 _HELD_BYTES = 64 * 2**20
-"""Row groups held at once: rows come in order, unless the query moved them between partitions."""
+"""Size of the cache of row groups. Rows arrive in order unless the query moved them between partitions."""
 
 Positions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _Group(NamedTuple):
-    """A row group: its file, its number there, the position of its first row, and its window."""
+    """A row group: its file, its number in the file, the position of its first row, and its window."""
 
     path: str
     number: int
@@ -34,9 +34,9 @@ class ByPosition:
     """Rows of received files, looked up by position.
 
     Args:
-        lake: Where they are.
+        lake: Lake that contains the files.
         files: Whole files, in the order of their positions.
-        schema: Of what they hold.
+        schema: Schema of the files.
     """
 
     def __init__(self, lake: Lake, files: Sequence[RowRange], schema: pa.Schema = MESSAGES) -> None:
@@ -46,15 +46,16 @@ class ByPosition:
         self._bytes = 0
 
     def by_window(self, rows: pa.RecordBatch) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """Divide rows by the window that their positions lie in.
+        """Divide rows by the window of their positions.
 
         Raises:
-            ValueError: A position is outside of these rows.
+            ValueError: A position is outside of the files.
         """
         positions, total = rows.column("position"), sum(file.stop - file.start for file in self._files)
         least, most = pc.min_max(positions).values()
         if positions.null_count or least.as_py() < 0 or most.as_py() >= total:
-            raise ValueError("a position that no message has")
+            values = f"{least} to {most} and {positions.null_count} nulls"
+            raise ValueError(f"position must be from 0 to {total - 1}, got {values}")
         files = self._files_of(positions.to_numpy())
         windows = np.array([file.window for file in self._files], dtype=object)[files]
         found = [str(window) for window in dict.fromkeys(windows[np.unique(files, return_index=True)[1]])]
@@ -74,12 +75,12 @@ class ByPosition:
         if not self._groups:
             self._groups = list(self._find_groups())
         numbers = np.searchsorted([group.first for group in self._groups], positions, side="right") - 1
-        parts = [self._from_group(int(one), columns, positions[numbers == one]) for one in np.unique(numbers)]
+        parts = [self._from_group(int(group), columns, positions[numbers == group]) for group in np.unique(numbers)]
         arrays = [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
         if (np.diff(numbers) >= 0).all():
             return arrays
-        back = pa.array(np.argsort(np.argsort(numbers, kind="stable")))
-        return [array.take(back) for array in arrays]
+        inverse = pa.array(np.argsort(np.argsort(numbers, kind="stable")))
+        return [array.take(inverse) for array in arrays]
 
     def _find_groups(self) -> Iterator[_Group]:
         for file in self._files:
@@ -115,9 +116,9 @@ class ByPosition:
 
 
 def checksum(positions: Positions) -> int:
-    """A sum over positions in any order: another one if a row is missing or there twice.
+    """Return a checksum of positions in any order. It changes if a position is missing or repeated.
 
-    Each position is mixed first (splitmix64, Steele et al. 2014): sums of plain ones are easily the same.
+    Each position is mixed first (splitmix64, Steele et al. 2014): sums of plain positions collide easily.
     """
     mixed = positions.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -126,6 +127,6 @@ def checksum(positions: Positions) -> int:
 
 
 def checksum_of_all(rows: int) -> int:
-    """The checksum of positions 0 to `rows` - 1."""
+    """Return the checksum of positions 0 to `rows` - 1."""
     parts = (np.arange(start, min(start + 2**20, rows)) for start in range(0, rows, 2**20))
     return sum(map(checksum, parts)) % 2**64

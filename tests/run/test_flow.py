@@ -56,7 +56,7 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
     assert sorted(rows(flow, "batches")["word"]) == ["batch 1", "batch 2", "batch 3"]
     reasons = rows(flow, "failed").sort("message_id")["reason"].to_list()
     assert reasons == [
-        "handle_messages did not return it", "told to", "no batcher 'nowhere'; there are ['batches', 'words']",
+        "handle_messages did not return it", "told to", "'nowhere' is not a batcher. Batchers: ['batches', 'words']",
     ]  # fmt: skip
     assert flow.source.backlog().messages == 0
 

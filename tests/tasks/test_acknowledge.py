@@ -1,4 +1,4 @@
-"""Acknowledging: by group, in the source's units, and one group's error holds back no other."""
+"""Acknowledging by group, in the source's units, with errors isolated by group."""
 
 from itertools import cycle
 from typing import Any
@@ -16,23 +16,32 @@ from tests.fixtures.small_lake import WINDOW, Memory, returned
 
 
 class Moody(Memory):
-    """Is out of order for the group `broken`, and refuses ids that begin with `no` or `gone`."""
+    """Raises for the group `broken`, and refuses ids that begin with `no` or `gone`."""
 
     def ack(self, ack_ref, ack_ids):
         super().ack(ack_ref, ack_ids)
         if ack_ref == "broken":
             raise SourceError("no answer")
         return [
-            Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one.startswith(("no", "gone"))
+            Refused(ack_id, "not now", lost=ack_id.startswith("gone"))
+            for ack_id in ack_ids
+            if ack_id.startswith(("no", "gone"))
         ]
 
 
 def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict[str, Any]:
-    """The notes of a task over outcomes `(ack_ref, ack_id, action)`, every other one of a message that failed."""
+    """Return the notes of a task over outcomes `(ack_ref, ack_id, action)`. Every second message failed."""
     kinds = cycle(("handled", "failed"))
     rows = [
-        {"source": "s", "message_id": one, "ack_ref": ack_ref, "ack_id": one, "action": action, "outcome": next(kinds)}
-        for ack_ref, one, action in outcomes
+        {
+            "source": "s",
+            "message_id": ack_id,
+            "ack_ref": ack_ref,
+            "ack_id": ack_id,
+            "action": action,
+            "outcome": next(kinds),
+        }
+        for ack_ref, ack_id, action in outcomes
     ]
     schema = pa.schema([field for field in OUTCOMES if field.name != "window"])
     with Writer(lake, "p", "r1") as writer:
@@ -44,7 +53,7 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
 
 
 def test_each_group_is_told_at_once_in_the_order_of_its_messages(lake):
-    """Whether they were handled or failed."""
+    """Handled and failed messages are acknowledged together."""
     source = Memory()
     notes = told_by(lake, source, ("b", "2", "ack"), ("b", "1", "ack"), ("a", "9", "ack"), ("a", "3", "ack"))
     assert sorted(source.told) == [("ack", "a", ["9", "3"]), ("ack", "b", ["2", "1"])]
@@ -64,7 +73,7 @@ def test_noop_leaves_a_message_alone_nack_gives_it_back_after_its_delay_and_then
     actions = ("ack", "nack", "nack:30", "noop", "nack:30")
     notes = told_by(lake, source, *(("q", str(number), action) for number, action in enumerate(actions, start=1)))
     assert source.told == [("nack:0", "q", ["2"]), ("nack:30", "q", ["3", "5"]), ("ack", "q", ["1"])]
-    assert notes["acknowledged"] == 5, "one that is to be left alone is dealt with too"
+    assert notes["acknowledged"] == 5, "noop counts as acknowledged"
 
 
 def test_refusals_are_reported_and_leases_that_were_lost_apart(lake):
@@ -80,7 +89,7 @@ def test_of_many_refusals_a_sample_is_told(lake):
 
 
 class Relenting(Moody):
-    """Refuses each id, and answers no group, the first time that it is asked."""
+    """Refuses each id, and raises for the group `broken`, at the first call."""
 
     _asked: set[str] = PrivateAttr(default_factory=set)
 
@@ -90,7 +99,7 @@ class Relenting(Moody):
         if ack_ref == "broken" and "broken" in new:
             return super().ack("broken", ack_ids)
         super().ack("q", ack_ids)
-        return [Refused(one, "not now", lost=one.startswith("gone")) for one in ack_ids if one in new]
+        return [Refused(ack_id, "not now", lost=ack_id.startswith("gone")) for ack_id in ack_ids if ack_id in new]
 
 
 def patiently(source, ack_ref, ack_ids, attempts=3):
@@ -107,7 +116,7 @@ def test_what_is_refused_is_asked_for_again_alone():
 
 
 class Stumbling(Memory):
-    """Refuses one id, has no answer the next time, and takes all from then on."""
+    """Refuses an id at the first call, raises at the second, and accepts all later ones."""
 
     def ack(self, ack_ref, ack_ids):
         super().ack(ack_ref, ack_ids)

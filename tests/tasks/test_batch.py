@@ -1,4 +1,4 @@
-"""Batching: whole batches, whatever lies between their messages, and `handle_batch` held to its contract."""
+"""Batching: assembling batches and enforcing the contract of `handle_batch`."""
 
 import math
 from collections.abc import Callable
@@ -41,7 +41,7 @@ OTHERS = {"m1": "handled", "m2": "handled"}
 
 
 class Obedient(Keeping):
-    """Does with a batch what its first message says."""
+    """Treats a batch as its first message says."""
 
     name = "obedient"
     batchers = {"plain": Batcher(batch_size=3), "typed": Batcher(schema=Stop)}
@@ -80,7 +80,7 @@ class Obedient(Keeping):
 
 
 class Staged(NamedTuple):
-    """A batch, as handling and cutting leave it."""
+    """A batch after handling and cutting."""
 
     rows: pa.RecordBatch
     key: str
@@ -90,7 +90,7 @@ class Staged(NamedTuple):
 
 def staged(*data: Any, key: str = "k", batch: int = 0, full: bool = False) -> Staged:
     rows = batch_of(*(b"original" for _ in data))
-    encoded = [encode(one) for one in data]
+    encoded = [encode(value) for value in data]
     columns = {name: rows.column(name) for name in rows.schema.names if name in STAGED.names}
     columns |= {
         "value": pa.array([value for value, _ in encoded], pa.binary()),
@@ -138,7 +138,7 @@ def batched(
 
 
 class Keyed(Keeping):
-    """The first word is the key of a message."""
+    """Uses the first word as the batch key."""
 
     name = "keyed"
     batchers = {"plain": Batcher(batch_size=3)}
@@ -155,8 +155,8 @@ SEEN: list[list[str]] = []
 
 
 def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> list[list[list[str]]]:
-    """What each task gives to `handle_batch`."""
-    manifest = handled(lake, Keyed, *(one.encode() for one in payloads))
+    """Return the messages that each task passes to `handle_batch`."""
+    manifest = handled(lake, Keyed, *(payload.encode() for payload in payloads))
     task = batching(lake, Keyed, manifest, "plain", Batcher(batch_size=batch_size), tasks=tasks)
     told = []
     for index in range(tasks):
@@ -166,7 +166,7 @@ def through(lake: Lake, *payloads: str, batch_size: int = 3, tasks: int = 1) -> 
     return told
 
 
-def test_batches_are_dealt_in_turn_and_a_task_makes_nothing_of_those_of_others(lake, monkeypatch):
+def test_batches_are_dealt_in_turn_and_a_task_reads_only_its_own(lake, monkeypatch):
     made, each = [], cutting.each
     monkeypatch.setattr(cutting, "each", lambda batches: made.append(batches.num_rows) or each(batches))
     first, second = through(lake, *(f"k {number}" for number in range(12)), tasks=2)
@@ -176,14 +176,16 @@ def test_batches_are_dealt_in_turn_and_a_task_makes_nothing_of_those_of_others(l
 
 
 @pytest.mark.parametrize("at_once", [1, 100, 10**9])
-def test_however_many_batches_are_read_together_they_are_the_same(lake, monkeypatch, at_once):
+def test_batches_do_not_depend_on_the_size_of_reads(lake, monkeypatch, at_once):
     monkeypatch.setattr(handle_batches, "GROUP_BYTES", at_once)
     payloads = [f"{number % 7} {number}" for number in range(100)]
     (told,) = through(lake, *payloads, batch_size=4)
-    assert sorted(one for messages in told for one in messages) == sorted(payloads)
+    assert sorted(message for messages in told for message in messages) == sorted(payloads)
     for messages in told:
-        assert len({one.split()[0] for one in messages}) == 1
-        assert [int(one.split()[1]) for one in messages] == sorted(int(one.split()[1]) for one in messages)
+        assert len({message.split()[0] for message in messages}) == 1
+        assert [int(message.split()[1]) for message in messages] == sorted(
+            int(message.split()[1]) for message in messages
+        )
 
 
 # The contract of handle_batch
@@ -196,10 +198,10 @@ def test_a_fault_of_handle_batch_fails_its_batch_and_no_other(lake, fault):
     assert told == ["failed", "failed", "handled", "handled"]
     failures = rows_of(lake, "obedient", manifest, "failed")
     assert {(row["stage"], row["batcher"], row["batch_key"]) for row in failures} == {("handle_batch", "plain", "k")}
-    assert {row["data"] for row in failures} == {b"original"}, "not what handling made of it"
+    assert {row["data"] for row in failures} == {b"original"}, "the delivered payload, not the handled data"
     if fault == "others":
         assert {row["reason"] for row in failures} == {
-            "handle_batch must return the messages it was given; it returned others"
+            "handle_batch must return the messages of its batch, got other messages"
         }
 
 
@@ -220,7 +222,7 @@ def test_a_message_that_handle_batch_does_not_return_fails(lake, fault, missing)
         ("misfit", "PydanticSerializationError", ""),
     ],
 )
-def test_what_handle_batch_makes_of_a_message_costs_no_other(lake, says, kind, reason):
+def test_a_fault_of_one_message_in_handle_batch_fails_no_other(lake, says, kind, reason):
     manifest = batched(lake, staged(says, "2", "3"))
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed" if kind else "handled", **OTHERS}
     for failure in rows_of(lake, "obedient", manifest, "failed"):
@@ -248,12 +250,12 @@ def test_an_odd_value_that_handle_batch_sets_fails_its_message_alone(
     assert ("as told" if raises else reason) in told["reason"]
 
 
-def test_what_handle_batch_returned_is_the_batchers_table(lake):
+def test_the_table_of_a_batcher_contains_what_handle_batch_returned(lake):
     manifest = batched(lake, staged("bytes", {"a": 1}, b"text", [1.5], {"n": math.nan}, {"n": math.inf}))
     rows = rows_of(lake, "obedient", manifest, "plain")
     assert [row["data"] for row in rows] == [
         '{"base64": "/w=="}', '{"a":1}', '"text"', "[1.5]", '{"n":null}', '{"n":null}'
-    ], "nothing but JSON"  # fmt: skip
+    ], "valid JSON"  # fmt: skip
     assert {row["batch_key"] for row in rows} == {"k"}
     assert {row["batch_id"] for row in rows} == {INFOS[0].batch_id}
 
@@ -261,7 +263,7 @@ def test_what_handle_batch_returned_is_the_batchers_table(lake):
 # What a batch is told
 
 
-def test_a_batchs_id_is_the_same_at_every_try_and_no_others(lake):
+def test_the_id_of_a_batch_is_stable_over_retries_and_unique(lake):
     batched(lake, staged("1"), staged("2", batch=1), staged("3", key="other"))
     first = [info.batch_id for info in INFOS]
     batched(lake, staged("1"), staged("2", batch=1), staged("3", key="other"))
@@ -280,10 +282,10 @@ def test_data_that_does_not_fit_the_batchers_model_fails_alone(lake, wrong):
     manifest = batched(lake, staged(Stop(name="a"), wrong, Stop(name="c")), batcher="typed")
     assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     assert [row["name"] for row in rows_of(lake, "obedient", manifest, "typed")] == ["a", "c"]
-    assert INFOS[0].size == 2, "what is not decoded does not come to handle_batch"
+    assert INFOS[0].size == 2, "handle_batch gets only decoded messages"
 
 
-def test_a_batch_of_which_nothing_can_be_decoded_is_not_handled(lake):
+def test_a_batch_without_a_decodable_message_is_not_handled(lake):
     manifest = batched(lake, staged("wrong"), batcher="typed")
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed"}
     assert INFOS == []
@@ -298,7 +300,7 @@ def test_messages_keep_what_they_told_of_their_acknowledgement(lake):
 
 
 def changing(monkeypatch: pytest.MonkeyPatch, change: Callable[[Message], Message]) -> None:
-    """Have `handle_batch` change the first message of each batch."""
+    """Make `handle_batch` change the first message of each batch."""
 
     def handle_batch(self, batcher, messages, batch_info, context):
         return [change(messages[0]), *messages[1:]]
@@ -313,7 +315,7 @@ def test_handle_batch_may_change_data_and_how_a_message_is_acknowledged(lake, mo
     assert [row["action"] for row in rows_of(lake, "obedient", manifest, "outcomes")] == ["noop", "ack"]
 
 
-def test_handle_batch_may_say_how_a_failed_message_is_acknowledged(lake, monkeypatch):
+def test_handle_batch_may_set_the_ack_action_of_a_failed_message(lake, monkeypatch):
     changing(monkeypatch, lambda message: message.failed("no").configure_ack(on_failure="nack:30"))
     manifest = batched(lake, staged("1", "2"))
     told = [(row["outcome"], row["action"]) for row in rows_of(lake, "obedient", manifest, "outcomes")]
@@ -337,12 +339,12 @@ def set_in_place(name: str, value: str) -> Callable[[Message], Message]:
         (set_in_place("batch_key", "x"), "its batch_key from 'k' to 'x'"),
     ],
 )
-def test_a_message_that_handle_batch_sends_elsewhere_fails_alone(lake, monkeypatch, change, reason):
+def test_a_message_that_handle_batch_moves_fails_alone(lake, monkeypatch, change, reason):
     changing(monkeypatch, change)
     manifest = batched(lake, staged("1", "2"))
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "handled"}
     (failure,) = rows_of(lake, "obedient", manifest, "failed")
-    assert failure["reason"] == f"handle_batch changed {reason}: handle_message says where it goes"
+    assert failure["reason"].startswith(f"handle_batch changed {reason}")
     assert (failure["kind"], failure["batcher"], failure["batch_key"]) == ("moved", "plain", "k")
 
 

@@ -1,4 +1,4 @@
-"""Batches of a batcher with `partition_by`: one partition each, and all of a partition in one task, in order."""
+"""Batches of a batcher with `partition_by`: one partition per batch, and one task per partition, in order."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ SEEN: list[tuple[BatchInfo, list[str]]] = []
 
 
 def number(message: Message) -> int:
-    """Of what handling put; raises for what is no number."""
+    """Return the partition of handled data; raises if it is not a number."""
     return int(message.data["partition"])
 
 
 class Batched(Keeping):
-    """A payload is its key, its partition and more."""
+    """Payloads contain key, partition and text."""
 
     name = "batched"
     processors = Processors(partition_by=lambda _: 0)
@@ -34,7 +34,7 @@ class Batched(Keeping):
 
 
 class BySource(Batched):
-    """The partition that the source names, for all."""
+    """Uses the partition of the source."""
 
     name = "by_source"
     processors = Processors()
@@ -48,7 +48,7 @@ class BySource(Batched):
 def through(
     lake: Lake, pipeline: type[Pipeline], source: Memory, batch_size: int = 2, tasks: int = 2
 ) -> list[list[tuple[BatchInfo, list[str]]]]:
-    """What each task gives to `handle_batch`."""
+    """Return the messages that each task passes to `handle_batch`."""
     manifest, told = handled(lake, pipeline, source=source), []
     task = batching(lake, pipeline, manifest, "plain", Batcher(batch_size=batch_size), tasks=tasks)
     for index in range(tasks):
@@ -74,7 +74,7 @@ def test_all_batches_of_a_partition_are_one_task_s_in_order_and_partitions_are_d
             assert firsts == sorted(firsts)
 
 
-def test_a_message_that_the_function_gives_no_partition_fails_alone(lake):
+def test_a_message_without_a_partition_fails_alone(lake):
     manifest = handled(lake, Batched, b"k 1 a", b"k -1 b", b"k one c", b"k 1 d")
     assert outcomes(lake, "batched", manifest) == {"m1": "failed", "m2": "failed"}
     failed = rows_of(lake, "batched", manifest, "failed")
@@ -91,7 +91,7 @@ def test_a_message_that_the_function_gives_no_partition_fails_alone(lake):
         ("a4 b2 a2 b1 a3 a1", [[("a", ["a1", "a2"]), ("a", ["a3", "a4"])], [("b", ["b1", "b2"])]]),
         ("01 a2 03 a4 05", [[("a", ["a2", "a4"]), (None, ["05"])], [(None, ["01", "03"])]]),
     ],
-    ids=["in the source's own order", "those without one go where there is least to do"],
+    ids=["in the source's own order", "rows without a partition go to the least loaded task"],
 )
 def test_batches_hold_messages_of_the_source_s_partition(lake, payloads, batches):
     told = through(lake, BySource, Keyed(deliveries_=numbered(*payloads.encode().split())))

@@ -1,4 +1,4 @@
-"""Blocks: what holds for rows holds for them; what a block's callback does to a row, the others do not notice."""
+"""The lane of blocks: the same rules as for rows, and faults isolated by row."""
 
 import random
 from datetime import datetime, time, timedelta
@@ -34,7 +34,7 @@ FAULTS = {
     "cancel": ("CancelledError", "CancelledError", IN),
     "interrupt": ("KeyboardInterrupt", "KeyboardInterrupt", IN),
     "fail": ("failed", "as told", IN),
-    "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']", IN),
+    "unknown": ("unknown batcher", "'nowhere' is not a batcher. Batchers: ['kept']", IN),
     "drop": ("not returned", "handle_messages did not return it", IN),
     "misfit": ("ColumnError", "text is None, which its model does not allow", "lake"),
     "die": ("worker killed", "handle_messages ended the worker (signal 9)", IN),
@@ -48,7 +48,7 @@ FAULTS = {
 
 
 class Timed(ObedientBlocks):
-    """Each call has a limit."""
+    """Has a time limit per call."""
 
     name = "obedient"
     processors = Processors(message_timeout=timedelta(seconds=0.3))
@@ -57,7 +57,7 @@ class Timed(ObedientBlocks):
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("places", [(0,), (7, 19)])
 def test_a_faulty_row_fails_alone_and_keeps_its_payload(lake, fault, places):
-    payloads = [fault.encode() if place in places else one for place, one in enumerate(OK)]
+    payloads = [fault.encode() if place in places else payload for place, payload in enumerate(OK)]
     pipeline = Timed if fault == "hang" else ObedientBlocks
 
     manifest = handled(lake, pipeline, *payloads, careful=fault.startswith("die"))
@@ -86,19 +86,16 @@ STRANGE = {
     "another class": (pl.DataFrame, "handle_messages must return a pyarrow.Table, got DataFrame"),
     "no field": (lambda rows: rows.drop_columns("text"), "handle_messages returned no column ['text']"),
     "no status": (lambda rows: rows.drop_columns("status"), "handle_messages returned no column ['status']"),
-    "twice": (
-        lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]),
-        "it was not given, or one twice",
-    ),
+    "twice": (lambda rows: pa.concat_tables([rows, rows.slice(0, 1)]), "each position at most once"),
     "unknown": (
         lambda rows: rows.set_column(rows.schema.get_field_index("position"), "position", pc.add(rows["position"], 1)),
-        "it was not given, or one twice",
+        "only positions of its block",
     ),
 }
 
 
 @pytest.mark.parametrize("strange", STRANGE)
-def test_a_block_that_comes_back_as_no_block_fails_whole(lake, strange):
+def test_an_invalid_result_fails_the_whole_block(lake, strange):
     made, reason = STRANGE[strange]
 
     manifest = handled(lake, answering(made), *OK)
@@ -113,7 +110,7 @@ def with_keys(rows: pa.Table, keys: pa.Array) -> pa.Table:
     return rows.drop_columns("batch_key").append_column("batch_key", keys)
 
 
-def test_a_key_that_is_no_text_fails_its_row_alone(lake):
+def test_a_batch_key_that_is_not_text_fails_its_row_alone(lake):
     def keyed(rows: pa.Table) -> pa.Table:
         keys = [b"\xff" if text == "7" else b"k" for text in rows["text"].to_pylist()]
         return with_keys(rows, pa.array(keys))
@@ -133,7 +130,7 @@ UNREADABLE = {
 
 @pytest.mark.parametrize("callback", [IN, "prepare_messages"])
 @pytest.mark.parametrize("unreadable", UNREADABLE)
-def test_columns_that_the_platform_cannot_read_fail_their_block_and_end_no_process(lake, callback, unreadable):
+def test_unreadable_columns_fail_their_block_without_a_crash(lake, callback, unreadable):
     made, reason = UNREADABLE[unreadable]
 
     class Preparing(ObedientBlocks):
@@ -157,14 +154,14 @@ class Times(BaseModel):
 @pytest.mark.parametrize("unit", ["ms", "us", "ns"])
 def test_time_spans_and_times_of_day_are_written_as_rows_write_them(lake, unit):
     values = [Times(span=timedelta(hours=-26), clock=time(1, 2)), Times(span=timedelta(seconds=1.5), clock=None)]
-    clocks = pa.array([one.clock for one in values], pa.time64("us"))
+    clocks = pa.array([value.clock for value in values], pa.time64("us"))
 
     class Timing(ObedientBlocks):
         name = "obedient"
         batchers = {"kept": TableBatcher(schema=Times)}
 
         def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
-            rows = messages.append_column("span", pa.array([one.span for one in values], pa.duration(unit)))
+            rows = messages.append_column("span", pa.array([value.span for value in values], pa.duration(unit)))
             rows = rows.append_column("clock", clocks.cast(pa.time32(unit) if unit == "ms" else pa.time64(unit)))
             return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * len(values)))
 
@@ -187,7 +184,7 @@ def test_a_field_may_be_a_view(lake):
     assert [row["text"] for row in rows_of(lake, "obedient", manifest, "kept")] == ["1"]
 
 
-def test_a_field_of_which_arrow_takes_no_rows_fails_its_block_and_ends_no_process(lake):
+def test_a_field_that_arrow_cannot_take_fails_its_block_without_a_crash(lake):
     manifest = handled(lake, answering(with_text(pc.run_end_encode)), b"1", b"2", careful=True)
 
     assert {row["kind"] for row in rows_of(lake, "obedient", manifest, "failed")} == {"ArrowNotImplementedError"}
@@ -204,7 +201,7 @@ def test_rows_may_come_back_in_any_order_and_are_written_in_their_own(lake):
 
 
 class Preparing(Pipeline):
-    """By Polars: a look-up once for a block; some of it fails there."""
+    """Prepares a block with Polars, in one lookup that fails for some rows."""
 
     name = "preparing"
     producer = Obedient.producer
@@ -224,7 +221,7 @@ class Preparing(Pipeline):
         return messages.with_columns(batcher=pl.lit("kept"))
 
 
-def test_a_block_is_prepared_before_it_is_handled_and_what_fails_there_goes_no_further(lake):
+def test_a_block_is_prepared_first_and_rows_that_fail_there_are_not_handled(lake):
     Preparing.blocks.clear()
 
     manifest = handled(lake, Preparing, b"1", b"bad", b"drop", b"raise", b"2")
@@ -266,7 +263,7 @@ def test_the_rows_of_a_partition_come_in_the_order_of_their_source(lake, monkeyp
         assert [text for text in kept if text.startswith(letter)] == [f"{letter}{number}" for number in range(1, 10)]
 
 
-def test_an_oversized_row_fails_before_any_callback_has_it(lake):
+def test_an_oversized_row_fails_before_any_callback(lake):
     class Small(ObedientBlocks):
         name = "obedient"
         processors = Processors(max_message_bytes=4)
@@ -278,19 +275,21 @@ def test_an_oversized_row_fails_before_any_callback_has_it(lake):
 
 
 class Rescuing(ObedientBlocks):
-    """Brings back what failed as told."""
+    """Rescues rows that failed as told."""
 
     name = "obedient"
     processors = Processors(rescue=True)
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         return [
-            one.put({"text": f"rescued {one.batch_key}"}, batcher="kept").rescued() if one.reason == "as told" else one
-            for one in messages
+            failed.put({"text": f"rescued {failed.batch_key}"}, batcher="kept").rescued()
+            if failed.reason == "as told"
+            else failed
+            for failed in messages
         ]
 
 
-def test_handle_failed_sees_what_failed_and_may_rescue_it(lake):
+def test_handle_failed_gets_failures_and_may_rescue_them(lake):
     manifest = handled(lake, Rescuing, b"1", b"fail", b"raise", b"drop")
 
     kept = {row["message_id"]: row["text"] for row in rows_of(lake, "obedient", manifest, "kept")}
@@ -299,29 +298,29 @@ def test_handle_failed_sees_what_failed_and_may_rescue_it(lake):
 
 
 class Batching(ObedientBlocks):
-    """To a batcher with a callback."""
+    """Sends rows to a batcher with a callback."""
 
     name = "obedient"
     batchers = {"kept": Batcher(schema=Row, batch_size=2)}
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
-        return [one.failed("late") if one.data.text == "3" else one for one in messages]
+        return [message.failed("late") if message.data.text == "3" else message for message in messages]
 
 
-def test_rows_for_a_batcher_with_a_callback_come_to_it_as_messages(lake):
+def test_a_batcher_with_a_callback_gets_rows_as_messages(lake):
     manifest = handled(lake, Batching, b"1", b"fail", b"2")
     assert [row["value"] for row in rows_of(lake, "obedient", manifest, staged_table("r1", "kept"))] == [
         b'{"text":"1"}', b'{"text":"2"}',
     ]  # fmt: skip
 
     result = test_batch(Batching, [b"1", b"2", b"3"])
-    assert [one.data for one in result.successful] == [Row(text="1"), Row(text="2")]
-    assert [(one.data, one.reason) for one in result.failed] == [(Row(text="3"), "late")]
+    assert [message.data for message in result.successful] == [Row(text="1"), Row(text="2")]
+    assert [(message.data, message.reason) for message in result.failed] == [(Row(text="3"), "late")]
     assert [info.size for info in result.batches] == [2, 1]
 
 
 class Early(ObedientBlocks):
-    """Acknowledges what it gets at once, what failed as failed, and then obeys."""
+    """Acknowledges all rows early, failed rows as failed, and then obeys."""
 
     name = "early"
     acks_immediately = True
@@ -357,8 +356,9 @@ def test_repeats_are_not_handled_again(lake):
 def test_the_testing_kit_takes_blocks(pipeline, kept):
     result = test_batch(pipeline, ["1", "raise"])
 
-    assert [(one.message_id, one.batcher, one.data) for one in result.successful] == [("0", "kept", {"text": kept})]
-    assert [(one.message_id, one.data, one.reason) for one in result.failed] == [("1", b"raise", "as told")]
+    (ok,), (failed,) = result.successful, result.failed
+    assert (ok.message_id, ok.batcher, ok.data) == ("0", "kept", {"text": kept})
+    assert (failed.message_id, failed.data, failed.reason) == ("1", b"raise", "as told")
     assert result.actions == ["ack", "ack"]
 
 
@@ -378,7 +378,7 @@ class Far(Pipeline):
         return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * messages.num_rows))
 
 
-def test_a_time_that_python_has_no_value_for_fails_its_row(lake):
+def test_a_time_out_of_pythons_range_fails_its_row(lake):
     assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "failed"}
 
     (message,) = test_batch(Far, ["1"]).failed

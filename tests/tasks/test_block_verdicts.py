@@ -1,4 +1,4 @@
-"""What `columns` refuses has failed, by the model's own words, whatever the callback makes of its row."""
+"""Payloads that `columns` refuses fail with the model's error, even if the callback changes the row."""
 
 from typing import Any
 
@@ -33,7 +33,10 @@ def kind_of(made: Any, model: type[BaseModel] = Page) -> type[Pipeline]:
 
 
 def seen(pipeline: type[Pipeline], *payloads: str) -> list[tuple[str, str, str]]:
-    return [(one.failure.kind, one.failure.reason, one.failure.stage) for one in test_batch(pipeline, payloads).failed]
+    return [
+        (message.failure.kind, message.failure.reason, message.failure.stage)
+        for message in test_batch(pipeline, payloads).failed
+    ]
 
 
 def as_ok(messages: pl.DataFrame) -> pl.DataFrame:
@@ -69,8 +72,8 @@ def test_a_refused_payload_never_becomes_a_row_of_nulls():
         return columns(messages, Loose).with_columns(status=pl.lit("ok"), number=pl.lit(0))
 
     result = test_batch(kind_of(made, Loose), ["{}", '{"page": 5}'])
-    assert [one.data["page"] for one in result.successful] == [None]
-    assert [one.failure.kind for one in result.failed] == ["ValidationError"]
+    assert [message.data["page"] for message in result.successful] == [None]
+    assert [message.failure.kind for message in result.failed] == ["ValidationError"]
 
 
 def test_a_reason_that_the_callback_gives_is_kept():
@@ -87,12 +90,11 @@ def test_a_later_call_may_decode_what_an_earlier_one_refused():
         numbers = columns(refused, Number).with_columns(pl.col("page").cast(pl.String))
         return pl.concat([known.filter(pl.col("status") == "ok"), numbers.select(known.columns)])
 
-    assert [one.data["page"] for one in test_batch(kind_of(made), ['{"page": "a"}', '{"page": 5}']).successful] == [
-        "a", "5",
-    ]  # fmt: skip
+    result = test_batch(kind_of(made), ['{"page": "a"}', '{"page": 5}'])
+    assert [message.data["page"] for message in result.successful] == ["a", "5"]
 
 
-def test_a_value_that_no_column_holds_has_the_kind_and_stage_of_rows():
+def test_a_value_that_fits_no_column_has_the_kind_and_stage_of_rows():
     class Number(BaseModel):
         number: int
 
@@ -105,7 +107,7 @@ def test_a_value_that_no_column_holds_has_the_kind_and_stage_of_rows():
 
 
 class Shown(Pipeline):
-    """Says again, in `handle_failed`, that a message has failed."""
+    """Fails messages again in `handle_failed`."""
 
     name = "shown"
     producer = Obedient.producer
@@ -115,10 +117,10 @@ class Shown(Pipeline):
         return message.put(message.json(Page))
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        return [one.failed("not a page", retry=False) for one in messages]
+        return [message.failed("not a page", retry=False) for message in messages]
 
 
-def test_a_failure_that_is_named_again_keeps_its_kind():
+def test_a_failure_with_a_new_reason_keeps_its_kind():
     (failed,) = test_batch(Shown, ["{}"]).failed
     assert failed.failure._replace(traceback="") == ("ValidationError", "not a page", "", "handle_message", False)
     assert "ValidationError" in failed.failure.traceback

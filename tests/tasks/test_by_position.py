@@ -1,4 +1,4 @@
-"""Received rows, looked up by position: in any order, over files, row groups and windows."""
+"""Lookup of received rows by position, across files, row groups and windows."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ ROWS = 25
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Two files of 25 rows in row groups of four, a window each."""
+    """Two files of 25 rows in row groups of four, each with its window."""
     lake = Lake(root=str(tmp_path_factory.mktemp("lake")))
     found: list[RowRange] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def test_rows_come_in_the_order_of_the_positions_asked_for(files, positions):
 
 
 @pytest.mark.parametrize("keep", [1, 10**9])
-def test_however_little_is_kept_at_hand_the_rows_are_the_same(files, monkeypatch, keep):
+def test_rows_do_not_depend_on_the_size_of_the_cache(files, monkeypatch, keep):
     monkeypatch.setattr(looked_up, "_HELD_BYTES", keep)
     rows = ByPosition(*files)
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):
@@ -67,6 +67,6 @@ def test_rows_are_divided_by_the_window_of_their_file(files):
 
 
 @pytest.mark.parametrize("positions", [[50], [-1], [0, None]])
-def test_a_position_that_no_row_has_is_refused(files, positions):
-    with pytest.raises(ValueError, match="a position that no message has"):
+def test_an_unknown_position_is_refused(files, positions):
+    with pytest.raises(ValueError, match="position must be from 0 to"):
         list(ByPosition(*files).by_window(rows_at(positions)))

@@ -1,4 +1,4 @@
-"""The table of casts holds in every lane: a value is stored in the same way in all of them, or refused in all."""
+"""Casts are equal in all lanes: a value is stored in the same way, or refused in all."""
 
 import enum
 from datetime import date, datetime, time, timedelta, timezone
@@ -87,7 +87,7 @@ REFUSED = "refused"
 
 
 def stored(model: type[BaseModel], value: Any) -> str:
-    """What a column holds of a value, as text, since NaN equals nothing."""
+    """Return the stored value as text, because NaN does not equal NaN."""
     try:
         (column,) = row_type(model).columns([{"value": value}])
     except ColumnError:
@@ -96,7 +96,7 @@ def stored(model: type[BaseModel], value: Any) -> str:
 
 
 def cast(model: type[BaseModel], column: pa.Array) -> str:
-    """What a column holds of a block's."""
+    """Return the stored value of a column of a block."""
     try:
         (made,) = row_type(model).cast([column])
     except ColumnError:
@@ -105,7 +105,7 @@ def cast(model: type[BaseModel], column: pa.Array) -> str:
 
 
 def crossed(model: type[BaseModel], value: Any) -> str:
-    """What a column holds of what `handle_batch` gets."""
+    """Return the stored value of data that passed through `handle_batch`."""
     try:
         return stored(model, decode(*encode({"value": value}, model), model).value)
     except (ColumnError, ValidationError):
@@ -113,7 +113,7 @@ def crossed(model: type[BaseModel], value: Any) -> str:
 
 
 def arrays(value: Any) -> list[pa.Array]:
-    """A value as blocks may have it."""
+    """Return the arrays that may contain a value in blocks."""
     try:
         made = [pa.array([value])]
     except (pa.ArrowException, OverflowError, TypeError):

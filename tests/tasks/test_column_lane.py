@@ -1,4 +1,4 @@
-"""The fast lane: rows that column expressions handled, by hand-made batches; what fits nowhere fails alone."""
+"""The Spark lane: writing rows from constructed batches. Invalid rows fail alone."""
 
 import os
 import signal
@@ -60,7 +60,7 @@ class Fast(Pipeline):
 
 
 def row(data: bytes = b"original", **said: Any) -> dict[str, Any]:
-    """What was taken of what came out of `handle_messages`: for `lake` and no failure, if nothing is said."""
+    """Return a row as `taken` selects it, by default ok and for the batcher `lake`."""
     return {
         "data": data,
         "batcher": "lake",
@@ -92,11 +92,11 @@ def written(
     careful: bool = False,
     **types: pa.DataType,
 ) -> Manifest:
-    payloads = [one["data"] for one in rows]
+    payloads = [row["data"] for row in rows]
     kept = ranges(received(lake, pipeline.name, Memory(deliveries_=numbered(*payloads))), pipeline.name)
     columns: dict[str, Any] = {"position": pa.array(range(len(rows)), pa.int64())}
     types = {**dict.fromkeys(ROUTES[1:], pa.string()), **TYPES, **types}
-    columns |= {name: pa.array([one[name] for one in rows], type_) for name, type_ in types.items()}
+    columns |= {name: pa.array([row[name] for row in rows], type_) for name, type_ in types.items()}
     columns["data"] = pa.array(payloads, pa.binary())
     batch = pa.RecordBatch.from_pydict(columns)
     task = WriteColumns(pipeline, None, ack_policy or Memory().ack_policy, lake, "r1", kept)
@@ -104,13 +104,13 @@ def written(
 
 
 def failures(lake: Lake, manifest: Manifest) -> dict[str, tuple[str, str]]:
-    return {one["message_id"]: (one["kind"], one["reason"]) for one in rows_of(lake, "fast", manifest, "failed")}
+    return {row["message_id"]: (row["kind"], row["reason"]) for row in rows_of(lake, "fast", manifest, "failed")}
 
 
 def test_rows_go_to_their_tables_as_columns(lake):
     manifest = written(lake, row(line="T1", late=None, batch_key="x"), row(line="T2", batch_key=None))
     rows = rows_of(lake, "fast", manifest, "lake")
-    assert [(one["line"], one["late"], one["batch_key"], one["message_id"]) for one in rows] == [
+    assert [(row["line"], row["late"], row["batch_key"], row["message_id"]) for row in rows] == [
         ("T1", None, "x", "m0"),
         ("T2", 0, "default", "m1"),
     ]
@@ -119,7 +119,7 @@ def test_rows_go_to_their_tables_as_columns(lake):
     assert (notes["returned_rows"], notes["handled"], notes["keys"]["lake"]) == (2, 2, {"x": 1, "default": 1})
 
 
-def test_rows_that_are_written_together_are_told_as_a_chunk(lake, heard):
+def test_rows_written_together_emit_a_chunk(lake, heard):
     written(lake, row(line="T1"), row(_failure="as told"))
     start, stop = named(heard, "chunk")
     assert start[1]["messages"] == 2
@@ -127,16 +127,16 @@ def test_rows_that_are_written_together_are_told_as_a_chunk(lake, heard):
 
 
 @pytest.mark.parametrize("misfits", [{0}, {3}, {1, 2}, {0, 3}, {0, 1, 2, 3}])
-def test_what_fits_no_column_fails_alone(lake, misfits):
+def test_a_row_that_fits_no_column_fails_alone(lake, misfits):
     rows = [row(late=2**63 if index in misfits else index) for index in range(4)]
     manifest = written(lake, *rows, late=pa.uint64())
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
-    assert [one["late"] for one in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
+    assert [row["late"] for row in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
     assert {why for _, why in failures(lake, manifest).values()} == {"late is beyond what its column holds: 64 bits"}
-    assert {one["data"] for one in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
+    assert {row["data"] for row in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
 
 
-def test_a_date_that_python_has_no_value_for_fails_alone(lake):
+def test_a_date_out_of_pythons_range_fails_alone(lake):
     never = pa.scalar(-(2**62), pa.int64()).cast(pa.timestamp("us", "UTC"))
     rows = [row(batcher="alerts", at=never if index == 1 else row()["at"]) for index in range(4)]
     manifest = written(lake, *rows)
@@ -154,8 +154,8 @@ class Looking(Fast):
 
 
 @pytest.mark.parametrize("said", [{"_failure": ""}, {"batcher": "nowhere"}, {"late": 2**63}])
-def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
-    """A deployment that fails everything must not cost the memory of everything."""
+def test_payloads_of_failures_are_looked_up_a_few_at_a_time(lake, said):
+    """If all messages fail, they must not be in memory at once."""
     payloads = [b"x" * (100 if number < 300 else 40_000) for number in range(320)]
     Looking.seen.clear()
     rows = (row(data, **{"late": 0, **said}) for data in payloads)
@@ -170,27 +170,27 @@ def test_payloads_of_what_fails_are_looked_up_few_at_a_time(lake, said):
     [
         # What `from_json` makes of a payload that it cannot read: nulls, and no error.
         ({"line": None}, "ColumnError", "line is None, which its model does not allow"),
-        ({"batcher": "nowhere"}, "unknown batcher", "no batcher 'nowhere'; there are ['alerts', 'lake', 'raw']"),
-        ({"batcher": None}, "unknown batcher", "no batcher None; there are ['alerts', 'lake', 'raw']"),
+        ({"batcher": "nowhere"}, "unknown batcher", "'nowhere' is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
+        ({"batcher": None}, "unknown batcher", "None is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
         ({"_failure": "no line", "batcher": "nowhere"}, "failed", "no line"),
         ({"_failure": ""}, "failed", "handle_messages gave no reason"),
     ],
 )
-def test_a_row_without_data_a_batcher_or_luck_fails_alone(lake, second, kind, reason):
+def test_an_invalid_row_fails_alone(lake, second, kind, reason):
     manifest = written(lake, row(), row(**second), row())
     assert failures(lake, manifest) == {"m1": (kind, reason)}
-    assert [one["data"] for one in rows_of(lake, "fast", manifest, "failed")] == [b"original"]
+    assert [row["data"] for row in rows_of(lake, "fast", manifest, "failed")] == [b"original"]
     assert len(rows_of(lake, "fast", manifest, "lake")) == 2
 
 
-def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
-    """A key may be a number, no status is ok, and one that there is not does not pass."""
+def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark):
+    """A batch key may be a number, a null status is ok, and an unknown status fails."""
 
     class Small(Fast):
         batchers = {"lake": TableBatcher(schema=Stop)}
 
     said = [("ok", "unused"), (None, None), ("failed", "no line"), ("Failed", None), ("error", "no line")]
-    rows = [(place, "lake", 7, *one, "T1", 0, "not asked for") for place, one in enumerate(said)]
+    rows = [(place, "lake", 7, *status, "T1", 0, "not asked for") for place, status in enumerate(said)]
     routing = "batcher string, batch_key int, status string, reason string"
     columns = f"position long, {routing}, line string, late long, more string"
 
@@ -201,7 +201,7 @@ def test_what_is_said_of_a_row_is_its_route_or_its_failure(spark):
     assert given == [{"position": place, **route, "_failure": failure} for place, failure in enumerate(failures)]
 
 
-def test_handle_failed_has_its_say(lake):
+def test_handle_failed_may_set_ack_actions(lake):
     manifest = written(lake, row(b"again", _failure=""), row(_failure=""))
     assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
 
@@ -230,7 +230,7 @@ class Hanging(Fragile):
         return super().handle_failed(messages, context)
 
 
-def test_failures_of_which_handle_failed_never_returns_cost_no_other_chunk(lake):
+def test_a_handle_failed_that_hangs_affects_no_other_chunk(lake):
     told = [b"1", b"hang", b"2", b"3", b"4"]
     rows = [row(), *(row(data, _failure="no line") for data in told)]
     manifest = written(lake, *rows, pipeline=Hanging)
@@ -249,7 +249,7 @@ def test_rows_for_a_callback_are_staged_as_dicts_of_its_models_fields(lake):
     assert (alert["batch_key"], alert["data"]) == ("k", b"original")
     (raw,) = rows_of(lake, "fast", manifest, "_receives/r1/raw")
     assert (raw["value"], raw["encoding"]) == (b"\xff", "bytes")
-    assert outcomes(lake, "fast", manifest) == {}, "they are not at their end"
+    assert outcomes(lake, "fast", manifest) == {}, "they wait for their batch"
 
 
 def test_rows_of_several_windows_go_to_their_windows(lake):
@@ -270,7 +270,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
 
 
 @pytest.mark.parametrize("positions", [[0, 2], [-1, 0], [0, None]])
-def test_a_position_that_no_message_has_is_refused(lake, positions):
+def test_a_changed_position_is_refused(lake, positions):
     kept = ranges(received(lake, "fast", Memory(deliveries_=numbered(b"1", b"2"))), "fast")
     columns = {name: pa.repeat("ok", 2) for name in ROUTES[1:]} | {"position": pa.array(positions, pa.int64())}
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", kept)
@@ -278,10 +278,10 @@ def test_a_position_that_no_message_has_is_refused(lake, positions):
         list(write.here([pa.RecordBatch.from_pydict(columns)]))
 
 
-def test_a_failure_driven_again_is_closed(lake):
+def test_a_retried_failure_is_closed(lake):
     manifest = written(lake, row(), row(_failure=""), ack_policy=DRIVEN_AGAIN)
     events = rows_of(lake, "fast", manifest, "failed")
-    assert {one["message_id"]: one["state"] for one in events} == {"m0": "closed", "m1": "open"}
+    assert {event["message_id"]: event["state"] for event in events} == {"m0": "closed", "m1": "open"}
 
 
 def test_without_batchers_rows_leave_their_outcomes(lake):

@@ -1,4 +1,4 @@
-"""Cutting: which messages make which batch."""
+"""Cutting messages into batches."""
 
 from typing import Any
 
@@ -16,11 +16,13 @@ WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 
 def waiting(*messages: dict[str, Any]) -> pa.Table:
     plain = {"window": WINDOWS[0], "batch_key": "k", "size": 1, "flush": False}
-    return pa.Table.from_pylist([{**plain, "position": n, **one} for n, one in enumerate(messages)], cutting.MESSAGES)
+    return pa.Table.from_pylist(
+        [{**plain, "position": n, **message} for n, message in enumerate(messages)], cutting.MESSAGES
+    )
 
 
 def batches(table: pa.Table, batch_size: int, batch_bytes: int = 10**9) -> list[tuple[list[int], str]]:
-    return [(one["rows"], one["trigger"]) for one in cutting.cut(table, batch_size, batch_bytes).to_pylist()]
+    return [(batch["rows"], batch["trigger"]) for batch in cutting.cut(table, batch_size, batch_bytes).to_pylist()]
 
 
 def test_a_batch_never_exceeds_its_bytes_but_for_one_larger_message():
@@ -41,13 +43,13 @@ def test_a_batch_that_is_full_by_a_flushing_message_is_full():
 def test_batches_are_numbered_within_their_window_and_key():
     table = waiting({"batch_key": "b"}, {"batch_key": "a"}, {"batch_key": "b"}, {"window": WINDOWS[1]}, {})
     found = cutting.cut(table, 1).to_pylist()
-    assert [(one["window"][-4:], one["batch_key"], one["number"]) for one in found] == [
+    assert [(batch["window"][-4:], batch["batch_key"], batch["number"]) for batch in found] == [
         ("0000", "b", 0),
         ("0000", "a", 0),
         ("0000", "b", 1),
         ("0100", "k", 0),
         ("0000", "k", 0),
-    ], "in the order in which they were begun"
+    ], "in the order of their first messages"
 
 
 MESSAGES = st.lists(
@@ -68,28 +70,28 @@ MESSAGES = st.lists(
 def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_its_order(
     messages, batch_size, batch_bytes, random
 ):
-    rows = [{**one, "position": 10 * n} for n, one in enumerate(messages)]
+    rows = [{**message, "position": 10 * n} for n, message in enumerate(messages)]
     random.shuffle(rows)
 
     table = pa.Table.from_pylist(rows, cutting.MESSAGES)
     found = cutting.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
 
-    assert sorted(row for one in found for row in one["rows"]) == list(range(len(rows)))
+    assert sorted(row for batch in found for row in batch["rows"]) == list(range(len(rows)))
     last: dict[tuple[Any, ...], int] = {}
     ended = set()
-    for one in found:
-        held = [rows[row] for row in one["rows"]]
+    for batch in found:
+        held = [rows[row] for row in batch["rows"]]
         positions = [row["position"] for row in held]
-        key = (one["window"], one["partition"], one["batch_key"])
+        key = (batch["window"], batch["partition"], batch["batch_key"])
         assert {(row["window"], row["partition"], row["batch_key"]) for row in held} == {key}
-        assert key not in ended, "what no more messages come to is the last batch"
-        ended |= {key} if one["trigger"] == "timeout" else set()
+        assert key not in ended, "the incomplete batch is the last"
+        ended |= {key} if batch["trigger"] == "timeout" else set()
         assert positions == sorted(positions)
         assert positions[0] > last.get(key, -1)
         last[key] = positions[-1]
         assert len(held) <= batch_size
-        assert one["size"] == sum(row["size"] for row in held)
-        assert one["size"] <= batch_bytes or len(held) == 1
+        assert batch["size"] == sum(row["size"] for row in held)
+        assert batch["size"] <= batch_bytes or len(held) == 1
         assert not any(row["flush"] for row in held[:-1])
 
 
@@ -99,14 +101,14 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
 def test_batches_never_mix_partitions_and_are_numbered_within_each():
     table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
     found = cutting.cut(table, 2).to_pylist()
-    assert [(one["partition"], one["number"], one["rows"], one["trigger"]) for one in found] == [
+    assert [(batch["partition"], batch["number"], batch["rows"], batch["trigger"]) for batch in found] == [
         ("7", 0, [0, 2], "size"),
         ("0", 0, [1, 4], "size"),
         (None, 0, [3], "flush"),
     ]
 
 
-def test_messages_need_have_no_column_of_partitions():
+def test_the_column_of_partitions_is_optional():
     assert batches(waiting({}, {}).drop_columns("partition"), 2) == [([0, 1], "size")]
 
 
@@ -114,29 +116,29 @@ def test_messages_need_have_no_column_of_partitions():
 
 
 def weigh(message: Message, weight: int) -> tuple[str, int]:
-    """Batches of at least ten, as the payloads say."""
+    """Cut batches whose payloads add up to ten or more."""
     weight += int(message.data)
     return ("emit" if weight >= 10 else "cont"), weight
 
 
 def collect(message: Message, seen: list[bytes]) -> tuple[str, list[bytes]]:
-    """Batches without a payload twice; changes its accumulator."""
+    """Cut batches of two messages; mutates its accumulator."""
     seen.append(message.data)
     return ("emit" if len(seen) == 2 else "cont"), seen
 
 
 def split(splitter: Splitter, *payloads: bytes, batch_bytes: int = 10**9, **columns: list[Any]) -> list[Any]:
-    """The payloads of each batch with its trigger; or why a message fails."""
+    """Return the payloads and trigger of each batch, or the failure of a message."""
     told = list(Message.each(batch_of(*payloads)))
     rows = [{name: values[n] for name, values in columns.items()} for n in range(len(payloads))]
     found = cutting.cut(
         waiting(*rows), splitter, batch_bytes, read=lambda rows: map(told.__getitem__, rows)
     ).to_pylist()
     return [
-        ([one["failure"]["kind"], one["failure"]["reason"]], payloads[one["rows"][0]])
-        if one["failure"]
-        else ([payloads[row] for row in one["rows"]], one["trigger"])
-        for one in found
+        ([batch["failure"]["kind"], batch["failure"]["reason"]], payloads[batch["rows"][0]])
+        if batch["failure"]
+        else ([payloads[row] for row in batch["rows"]], batch["trigger"])
+        for batch in found
     ]
 
 
@@ -146,7 +148,7 @@ def test_a_splitter_ends_a_batch_with_the_message_that_it_emits_at():
         ([b"4", b"5", b"1"], "size"),
         ([b"30"], "size"),
         ([b"9", b"0"], "flush"),
-    ], "the next batch begins with `initial`, and not with what was emitted"
+    ], "the next batch starts with `initial`"
 
 
 def test_each_window_and_key_has_an_accumulator_of_its_own():
@@ -157,19 +159,19 @@ def test_each_window_and_key_has_an_accumulator_of_its_own():
     ]
 
 
-def test_an_initial_that_is_changed_is_another_in_each_batch():
+def test_each_batch_has_its_own_copy_of_initial():
     splitter = Splitter(initial=[], step=collect)
     assert [held for held, _ in split(splitter, *b"1 2 3 4 5".split())] == [[b"1", b"2"], [b"3", b"4"], [b"5"]]
     assert splitter.initial == []
 
 
 @pytest.mark.parametrize("columns", [{"flush": [False, True, False]}, {"size": [5, 5, 5]}])
-def test_a_batch_that_ends_otherwise_begins_the_accumulator_anew(columns):
+def test_a_batch_that_ends_by_a_limit_resets_the_accumulator(columns):
     found = split(Splitter(initial=0, step=weigh), b"6", b"0", b"9", batch_bytes=10, **columns)
     assert [held for held, _ in found] == [[b"6", b"0"], [b"9"]]
 
 
-def test_a_splitter_that_never_ends_a_batch_leaves_that_to_the_most_that_a_batch_holds(monkeypatch):
+def test_a_splitter_that_never_emits_leaves_batches_to_the_limits(monkeypatch):
     monkeypatch.setattr(cutting, "BATCH_MESSAGES", 2)
     assert split(Splitter(initial=None, step=lambda message, acc: ("cont", acc)), b"1", b"2", b"3") == [
         ([b"1", b"2"], "size"),

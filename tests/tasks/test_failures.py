@@ -1,4 +1,4 @@
-"""Failures: what `handle_failed` sees and does, and what is recorded."""
+"""Failures: calls of `handle_failed`, and recording."""
 
 from datetime import timedelta
 from typing import Any
@@ -17,7 +17,7 @@ BEFORE: list[Message] = []
 
 
 class Failing(Obedient):
-    """Fails everything but `ok`, and does with the failures what the first of them says."""
+    """Fails all messages but `ok`, and treats the failures as the first of them says."""
 
     name = "failing"
     processors = Processors(chunk_size=3)
@@ -95,7 +95,7 @@ def test_a_new_reason_in_handle_failed_keeps_where_and_how_it_failed(lake):
 
 
 @pytest.mark.parametrize("fault", ["left out", "twice", "a stranger last", "raise half-way"])
-def test_what_handle_failed_does_to_one_message_costs_no_other(lake, fault):
+def test_a_fault_of_one_message_in_handle_failed_affects_no_other(lake, fault):
     class Renaming(Obedient):
         name = "renaming"
 
@@ -145,7 +145,7 @@ def test_a_traceback_begins_with_the_callback(lake):
     assert "pipeline_platform/" not in failure["traceback"]
 
 
-def test_a_very_long_text_of_an_exception_pushes_no_frame_out(lake):
+def test_a_very_long_exception_text_keeps_all_frames(lake):
     class Verbose(Obedient):
         name = "verbose"
 
@@ -170,7 +170,7 @@ def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
     failures = rows_of(lake, "failing", manifest, "failed")
     assert [(row["data"], row["reason"]) for row in failures] == [(fault, "as told"), (b"x", "as told")]
     errors = manifest.total("handle_failed_errors")
-    assert errors == (0 if fault == b"rescue" else 1), "its own errors are counted, and told among the reasons"
+    assert errors == (0 if fault == b"rescue" else 1), "its own errors are counted among the reasons"
 
 
 def test_handle_failed_gets_failures_a_chunk_at_a_time_and_only_failures(lake):
@@ -184,11 +184,11 @@ def test_a_failure_that_goes_back_to_the_source_is_no_decision_and_no_open_failu
     manifest = handled(lake, Failing, payload)
     (outcome,) = rows_of(lake, "failing", manifest, "outcomes")
     assert (outcome["outcome"], outcome["action"]) == ("returned", action)
-    assert rows_of(lake, "failing", manifest, "failed") == [], "it comes back by intent"
+    assert rows_of(lake, "failing", manifest, "failed") == [], "it is redelivered on purpose"
 
 
 class Choosing(Obedient):
-    """Says of each message itself what the source is told."""
+    """Sets the ack action of each message."""
 
     name = "choosing"
 
@@ -209,7 +209,7 @@ def test_what_the_source_is_told_is_as_set(lake, pipeline, settings, back):
 
 
 class Twice(Memory):
-    """Has delivered all but its first message before."""
+    """Marks all messages but the first as redelivered."""
 
     @property
     def words(self):
@@ -227,12 +227,12 @@ def test_a_word_that_means_another_the_second_time_is_that_one_for_what_comes_ag
     assert sorted(told) == [("failed", "drop"), ("returned", "once")]
 
 
-def test_a_message_driven_again_is_recorded_as_failed_whatever_the_source_would_be_told(lake):
+def test_a_retried_message_that_fails_is_recorded_as_failed(lake):
     manifest = handled(lake, Failing, b"nack", ack_policy=DRIVEN_AGAIN)
     assert outcomes(lake, "failing", manifest) == {"m0": "failed"}
 
 
-def test_a_message_driven_again_that_succeeds_closes_its_failure(lake):
+def test_a_retried_message_that_succeeds_closes_its_failure(lake):
     manifest = handled(lake, Failing, b"ok", ack_policy=DRIVEN_AGAIN)
     (event,) = rows_of(lake, "failing", manifest, "failed")
     assert (event["message_id"], event["state"], event["data"]) == ("m0", "closed", None)
@@ -242,7 +242,7 @@ HOUR = timedelta(hours=1)
 
 
 class Retried(Obedient):
-    """Fails as its messages say, three times at the most."""
+    """Fails as its messages say; a message has at most three attempts."""
 
     name = "retried"
     processors = Processors(max_message_bytes=20)
@@ -263,7 +263,7 @@ class Retried(Obedient):
 
 
 class Unretried(Retried):
-    """The same, and nobody said what to do with failures."""
+    """The same without the option `retry`."""
 
     retry = None
 
@@ -305,17 +305,17 @@ def test_a_failure_of_the_last_attempt_is_dead_and_keeps_its_payload(lake, attem
     ("payload", "reason"),
     [(b"never", "will never do"), (b"judged", "no such order"), (b"x" * 21, "its payload has 21 bytes")],
 )
-def test_what_can_never_pass_is_dead_at_once(lake, pipeline, payload, reason):
+def test_failures_without_retry_are_dead_at_once(lake, pipeline, payload, reason):
     (row,) = recorded(lake, pipeline, payload)
     assert (row["state"], row["due_at"]) == ("dead", None)
     assert row["reason"].startswith(reason)
 
 
-def test_without_the_option_a_failure_waits_for_people(lake):
+def test_without_retry_failures_stay_open_without_a_due_time(lake):
     (row,) = recorded(lake, Unretried, b"later", attempt=7)
     assert (row["state"], row["due_at"]) == ("open", None)
 
 
-def test_dead_messages_are_counted_apart(lake):
+def test_dead_messages_are_counted_separately(lake):
     manifest = failed(lake, Retried, b"later", b"never", b"later")
     assert (manifest.total("failed"), manifest.total("dead")) == (3, 1)

@@ -1,4 +1,4 @@
-"""Fan-out: `handle_message` returns a list of messages, which share the fate of the one that they are made from."""
+"""Fan-out: `handle_message` returns a list of messages, and the original message shares their outcome."""
 
 import random
 from typing import Any
@@ -15,7 +15,10 @@ from tests.fixtures.small_lake import handled, outcomes, rows_of
 
 
 def words(messages: list[Message]) -> list[tuple[int | None, str]]:
-    return [(one.child, one.data["word"] if isinstance(one.data, dict) else one.data.word) for one in messages]
+    return [
+        (message.child, message.data["word"] if isinstance(message.data, dict) else message.data.word)
+        for message in messages
+    ]
 
 
 def test_a_list_of_rows_is_one_message_that_is_handled(lake):
@@ -38,7 +41,7 @@ def test_an_empty_list_is_handled_and_leaves_no_row(lake):
     assert [row["message_id"] for row in rows_of(lake, "families", manifest, "lake")] == ["m1"]
 
 
-def test_children_that_wait_for_a_batch_hold_their_message_back(lake):
+def test_a_message_waits_for_children_that_wait_for_a_batch(lake):
     manifest = handled(lake, Families, b"lake=a left=b left=c", b"plain")
     assert outcomes(lake, "families", manifest) == {"m1": "handled"}
     waiting = rows_of(lake, "families", manifest, staged_table("r1", "left"))
@@ -57,7 +60,7 @@ def test_where_a_child_fails_no_row_of_its_siblings_is_written(lake, fault, care
 
 
 class Strange(Families):
-    """Returns lists of odd things."""
+    """Returns invalid lists."""
 
     name = "strange"
     before: list[Message] = []
@@ -84,23 +87,23 @@ class Strange(Families):
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        (b"many", "handle_message returned 10,001 messages for one, which may have 10,000"),
-        (b"none", "handle_message must return messages made from the one it was given; number 1 is NoneType"),
-        (b"other", "number 1 is another Message"),
-        (b"nested", "number 0 is list"),
+        (b"many", "handle_message must return at most 10,000 messages for a message, got 10,001"),
+        (b"none", "item 1 is NoneType"),
+        (b"other", "item 1 is another Message"),
+        (b"nested", "item 0 is list"),
         (b"tuple", "handle_message must return a Message or a list of Messages, got tuple"),
         (b"set", "got dict"),
         (b"early", "transform must return a Message, got list"),
     ],
 )
-def test_a_list_that_is_none_fails_its_message_alone(lake, payload, reason):
+def test_an_invalid_list_fails_its_message_alone(lake, payload, reason):
     manifest = handled(lake, Strange, b"1", payload, b"3")
     assert outcomes(lake, "strange", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "strange", manifest, "failed")
     assert reason in failure["reason"]
 
 
-def test_as_many_children_as_are_allowed_and_the_same_one_twice_are_children_of_their_own(lake):
+def test_the_maximum_of_children_and_the_same_child_twice_are_allowed(lake):
     manifest = handled(lake, Strange, b"most", b"twice", careful=True)
     children = [(row["message_id"], row["child"]) for row in rows_of(lake, "strange", manifest, "lake")]
     assert sorted(children) == [*(("m0", n) for n in range(10_000)), ("m1", 0), ("m1", 1)]
@@ -139,7 +142,9 @@ def test_each_child_has_a_partition_of_its_own(lake):
 def test_a_test_gets_the_children_in_the_place_of_their_message():
     told = testing.test_batch(Families, [b"left=b lake=a right=c", b"plain", b"", b"right=fail lake=d"])
     assert words(told.successful) == [(0, "b"), (1, "a"), (2, "c"), (None, "plain")]
-    assert [(one.data, one.reason, one.child) for one in told.failed] == [(b"right=fail lake=d", "as told", None)]
+    assert [(message.data, message.reason, message.child) for message in told.failed] == [
+        (b"right=fail lake=d", "as told", None)
+    ]
     assert told.actions == ["ack", "ack", "ack", "ack"], "one for each message"
     assert [info.size for info in told.batches] == [1, 2]
 
@@ -155,13 +160,13 @@ def test_handle_failed_sees_a_message_once_whichever_of_its_children_fail(fault)
     assert failure.stage
 
 
-def test_the_last_child_that_says_so_says_how_its_message_is_acknowledged():
+def test_the_last_child_with_ack_actions_sets_those_of_its_message():
     assert testing.test_message(Families, "left=ack lake=a").actions == ["noop"]
     assert testing.test_message(Families, "left=a lake=a").actions == ["ack"]
 
 
 class Acknowledged(Families):
-    """Its children say how they are acknowledged, and fail then."""
+    """Sets ack actions on children, which then fail."""
 
     name = "acknowledged"
 
@@ -172,14 +177,14 @@ class Acknowledged(Families):
 
 @pytest.mark.parametrize("fault", ["lake=failed", "lake=misfit", "left=misfit", "nowhere=a", "left=fail"])
 @pytest.mark.parametrize("place", [0, 1])
-def test_wherever_a_child_fails_its_message_is_acknowledged_as_the_last_child_says_that_says_so(fault, place):
+def test_ack_actions_of_the_last_child_apply_wherever_a_child_fails(fault, place):
     words = ["lake=nack"]
     words.insert(place, fault)
     assert testing.test_message(Acknowledged, " ".join(words)).actions == ["nack:7"]
 
 
 @pytest.mark.parametrize("rescue", [False, True])
-def test_of_a_message_that_is_rescued_after_its_batch_the_children_stay_cut(rescue):
+def test_the_rows_of_a_message_rescued_after_its_batch_stay_incomplete(rescue):
     class Rescuing(Families):
         name = "rescuing"
         batchers = {"lake": TableBatcher(schema=Word), "left": Batcher(schema=Word, rescue=rescue)}
@@ -190,7 +195,7 @@ def test_of_a_message_that_is_rescued_after_its_batch_the_children_stay_cut(resc
     told = testing.test_message(Rescuing, "lake=a left=fail left=b")
 
     ended = told.successful if rescue else told.failed
-    assert [(one.data, one.child) for one in ended] == [(b"lake=a left=fail left=b", None)]
+    assert [(message.data, message.child) for message in ended] == [(b"lake=a left=fail left=b", None)]
     assert len(told.successful) + len(told.failed) == 1
 
 
@@ -211,7 +216,7 @@ def test_a_message_that_is_rescued_from_handling_goes_on_without_its_children(la
 def test_children_stay_in_their_order_in_a_batch():
     order = list("abcdefgh")
     random.Random(1).shuffle(order)
-    told = testing.test_batch(Families, [" ".join(f"right={one}" for one in order)])
+    told = testing.test_batch(Families, [" ".join(f"right={number}" for number in order)])
     assert [word for _, word in words(told.successful)] == order
     assert [info.size for info in told.batches] == [8]
 
@@ -230,7 +235,7 @@ def test_each_message_ends_once_and_fails_exactly_if_a_child_does(payloads):
         # What its batch loses or fails with is each message's own, but for `raise`, which has a batch of its own.
         if any(word in FAULTS for word in payload.split())
     }
-    assert {one.message_id for one in told.failed} == failing
+    assert {message.message_id for message in told.failed} == failing
     assert len(told.failed) == len(failing)
     assert len(told.actions) == len(payloads)
     expected = [
@@ -238,8 +243,8 @@ def test_each_message_ends_once_and_fails_exactly_if_a_child_does(payloads):
         for number, payload in enumerate(payloads)
         if str(number) not in failing and payload
     ]
-    ids = [one.message_id for one in told.successful]
-    assert [(one, ids.count(one)) for one in dict.fromkeys(ids)] == expected
+    ids = [message.message_id for message in told.successful]
+    assert [(message_id, ids.count(message_id)) for message_id in dict.fromkeys(ids)] == expected
 
 
 def test_a_model_may_have_no_field_of_the_name_child():

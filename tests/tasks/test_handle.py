@@ -1,4 +1,4 @@
-"""Handling: whatever a callback does with a message, the others do not notice."""
+"""Handling: faults of callbacks are isolated by message."""
 
 import enum
 import gc
@@ -19,9 +19,9 @@ FAULTS = {
     "recurse": ("RecursionError", "maximum recursion depth"),
     "none": ("TypeError", "handle_message must return a Message or a list of Messages, got NoneType"),
     "nonsense": ("TypeError", "handle_message must return a Message or a list of Messages, got dict"),
-    "another": ("TypeError", "it returned another one"),
-    "neighbour": ("TypeError", "it returned another one"),
-    "unknown": ("unknown batcher", "no batcher 'nowhere'; there are ['kept']"),
+    "another": ("TypeError", "it returned another message"),
+    "neighbour": ("TypeError", "it returned another message"),
+    "unknown": ("unknown batcher", "'nowhere' is not a batcher. Batchers: ['kept']"),
     "unhashable": ("TypeError", "batcher was set to a value of type list; put_batcher takes text"),
     "fail": ("failed", "as told"),
     "unknown option": ("TypeError", "unexpected keyword argument 'on_error'"),
@@ -42,7 +42,7 @@ def test_a_faulty_message_fails_alone_and_keeps_its_payload(lake, fault):
     kind, reason = FAULTS[fault]
     assert failure["kind"] == kind
     assert reason in failure["reason"]
-    assert failure["data"] == fault.encode(), "driving it again needs the original"
+    assert failure["data"] == fault.encode(), "a retry needs the original payload"
     assert (failure["message_id"], failure["attempt"], failure["state"]) == ("m1", 1, "open")
 
 
@@ -65,7 +65,7 @@ def test_a_payload_that_cannot_be_read_fails_alone(lake, payload):
 
 
 class Preparing(Obedient):
-    """Has chunks of three messages prepared."""
+    """Prepares messages in chunks of three."""
 
     name = "preparing"
     processors = Processors(chunk_size=3)
@@ -108,12 +108,12 @@ def test_prepare_messages_may_give_any_iterable(lake):
     assert [row["text"] for row in rows_of(lake, "preparing", manifest, "kept")] == ["generate!", "2!"]
 
 
-def test_what_prepare_messages_fails_is_not_handled(lake):
+def test_messages_that_fail_in_prepare_messages_are_not_handled(lake):
     manifest = handled(lake, Preparing, b"fail one", b"2", b"3")
     assert outcomes(lake, "preparing", manifest) == {"m0": "failed", "m1": "handled", "m2": "handled"}
 
 
-def test_prepare_messages_gets_chunks_and_what_is_recorded_does_not_depend_on_them(lake):
+def test_prepare_messages_gets_chunks_and_records_do_not_depend_on_them(lake):
     sizes = []
 
     class Counting(Obedient):
@@ -169,7 +169,7 @@ def test_a_source_that_delivers_a_message_without_an_id_is_named(lake):
 
 
 class Odd(Keeping):
-    """The callback that `where` names sets `what`, past the methods, on the message `odd`, and may raise then."""
+    """Sets the attribute `what` of the message `odd` directly in the callback `where`, and may raise then."""
 
     name = "odd"
     where, raises = "", False
@@ -216,8 +216,8 @@ def test_an_odd_value_that_a_callback_sets_fails_its_message_alone(lake, where, 
 
 
 @pytest.mark.parametrize("where", ["transform", "prepare_messages", "handle_message"])
-@pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
-def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(lake, where, attribute, value):
+@pytest.mark.parametrize(("attribute", "value"), [case[:2] for case in ODD])
+def test_odd_values_set_by_a_callback_that_raises_are_dropped(lake, where, attribute, value):
     manifest = handled(lake, odd(where, attribute, value, raises=True), b"1", b"odd", b"3")
     told = {row["message_id"]: row for row in rows_of(lake, "odd", manifest, "outcomes")}
     assert (told["m1"]["outcome"], told["m1"]["action"]) == ("failed", "ack")
@@ -225,8 +225,8 @@ def test_a_callback_that_raises_after_it_set_an_odd_value_leaves_nothing_of_it(l
 
 
 @pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize(("attribute", "value"), [one[:2] for one in ODD])
-def test_an_odd_value_that_handle_failed_sets_is_an_error_of_its_own(lake, raises, attribute, value):
+@pytest.mark.parametrize(("attribute", "value"), [case[:2] for case in ODD])
+def test_an_odd_value_set_by_handle_failed_counts_as_its_error(lake, raises, attribute, value):
     manifest = handled(lake, odd("handle_failed", attribute, value, raises=raises), b"1", b"fail", b"fail")
     assert outcomes(lake, "odd", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
     failures = rows_of(lake, "odd", manifest, "failed")
@@ -240,7 +240,7 @@ class Route(enum.StrEnum):
     KEPT = "kept"
 
 
-def test_a_kind_of_text_is_text_whatever_it_makes_of_itself(lake):
+def test_a_subclass_of_str_counts_as_text(lake):
     assert outcomes(lake, "odd", handled(lake, odd("handle_message", "batcher", Route.KEPT), b"1", b"2")) == {
         "m0": "handled",
         "m1": "handled",
@@ -250,7 +250,7 @@ def test_a_kind_of_text_is_text_whatever_it_makes_of_itself(lake):
 
 
 class Oddly(Keeping):
-    """Fails what it gets, for no reason that is text."""
+    """Fails messages with reasons that are not text."""
 
     name = "oddly"
 
@@ -258,7 +258,7 @@ class Oddly(Keeping):
         return message.failed(Failure(kind=ValueError, reason=None, stage=5))  # type: ignore[arg-type]
 
 
-def test_a_failure_of_parts_that_are_no_text_is_told_in_words(lake):
+def test_a_failure_whose_parts_are_not_text_is_converted_to_text(lake):
     manifest = handled(lake, Oddly, b"1")
     (recorded,) = rows_of(lake, "oddly", manifest, "failed")
     assert (recorded["kind"], recorded["reason"], recorded["stage"]) == ("<class 'ValueError'>", "None", "5")

@@ -1,4 +1,4 @@
-"""The host of a task: what a callback does to its process costs no message but its own, and no file."""
+"""The callback process: damage by a callback fails only its own message, and no file is lost."""
 
 import ctypes
 import json
@@ -37,7 +37,7 @@ from tests.tasks.test_batch import staged
 
 
 def fork_and(how):
-    """Fork as an author does; the child comes back to the platform."""
+    """Fork as user code may; the child returns into the platform."""
     child = ctypes.CDLL(None).fork() if how == "unseen" else os.fork()
     if child:
         os.waitpid(child, 0)
@@ -64,7 +64,7 @@ def spoil(what):
 
 
 class Hostile(Pipeline):
-    """Does to its process what the payload says, in the callback that it names."""
+    """Damages its process as the payload says, in the callback that the payload names."""
 
     name = "hostile"
     producer = Producer(source="memory")
@@ -106,7 +106,7 @@ class Hostile(Pipeline):
 
 
 def hosted(lake, *payloads, pipeline=Hostile):
-    """What a task writes that has a host."""
+    """Return the manifest of a task with a callback process."""
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, pipeline.name, source), pipeline.name)
     return returned(Handle(pipeline, None, source.ack_policy, lake, "r1", parts=[rows])(0))
@@ -123,11 +123,11 @@ def test_the_child_of_a_callback_that_forks_ends_before_it_touches_anything(lake
     assert Counter(outcomes(lake, "hostile", manifest).values()) == {"handled": 13 - failed, "failed": failed}
     files = [(file.path, file.rows) for file in manifest.of_table("outcomes")]
     assert [rows for _, rows in files] == [13]
-    assert len(list(os.scandir(f"{lake.root}/hostile/outcomes/window=2026-01-01T0000"))) == 1, "no copy wrote one"
+    assert len(list(os.scandir(f"{lake.root}/hostile/outcomes/window=2026-01-01T0000"))) == 1, "no copy wrote a file"
 
 
 @pytest.mark.parametrize("what", ["json", "arrow", "recursion", "files"])
-def test_a_message_that_spoils_its_process_fails_alone(lake, what):
+def test_a_message_that_damages_its_process_fails_alone(lake, what):
     payloads = [*INNOCENT, f"handle_message spoil {what}".encode(), *INNOCENT]
     manifest = hosted(lake, *payloads)
     failed = {row["message_id"]: row for row in rows_of(lake, "hostile", manifest, "failed")}
@@ -137,12 +137,12 @@ def test_a_message_that_spoils_its_process_fails_alone(lake, what):
     assert [row["text"] for row in rows_of(lake, "hostile", manifest, "kept")] == ["1", "2", "3", "5", "6"] * 2
 
 
-def test_a_message_that_is_spoiled_itself_fails_alone(lake):
+def test_a_damaged_message_object_fails_alone(lake):
     manifest = hosted(lake, b"1", b"broken", b"3")
     assert outcomes(lake, "hostile", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
 
 
-def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_other(lake):
+def test_a_batch_that_damages_its_process_fails_and_no_other(lake):
     payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
     manifest = returned(batching(lake, Hostile, hosted(lake, *payloads), "called")(0))
     told = outcomes(lake, "hostile", manifest)
@@ -150,7 +150,7 @@ def test_a_batch_that_spoils_its_process_fails_with_all_its_messages_and_no_othe
     assert len(told) == 10
 
 
-def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeypatch):
+def test_a_file_that_differs_from_its_manifest_is_dropped(lake, monkeypatch):
     real = hosting.in_a_fork
 
     def damaged(work, take, **options):
@@ -171,7 +171,7 @@ def test_a_file_that_is_not_as_its_host_names_it_is_in_no_manifest(lake, monkeyp
     assert (pq.read_metadata(path).num_rows, os.path.getsize(path)) == (2, file.bytes)
 
 
-def test_a_host_that_dies_before_its_first_try_costs_no_message(lake, monkeypatch):
+def test_a_crash_before_the_first_try_fails_no_message(lake, monkeypatch):
     real, deaths = hosting.in_a_fork, [Death("signal 6")] * 2
     monkeypatch.setattr(hosting, "in_a_fork", lambda *given, **more: deaths.pop() if deaths else real(*given, **more))
     assert outcomes(lake, "hostile", hosted(lake, b"1")) == {"m0": "handled"}
@@ -198,7 +198,7 @@ def test_processes_that_callbacks_started_end_with_their_host():
     assert not psutil.pid_exists(started) or psutil.Process(started).status() == "zombie"
 
 
-def test_no_copy_of_a_task_goes_on_where_something_of_a_callbacks_raises_as_its_host_ends():
+def test_a_late_exception_of_a_callback_never_continues_as_a_copy_of_the_task():
     def interrupt(frame, event, _):  # as a timer does now and then that a callback left behind
         if event == "return" and frame.f_code.co_name == "__exit__" and frame.f_back.f_code.co_name == "_be_host":
             raise InterruptedError
@@ -214,7 +214,7 @@ def test_no_copy_of_a_task_goes_on_where_something_of_a_callbacks_raises_as_its_
     assert (death, copies.value) == (None, 0)
 
 
-def test_what_a_pipeline_cannot_be_made_with_ends_the_task_and_fails_no_message(lake):
+def test_an_exception_of_the_constructor_fails_the_task_and_no_message(lake):
     class Away(Hostile):
         def __init__(self):
             raise ConnectionError("no bank")
@@ -225,7 +225,7 @@ def test_what_a_pipeline_cannot_be_made_with_ends_the_task_and_fails_no_message(
 
 @pytest.mark.parametrize("times", [100, pytest.param(10_000, marks=pytest.mark.soak)])
 def test_forking_again_and_again_harms_neither_process(times):
-    """With garbage of native libraries around, and threads that the fork does not have."""
+    """The parent has garbage of native libraries, and threads that the fork lacks."""
     garbage = []
     for number in range(times):
         cycle = [pa.array(range(100))]
@@ -235,7 +235,7 @@ def test_forking_again_and_again_harms_neither_process(times):
         assert in_a_fork(lambda progress, give: None, garbage.append) is None
 
 
-def test_much_comes_back_and_what_a_fork_gave_before_it_died_does():
+def test_large_results_and_results_before_a_crash_arrive():
     rows = staged(*("x" * 10_000 for _ in range(1_000))).rows
 
     def work(progress: Progress, give: Give) -> None:
@@ -250,10 +250,10 @@ def test_much_comes_back_and_what_a_fork_gave_before_it_died_does():
 
     assert death is not None
     assert death.how == "signal 9"
-    assert [one.equals(rows) for written in given for *_, one in written.batches] == [True] * 3
+    assert [batch.equals(rows) for written in given for *_, batch in written.batches] == [True] * 3
 
 
-def test_a_fork_is_ended_whose_gifts_nobody_can_take():
+def test_a_fork_is_killed_if_its_results_cannot_be_taken():
     read, write = os.pipe()
 
     def work(progress: Progress, give: Give) -> None:
@@ -270,7 +270,7 @@ def test_a_fork_is_ended_whose_gifts_nobody_can_take():
     assert not _lives(int(os.read(read, 100)))
 
 
-def test_what_a_fork_gives_into_a_file_that_is_another_one_now_is_a_death():
+def test_a_result_socket_replaced_by_a_callback_is_a_crash():
     def work(progress: Progress, give: Give) -> None:
         os.closerange(3, 1 << 16)
         files = [os.open(os.devnull, os.O_WRONLY) for _ in range(1_000)]
@@ -282,7 +282,7 @@ def test_what_a_fork_gives_into_a_file_that_is_another_one_now_is_a_death():
     assert death.how == "exit code 0"
 
 
-def test_a_fault_of_the_platform_in_a_fork_is_raised_and_is_no_messages():
+def test_a_fault_of_the_platform_in_a_fork_is_raised_and_fails_no_message():
     def work(progress: Progress, give: Give) -> None:
         raise OSError("no such table")
 
@@ -308,7 +308,7 @@ def test_forks_of_several_threads_do_not_overlap(monkeypatch):
 
 
 def test_a_fork_ends_with_its_parent():
-    """A worker that Spark ends must leave nobody behind who goes on calling callbacks."""
+    """After Spark kills a worker, no callback process may continue."""
     read, write = os.pipe()
     parent = os.fork()
     if parent == 0:

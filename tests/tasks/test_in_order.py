@@ -1,4 +1,4 @@
-"""Handling in order, task by task: who gets which message, what fails alone, and what a killer changes of it."""
+"""Handling in order: assignment of messages to tasks, isolated failures, and order after crashes."""
 
 import os
 import signal
@@ -34,7 +34,7 @@ from tests.tasks.test_isolation import isolated
 
 
 class Colour(IntEnum):
-    """An int, for all that it says of itself."""
+    """An int whose `str` is not its number."""
 
     RED = 3
 
@@ -43,7 +43,7 @@ class Colour(IntEnum):
 
 
 def by_payload(message: Message) -> int:
-    """The first word; some are no partitions."""
+    """Return the first word; some words are invalid partitions."""
     word = message.data.split()[0].decode()
     odd: dict[str, Callable[[], Any]] = {
         "raise": lambda: 1 // 0,
@@ -64,7 +64,7 @@ def by_payload(message: Message) -> int:
 
 
 class Ordered(Pipeline):
-    """Writes down what it is given; a message that says `dies` ends its process."""
+    """Logs its messages; a message with `dies` kills the process."""
 
     name = "ordered"
     producer = Producer(source="memory")
@@ -83,7 +83,7 @@ class Ordered(Pipeline):
 
 
 class BySource(Ordered):
-    """The partition that the source names."""
+    """Uses the partition of the source."""
 
     name = "by_source"
     processors = Processors(concurrency=2, chunk_bytes=1)
@@ -91,21 +91,21 @@ class BySource(Ordered):
 
 
 class Keyed(Memory):
-    """Names the first letter as the partition of a message, and its number as the place there."""
+    """Uses the first letter as the partition of a message, and the number as its sequence."""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         (batch,) = super().read(share, receive_id)
         payloads = [data.decode() for data in batch.column("data").to_pylist()]
         told = {
-            "partition": [one[0] if one[0].isalpha() else None for one in payloads],
-            "sequence": [int(one[1:]) for one in payloads],
+            "partition": [payload[0] if payload[0].isalpha() else None for payload in payloads],
+            "sequence": [int(payload[1:]) for payload in payloads],
         }
         columns = {name: told.get(name, batch.column(name)) for name in batch.schema.names}
         yield pa.RecordBatch.from_pydict(columns, schema=batch.schema)
 
 
 class Handled(NamedTuple):
-    """What tasks were given, in order, and what was written."""
+    """Messages of each task, in order, and the manifest."""
 
     by_task: list[list[str]]
     manifest: Manifest
@@ -130,7 +130,7 @@ def handle(
     careful: bool = False,
     **options: Any,
 ) -> Handled:
-    """All steps of handling in order, in this process but for forks."""
+    """Run all steps of handling in order, in this process and its forks."""
     step: dict[str, Any] = {
         "pipeline": pipeline,
         "context": None,
@@ -174,7 +174,7 @@ def test_the_messages_of_a_partition_are_handled_by_one_task_in_order(lake):
     assert set(outcomes(lake, "ordered", handled.manifest).values()) == {"handled"}
 
 
-def test_portions_of_a_plan_are_all_of_it_in_the_order_of_the_source(lake):
+def test_portions_of_a_plan_are_complete_and_in_the_order_of_the_source(lake):
     payloads = [f"{place % 7} {place}" for place in range(70)]
     whole = handle(lake, Ordered, memory(*payloads))
     handled = handle(lake, Ordered, memory(*payloads), portions=[(0, 10), (10, 11), (11, 70)])
@@ -210,13 +210,13 @@ def test_where_no_message_gets_a_partition_there_is_nothing_to_handle(lake):
     assert outcomes(lake, "ordered", handled.manifest) == {"m0": "failed", "m1": "failed"}
 
 
-def test_a_function_sees_what_transform_made_of_a_message_and_may_return_any_int(lake):
+def test_partition_by_gets_transformed_messages_and_may_return_any_int(lake):
     by_task, _ = handle(lake, Ordered, memory("transformed 5", "huge", "colour", "0", "5 again"))
     assert by_task == [["5", "5 again"], ["huge", "0"], ["colour"]]
 
 
 class Empty(BySource):
-    """Takes messages without data."""
+    """Handles messages without data."""
 
     name = "empty"
 
@@ -235,7 +235,7 @@ def test_a_message_without_data_is_handled_like_any_other(lake, partition_by):
 @pytest.mark.parametrize(
     ("arrive", "tasks"),
     [("a3 b2 a1 b1 a2 c1", ["a1 a2 a3", "b1 b2 c1"]), ("a1 a2 a3 07 08 09", ["a1 a2 a3", "07 08 09"])],
-    ids=["whatever the order of arrival", "those without one go where there is least to do"],
+    ids=["whatever the order of arrival", "rows without a partition go to the least loaded task"],
 )
 def test_a_source_s_partition_keeps_its_sequence(lake, arrive, tasks):
     by_task, _ = handle(lake, BySource, Keyed(deliveries_=numbered(*arrive.encode().split())))
@@ -252,13 +252,13 @@ def test_repeats_have_no_partition_and_are_recorded_once(lake):
     assert outcomes(lake, "ordered", handled.manifest) == {"m0": "duplicate", "m1": "handled", "m2": "duplicate"}
 
 
-def test_a_function_that_ends_its_process_costs_no_message_but_its_own(lake):
+def test_a_partition_by_that_crashes_fails_only_its_message(lake):
     handled = handle(lake, Ordered, memory("1 first", "kill", "1 last"), careful=True)
     assert handled.all == ["1 first", "1 last"]
     assert reasons(lake, handled) == {"kill": ("worker killed", "partition_by")}
 
 
-def test_a_function_that_hangs_costs_no_message_but_its_own(lake):
+def test_a_partition_by_that_hangs_fails_only_its_message(lake):
     class Timed(Ordered):
         name = "timed"
         processors = Processors(partition_by=by_payload, message_timeout=timedelta(seconds=2))
@@ -269,7 +269,7 @@ def test_a_function_that_hangs_costs_no_message_but_its_own(lake):
     assert reasons(lake, handled, Timed) == {"hang": ("timeout", "partition_by")}
 
 
-def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_process(lake):
+def test_a_partition_keeps_its_order_around_a_crash(lake):
     told = {3: "dies", 5: "fails", 11: "dies", 12: "fails"}
     payloads = [f"1 {place:02} {told.get(place, 'works')}" for place in range(16)]
     handled = handle(lake, Ordered, memory(*payloads), careful=True)
@@ -277,13 +277,13 @@ def test_the_rest_of_a_partition_keeps_its_order_around_one_that_ends_its_proces
     assert not any(others)
     assert sorted(set(lines)) == payloads
     last = [max(place for place, line in enumerate(lines) if line == payload) for payload in payloads]
-    assert last == sorted(last), "what came of a message is what its last call made of it"
+    assert last == sorted(last), "the outcome of a message is that of its last call"
     kinds = {payload.split()[1]: kind for payload, (kind, _) in reasons(lake, handled).items()}
     assert kinds == {"03": "worker killed", "05": "failed", "11": "worker killed", "12": "failed"}
 
 
 @given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)), st.integers(1, 31))
-def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(killers, culprits, most):
+def test_rows_are_processed_in_order_around_all_crashes(killers, culprits, most):
     done: list[int] = []
 
     def attempt(rows: Sequence[int]) -> Death | None:
@@ -299,7 +299,7 @@ def test_whatever_dies_no_row_is_dealt_with_before_one_that_precedes_it(killers,
     assert done == list(range(31))
 
 
-def test_a_failure_keeps_its_partition_and_place_for_when_it_is_driven_again(lake):
+def test_a_failure_keeps_its_partition_and_sequence_for_a_retry(lake):
     source = Keyed(deliveries_=numbered(b"a3", b"b2"))
 
     class Failing(BySource):

@@ -1,4 +1,4 @@
-"""Isolation: a message that ends its process, wherever and however, fails alone; and is found in few tries."""
+"""Isolation: a message that crashes its process fails alone and is found in few tries."""
 
 import os
 import threading
@@ -40,7 +40,8 @@ CALLBACKS = ["transform", "prepare_messages", "handle_message", "handle_failed",
 
 
 @pytest.mark.parametrize(
-    ("callback", "how"), [*((one, "kill") for one in CALLBACKS), *product(["handle_message", "handle_failed"], WAYS)]
+    ("callback", "how"),
+    [*((callback, "kill") for callback in CALLBACKS), *product(["handle_message", "handle_failed"], WAYS)],
 )
 def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary, callback, how):
     payloads = [b"0", b"fail", f"{callback} {how}".encode(), b"3", b"4", b"fail"]
@@ -53,7 +54,7 @@ def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary, 
     assert (failed["m1"]["reason"], failed["m5"]["reason"]) == ("as told", "as told")
     killer = failed["m2"]
     assert killer["kind"] == "worker killed"
-    assert killer["data"] == payloads[2], "driving it again needs the original"
+    assert killer["data"] == payloads[2], "a retry needs the original payload"
     if how != "close":  # which is noticed at the end, wherever it came to pass
         assert killer["stage"] == STAGES.get(callback, callback)
         assert killer["reason"].startswith(f"{killer['stage']} ended the worker (")
@@ -62,7 +63,10 @@ def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary, 
 
 @pytest.mark.parametrize(
     ("callback", "how"),
-    [*((one, "interrupt") for one in CALLBACKS), *product(["handle_message", "serialise"], ["leave", "mute", "eat"])],
+    [
+        *((callback, "interrupt") for callback in CALLBACKS),
+        *product(["handle_message", "serialise"], ["leave", "mute", "eat"]),
+    ],
 )
 def test_a_message_that_raises_what_ends_programs_fails_alone(lake, diary, callback, how):
     chunk = [b"0", f"{callback} {how}".encode()] if callback == "prepare_messages" else [b"0"]
@@ -74,7 +78,7 @@ def test_a_message_that_raises_what_ends_programs_fails_alone(lake, diary, callb
 
 
 def calls(diary: Path) -> dict[str, Counter[str]]:
-    """How often each callback had each message."""
+    """Return the number of calls of each callback with each message."""
     counted: dict[str, Counter[str]] = defaultdict(Counter)
     for line in diary.read_text().splitlines():
         callback, name = line.split()
@@ -84,7 +88,7 @@ def calls(diary: Path) -> dict[str, Counter[str]]:
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """A fork gets a chunk, however quick the last one was."""
+    """Limit tries to a chunk even after quick tries."""
     monkeypatch.setattr(isolation, "QUICK_S", 0)
 
 
@@ -132,7 +136,7 @@ def test_a_killer_of_a_serializer_costs_its_block_two_more_tries(lake, diary, sm
     assert set(times.values()) == {3}, "together, one by one, and without it"
 
 
-def test_a_thread_that_kills_after_its_message_returned_costs_no_message_for_good(lake):
+def test_a_thread_that_kills_after_its_message_returned_fails_no_message(lake):
     class Late(Keeping):
         name = "late"
 
@@ -206,7 +210,7 @@ def test_a_message_that_ends_the_worker_around_its_batch_fails_alone(lake, diary
     assert failed["m2"]["kind"] == "worker killed"
 
 
-def test_a_killer_that_handle_failed_cannot_bear_keeps_its_own_acknowledgement(lake, diary):
+def test_a_culprit_that_also_crashes_handle_failed_keeps_its_ack_actions(lake, diary):
     batch = staged("0", "fail", "handle_failed kill")
     rows = batch.rows.set_column(STAGED.get_field_index("on_failure"), "on_failure", pa.array([None, None, "nack:60"]))
     manifest = batched(lake, batch._replace(rows=rows), pipeline=Gathering, careful=True)
@@ -215,13 +219,13 @@ def test_a_killer_that_handle_failed_cannot_bear_keeps_its_own_acknowledgement(l
 
 
 @pytest.mark.parametrize("told", [["handle_batch close", *map(str, range(30))], ["fail", *["handle_failed kill"] * 30]])
-def test_a_batch_that_makes_its_worker_useless_is_not_tried_for_each_of_its_messages(lake, diary, told):
+def test_a_batch_that_breaks_its_process_is_not_retried_per_message(lake, diary, told):
     batched(lake, staged(*told), pipeline=Gathering, careful=True)
     called = [line for line in diary.read_text().splitlines() if line == "handle_batch m0"]
     assert len(called) <= 7
 
 
-def test_a_chunk_that_is_long_prepared_is_prepared_once_where_there_is_no_limit(lake, tmp_path, monkeypatch):
+def test_a_slow_preparation_runs_once_without_a_limit(lake, tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline_platform.control.pace._LOOK_S", 0.05)
 
     class Long(Fragile):
@@ -251,13 +255,13 @@ def isolated(
     most: int = 10**6,
     **options: Any,
 ) -> None:
-    """Try rows, each time as `attempt` says that it ends and `most` at once, and gather those that fail."""
-    tries, answer = isolate(rows, lambda one: one, **options), None
+    """Try rows, at most `most` at once, with the results of `attempt`. Collect the failed rows."""
+    tries, answer = isolate(rows, lambda attempted: attempted, **options), None
     with suppress(StopIteration):
         while True:
-            one: Try = tries.send(answer)
-            failed += one.rows if one.death else []
-            answer = (None if one.death else attempt(one.rows)) or (min(most, len(one.rows)), ())
+            current: Try = tries.send(answer)
+            failed += current.rows if current.death else []
+            answer = (None if current.death else attempt(current.rows)) or (min(most, len(current.rows)), ())
 
 
 def dying(killers: set[int], begun: list[Sequence[int]], *, blames: bool) -> Any:
@@ -279,7 +283,7 @@ def test_every_killer_is_found_and_nothing_else(rows, killers, blames):
 
 
 @given(st.integers(2, 60), st.integers(0, 59))
-def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blamed):
+def test_a_wrongly_suspected_row_does_not_fail(rows, blamed):
     failed, tries = [], []
 
     def attempt(some: Sequence[int]) -> Death | None:
@@ -292,7 +296,7 @@ def test_a_row_that_is_blamed_wrongly_is_not_failed_and_costs_little(rows, blame
     assert len(tries) <= 4 * rows
 
 
-def test_a_row_that_another_one_damaged_does_not_fail_though_it_dies_as_a_killer_did():
+def test_a_row_that_crashes_by_the_damage_of_another_does_not_fail():
     failed = []
 
     def attempt(rows: Sequence[int]) -> Death | None:
@@ -304,8 +308,8 @@ def test_a_row_that_another_one_damaged_does_not_fail_though_it_dies_as_a_killer
     assert failed == [3]
 
 
-def test_a_death_is_not_believed_of_a_host_that_had_other_tries_before():
-    """What one of these left behind, a thread say, may have ended it."""
+def test_a_crash_after_earlier_tries_is_verified():
+    """A side effect of an earlier try, for example a thread, may be the cause."""
     failed, deaths = [], iter([Death("signal 9", "", [0], tries=2)])
     isolated(range(1), lambda some: next(deaths, None), failed)
     assert failed == []

@@ -1,4 +1,4 @@
-"""What a message says of itself: all of it in every callback, whichever tasks call that, and in the testing kit."""
+"""Properties of messages: all are available in every callback, in all lanes and in the testing kit."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ PROPERTIES = [name for name, value in vars(Message).items() if isinstance(value,
 
 
 class Seeing(Pipeline, abstract=True):
-    """Writes down, in the file that the metadata name, what messages say in each callback.
+    """Logs the properties of messages in each callback to the file named in their metadata.
 
     Payloads say where a message is to fail: `batch handle_batch` in its batch, `family` with its children.
     """
@@ -61,7 +61,10 @@ class Seeing(Pipeline, abstract=True):
         return message.put_batcher("batched")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
-        return [seen("handle_batch" if one.child is None else "handle_batch of a child", one) for one in messages]
+        return [
+            seen("handle_batch" if message.child is None else "handle_batch of a child", message)
+            for message in messages
+        ]
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         for message in messages:
@@ -87,7 +90,7 @@ def in_one(message: Message) -> int:
 
 
 class Free(Seeing):
-    """In no order."""
+    """Handles messages without an order."""
 
     batchers = {
         "table": TableBatcher(schema=Row),
@@ -96,13 +99,13 @@ class Free(Seeing):
 
 
 class InOrder(Free):
-    """In the order of partitions."""
+    """Handles messages in the order of partitions."""
 
     partition_by = staticmethod(in_one)
 
 
 class Columns(Pipeline):
-    """By column expressions."""
+    """Handles messages in the Spark lane."""
 
     name = "seeing"
     producer = Producer(source="memory")
@@ -115,7 +118,7 @@ class Columns(Pipeline):
 
 
 def seen(callback: str, message: Message) -> Message:
-    """Write down what a message says; fail it where it is to."""
+    """Log the properties of a message, and raise if its payload names this callback."""
     told = {name: getattr(message, name) for name in (*PROPERTIES, "data", "batcher", "batch_key")}
     with Path(told["metadata"]["diary"]).open("a") as diary:
         diary.write(json.dumps([callback, told], default=str) + "\n")
@@ -126,7 +129,7 @@ def seen(callback: str, message: Message) -> Message:
 
 
 class Telling(Memory):
-    """Says more of each message."""
+    """Delivers more properties of each message."""
 
     diary: str
 

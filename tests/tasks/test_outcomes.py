@@ -1,4 +1,4 @@
-"""Outcomes: what is written of handled messages, and what the driver gets."""
+"""Outcomes: files of handled messages, and the counts for the driver."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def test_messages_go_to_their_batchers_with_their_keys(lake):
     (notes,) = manifest.notes
     assert notes["keys"]["odd"] == {"../1": 1, "../0": 1, "../2": 1}
     assert (notes["handled"], notes["rows:even"]) == (6, 3)
-    assert notes[f"handled@{WINDOW}"] == 6, "each window is told its own"
+    assert notes[f"handled@{WINDOW}"] == 6, "each window has its own counts"
 
 
 def test_without_batchers_a_message_leaves_nothing_but_its_outcome(lake):
@@ -52,7 +52,7 @@ def test_without_batchers_a_message_leaves_nothing_but_its_outcome(lake):
 
 
 class Camel(BaseModel):
-    """A model that JSON does not give back by itself: aliases, a computed field."""
+    """A model that a JSON round trip does not preserve: aliases and a computed field."""
 
     model_config = {"alias_generator": lambda name: name.title(), "extra": "forbid"}
     carrier: str
@@ -97,7 +97,7 @@ def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_out
     assert (staged["value"], staged["encoding"]) == (b"\xff", "bytes")
 
 
-def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
+def test_the_number_of_counted_reasons_and_keys_is_bounded(lake, monkeypatch):
     monkeypatch.setattr("pipeline_platform.tasks.record.tally._DISTINCT", 10)
 
     class Chatty(Obedient):
@@ -112,7 +112,7 @@ def test_many_reasons_and_keys_do_not_fill_the_tasks_memory(lake, monkeypatch):
     assert manifest.total("failed") == 50
 
 
-def test_a_long_batch_key_is_cut_in_what_the_driver_is_told_and_whole_in_its_table(lake):
+def test_a_long_batch_key_is_cut_in_counts_and_whole_in_its_table(lake):
     class Verbose(Keeping):
         name = "verbose"
 
@@ -125,7 +125,7 @@ def test_a_long_batch_key_is_cut_in_what_the_driver_is_told_and_whole_in_its_tab
     assert rows_of(lake, "verbose", manifest, "kept")[0]["batch_key"] == "k" * 10_000
 
 
-def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
+def test_the_driver_gets_a_sample_without_payloads(lake):
     class Typed(Keeping):
         name = "typed"
         batchers = {"kept": TableBatcher(schema=Flight)}
@@ -144,7 +144,7 @@ def test_what_the_driver_is_told_is_a_sample_without_payloads(lake):
     reason = "Flight: late: Input should be a valid integer, unable to parse string as an integer"
     assert notes["reasons"] == {
         f"ValidationError: {reason}": 30,
-        f"handle_failed itself: ValidationError: {reason}": 1,
+        f"handle_failed: ValidationError: {reason}": 1,
     }, "one cause is one reason"
     assert "SECRET" not in json.dumps(notes)
     failures = rows_of(lake, "typed", manifest, "failed")
@@ -158,7 +158,7 @@ class Flight(BaseModel):
 
 
 class Both(Keeping):
-    """The same data to a table and to a callback that changes nothing."""
+    """Sends the same data to a table and to a callback that changes nothing."""
 
     name = "both"
     batchers = {"table": TableBatcher(schema=Everything), "callback": Batcher(schema=Everything)}
@@ -171,7 +171,7 @@ class Both(Keeping):
         return messages
 
 
-def test_a_batchers_table_holds_what_a_table_batchers_would(tmp_path):
+def test_the_table_of_a_batcher_equals_that_of_a_table_batcher(tmp_path):
     lake = Lake(root=str(tmp_path))
     first = handled(lake, Both, b"table", b"callback")
     second = done(batching(lake, Both, first, "callback"))

@@ -1,4 +1,4 @@
-"""What callbacks say: heard wherever they say it, bounded, and still written to where it went."""
+"""Output of callbacks: captured in all processes, bounded, and still written to the original stream."""
 # ruff: noqa: T201
 
 import io
@@ -20,7 +20,7 @@ from tests.tasks.test_batch import batched, staged
 
 
 class Saying(Obedient):
-    """Prints each message, and what failed; `say ... die` ends the worker."""
+    """Prints each message and each failure; `say ... die` kills the process."""
 
     name = "saying"
 
@@ -38,26 +38,26 @@ class Saying(Obedient):
         return messages
 
 
-def test_what_callbacks_print_comes_with_the_manifest_and_goes_on_to_the_log(lake, capfd):
+def test_prints_of_callbacks_are_in_the_manifest_and_in_the_log(lake, capfd):
     (notes,) = handled(lake, Saying, b"1", b"raise", b"2").notes
     assert (notes["said"], notes["unsaid"]) == ("made\n1\nraise\n2\nfailed m1\n", 0)
     out, err = capfd.readouterr()
     assert (out, err) == ("made\n1\nraise\n2\n", "failed m1\n")
 
 
-def test_who_says_nothing_leaves_no_note(lake):
+def test_without_output_the_notes_are_empty(lake):
     (notes,) = handled(lake, Obedient, b"1", b"raise").notes
     assert {"said", "unsaid"} & notes.keys() == set()
 
 
-def test_what_is_said_in_forks_is_heard_also_from_one_that_dies(lake):
+def test_output_of_forks_is_captured_even_after_a_crash(lake):
     (notes,) = handled(lake, Saying, b"1", b"say die", b"3", b"raise", careful=True).notes
     said = notes["said"].splitlines()
     assert {"made", "1", "say die", "3", "raise", "failed m3", "failed m1"} <= set(said)
     assert said.count("say die") == 2, "with its neighbours, and alone"
 
 
-def test_what_handle_batch_says_is_heard(lake):
+def test_output_of_handle_batch_is_captured(lake):
     class Loud(Batching):
         name = "loud"
 
@@ -89,7 +89,7 @@ def test_long_lines_are_cut_and_many_of_them_are_bounded(text):
     assert len(lines) + notes["unsaid"] == 50
 
 
-def test_a_line_is_a_line_however_it_is_written():
+def test_lines_written_in_parts_are_captured_as_lines():
     with captured() as output:
         print("one", "two", sep="\n")
         print("begun, ", end="")
@@ -121,12 +121,12 @@ def test_lines_of_threads_do_not_mix():
 
 
 def unconfigure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have logging as it is in a worker, without pytest's own handlers, which are there once the test has begun."""
+    """Configure logging as in a worker, without pytest's handlers, which exist once the test has started."""
     monkeypatch.setattr(logging.root, "handlers", [])
     monkeypatch.setattr(logging.root, "level", logging.WARNING)
 
 
-def test_log_lines_are_heard_as_python_shows_them_where_nobody_configures_logging(monkeypatch):
+def test_log_lines_without_configuration_are_captured_as_python_prints_them(monkeypatch):
     unconfigure(monkeypatch)
     log = logging.getLogger("saying.by.itself")
     with captured() as output:
@@ -136,7 +136,7 @@ def test_log_lines_are_heard_as_python_shows_them_where_nobody_configures_loggin
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_log_lines_are_heard_as_the_author_configured_them(monkeypatch, when):
+def test_log_lines_are_captured_in_the_configured_format(monkeypatch, when):
     unconfigure(monkeypatch)
     original, log = sys.stderr, logging.getLogger("saying.as.configured")
     if when == "before":
@@ -149,7 +149,7 @@ def test_log_lines_are_heard_as_the_author_configured_them(monkeypatch, when):
     assert [handler.stream for handler in logging.root.handlers] == [original]
 
 
-def test_streams_are_as_they_were_afterwards(monkeypatch):
+def test_streams_are_restored(monkeypatch):
     before = sys.stdout, sys.stderr
     with pytest.raises(ValueError, match="as told"), captured():
         raise ValueError("as told")
@@ -157,7 +157,7 @@ def test_streams_are_as_they_were_afterwards(monkeypatch):
     own = io.StringIO()
     with captured():
         monkeypatch.setattr(sys, "stdout", own)
-    assert sys.stdout is own, "what a callback put there is its own"
+    assert sys.stdout is own, "a stream set by a callback stays"
 
 
 def test_a_callback_may_treat_its_streams_as_files():
@@ -169,7 +169,7 @@ def test_a_callback_may_treat_its_streams_as_files():
     assert output.notes()["said"] == "still heard\n"
 
 
-def test_a_process_without_streams_hears_nothing(monkeypatch):
+def test_a_process_without_streams_captures_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with captured() as output:
         print("nowhere")
@@ -177,7 +177,7 @@ def test_a_process_without_streams_hears_nothing(monkeypatch):
 
 
 class Logging(Obedient):
-    """Logs each message, by the logger of its module."""
+    """Logs each message with the logger of its module."""
 
     name = "logging"
 

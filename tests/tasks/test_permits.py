@@ -1,4 +1,4 @@
-"""Handling in forks at the pace of the rate limit: a message that kills its process fails alone."""
+"""Handling in callback processes under a rate limit: a message that kills its process fails alone."""
 
 import time
 from collections import Counter
@@ -18,7 +18,7 @@ from tests.fixtures.small_lake import Shared, handled, outcomes, rows_of
 
 
 class Permits(Pace):
-    """A rate limit that counts what it was asked for."""
+    """A rate limit that counts requests."""
 
     def __init__(self):
         super().__init__(None, "permits")
@@ -35,7 +35,7 @@ class Permits(Pace):
 
 
 class Diary(Obedient):
-    """Writes down when each message was begun, in whatever process."""
+    """Logs the start of each message, in all processes."""
 
     name = "diary"
 
@@ -55,12 +55,12 @@ def test_every_try_of_a_message_takes_its_permit(lake, tmp_path):
     manifest = handled(lake, Diary, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits, context=str(diary))
     assert outcomes(lake, "diary", manifest)["m2"] == "failed"
     tries = [text for text, *_ in begun(diary)]
-    assert tries.count("die") == 2, "with its neighbour, and alone"
+    assert tries.count("die") == 2, "with the other message, and alone"
     assert len(tries) <= permits.asked
 
 
-def test_tries_are_no_faster_than_the_limit(lake, tmp_path):
-    """A killer in the midst of many is tried with those before it, and alone."""
+def test_tries_keep_the_rate_limit(lake, tmp_path):
+    """A culprit is tried with the messages before it, and alone."""
     limit = RateLimiting(allowed_messages=10, interval=timedelta(seconds=0.25))
     store, diary = ControlStore(f"sqlite:///{tmp_path}/control.db"), tmp_path / "begun"
     payloads = [b"die" if index % 16 == 15 else b"%d" % index for index in range(48)]
@@ -69,11 +69,11 @@ def test_tries_are_no_faster_than_the_limit(lake, tmp_path):
     assert manifest.total("failed") == 3
     intervals = Counter(int(clock / 0.25) for _, clock, _ in begun(diary))
     assert sum(intervals.values()) <= 2 * 48, "a killer costs one more try of its block"
-    assert max(intervals.values()) <= 10 + 1, "one begun at an interval's end may be written down after it"
+    assert max(intervals.values()) <= 10 + 1, "a start at the end of an interval may be logged after it"
 
 
 class Brief(Permits):
-    """Permits for two messages that hold for 0.5 s."""
+    """Permits for two messages that are valid for 0.5 s."""
 
     def __init__(self, book):
         super().__init__()
@@ -105,7 +105,7 @@ class Slow(Diary):
         return handled
 
 
-def test_a_try_begins_no_message_after_its_permits(lake, tmp_path):
+def test_a_try_starts_no_message_after_its_permits_expired(lake, tmp_path):
     permits, diary = Brief(tmp_path / "held"), tmp_path / "begun"
     manifest = handled(lake, Slow, b"1", b"2", b"3", b"4", careful=True, pace=permits, context=str(diary))
     assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
@@ -114,7 +114,7 @@ def test_a_try_begins_no_message_after_its_permits(lake, tmp_path):
     assert all(any(since <= at <= until for since, until in permits.held) for _, _, at in tries)
 
 
-def test_preparing_that_outlasts_the_permits_does_not_keep_a_task_from_trying(lake, tmp_path):
+def test_a_task_continues_if_preparing_outlasts_the_permits(lake, tmp_path):
     class Slower(Slow):
         name = "slow"
         preparing = 0.6
@@ -124,7 +124,7 @@ def test_preparing_that_outlasts_the_permits_does_not_keep_a_task_from_trying(la
     manifest = handled(lake, Slower, b"1", b"2", careful=True, pace=permits, context=str(diary))
 
     assert set(outcomes(lake, "slow", manifest).values()) == {"handled"}
-    assert permits.asked >= len(begun(diary)), "the mean holds"
+    assert permits.asked >= len(begun(diary)), "the mean rate keeps the limit"
 
 
 def test_the_rate_limit_is_asked_for_every_message_once(lake):
@@ -134,7 +134,7 @@ def test_the_rate_limit_is_asked_for_every_message_once(lake):
 
 
 class Stopped:
-    """Permits some messages, and then none for ever."""
+    """Permits some messages, and no more later."""
 
     waited = 0.0
 
@@ -160,7 +160,7 @@ both_lanes = pytest.mark.parametrize("pipeline", [Obedient, ObedientBlocks])
 @both_lanes
 @pytest.mark.parametrize("careful", [False, True])
 @pytest.mark.parametrize("begun", [0, 2, 5])
-def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, pipeline, careful, begun):
+def test_unstarted_messages_are_returned_and_started_messages_are_kept(tmp_path, pipeline, careful, begun):
     lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(5)]
     manifest = handled(lake, pipeline, *payloads, careful=careful, pace=Stopped(begun))
     expected = {f"m{number}": "handled" if number < begun else "returned" for number in range(5)}
@@ -172,14 +172,14 @@ def test_what_was_not_begun_is_given_back_and_what_was_is_kept(tmp_path, pipelin
 
 
 @both_lanes
-def test_a_message_that_kills_its_fork_fails_and_those_after_it_are_given_back(tmp_path, pipeline):
+def test_a_message_that_kills_its_fork_fails_and_later_messages_are_returned(tmp_path, pipeline):
     lake = Lake(root=str(tmp_path))
     manifest = handled(lake, pipeline, b"die", b"1", careful=True, pace=Stopped(3))
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "returned"}
 
 
 class Transforms(Obedient):
-    """Counts what it sees before anything is handled."""
+    """Counts the messages passed to `transform`."""
 
     name = "obedient"
     seen: ClassVar[list[bytes]] = []
@@ -190,7 +190,7 @@ class Transforms(Obedient):
 
 
 def test_no_callback_sees_more_than_the_block_in_which_a_task_was_stopped(tmp_path, monkeypatch):
-    """A slow one would hold up the drain."""
+    """A slow `transform` would delay the drain."""
     monkeypatch.setattr(handle_messages, "BLOCK_ROWS", 4)
     monkeypatch.setattr(Transforms, "processors", Processors(chunk_size=2))
     lake, payloads = Lake(root=str(tmp_path)), [b"%d" % number for number in range(12)]

@@ -1,4 +1,4 @@
-"""Planning batches: what a splitter sees, and what it costs that one raises or ends its process."""
+"""Planning batches: input of splitters, and isolation of their exceptions and crashes."""
 
 import os
 from typing import Any
@@ -19,14 +19,14 @@ from tests.fixtures.small_lake import Keeping, Memory, done, handled, outcomes, 
 
 
 class Parcel(BaseModel):
-    """What is put into boxes."""
+    """A parcel, packed into boxes."""
 
     weight: int
     says: str
 
 
 def load(message: Message, weight: int) -> Any:
-    """Boxes of ten; a parcel may say what happens to it."""
+    """Cut boxes of weight ten; a parcel may name a fault."""
     match message.data.says:
         case "raise":
             raise ValueError("as told")
@@ -41,7 +41,7 @@ def load(message: Message, weight: int) -> Any:
 
 
 class Boxes(Keeping):
-    """Puts parcels into boxes, by their destination."""
+    """Packs parcels into boxes by destination."""
 
     name = "boxes"
     batchers = {"box": Batcher(schema=Parcel, batch_size=Splitter(initial=0, step=load))}
@@ -64,8 +64,10 @@ FAILED: list[str | None] = []
 
 
 def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush") -> tuple[list[RowRange], Manifest]:
-    """Where parcels wait, and their plan."""
-    whole = ranges(handled(lake, Boxes, *(one.encode() for one in payloads)), "boxes", staged_table("r1", "box"))
+    """Return the files of staged parcels and the manifest of their plan."""
+    whole = ranges(
+        handled(lake, Boxes, *(payload.encode() for payload in payloads)), "boxes", staged_table("r1", "box")
+    )
     (options,) = Boxes.batchers.values()
     cut = CutBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", options, whole, rest)
     return whole, done(cut, careful=careful)
@@ -74,7 +76,7 @@ def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flus
 def boxed(
     lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush"
 ) -> tuple[list[tuple[str, str, list[int]]], Manifest]:
-    """Key, trigger and weights of each box, in order; and what was written."""
+    """Return key, trigger and weights of each box, in order, and the manifest."""
     SEEN.clear()
     FAILED.clear()
     whole, plan = planned(lake, *payloads, careful=careful, rest=rest)
@@ -84,18 +86,18 @@ def boxed(
     return [(info.batch_key, info.trigger, weights) for info, weights in SEEN], manifest
 
 
-def test_a_splitter_sees_data_as_handle_batch_does_and_changes_none(lake):
+def test_a_splitter_gets_the_same_data_as_handle_batch_and_cannot_change_it(lake):
     boxes, _ = boxed(lake, "a 6 -", "b 9 -", "a 4 spoil", "a 1 -", "b 2 -")
     assert boxes == [("a", "size", [6, 4]), ("b", "size", [9, 2]), ("a", "flush", [1])]
 
 
-def test_what_no_more_messages_come_to_says_why_it_is_delivered(lake):
+def test_the_last_batch_has_the_trigger_of_the_rest(lake):
     boxes, _ = boxed(lake, "a 6 -", "a 4 -", "b 1 -", rest="timeout")
     assert boxes == [("a", "size", [6, 4]), ("b", "timeout", [1])]
 
 
 @pytest.mark.parametrize("portion", [1, 2, 10**6])
-def test_however_many_messages_are_read_together_the_batches_are_the_same(lake, monkeypatch, portion):
+def test_batches_do_not_depend_on_how_many_messages_are_read_at_once(lake, monkeypatch, portion):
     monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
 
     boxes, manifest = boxed(lake, *(f"{number % 3} {number % 7} -" for number in range(60)))
@@ -121,7 +123,7 @@ def test_however_many_messages_are_read_together_the_batches_are_the_same(lake, 
         ("nonsense", "TypeError", "a step must return ('emit', acc) or ('cont', acc), got Message"),
     ],
 )
-def test_a_message_that_a_splitter_fails_fails_alone_and_handle_failed_sees_it(lake, fault, kind, reason, careful):
+def test_a_message_that_fails_in_a_splitter_fails_alone_and_reaches_handle_failed(lake, fault, kind, reason, careful):
     boxes, manifest = boxed(lake, "a 6 -", f"a 9 {fault}", "a 4 -", "a 1 -", careful=careful)
     assert boxes == [("a", "size", [6, 4]), ("a", "flush", [1])]
     assert outcomes(lake, "boxes", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled", "m3": "handled"}
@@ -133,7 +135,7 @@ def test_a_message_that_a_splitter_fails_fails_alone_and_handle_failed_sees_it(l
 
 
 @pytest.mark.parametrize("portion", [1, 2, 10**6])
-def test_messages_that_a_splitter_dies_of_fail_alone(lake, monkeypatch, portion):
+def test_messages_that_crash_a_splitter_fail_alone(lake, monkeypatch, portion):
     monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
     boxes, manifest = boxed(lake, "b 9 leave", "a 6 -", "a 9 leave", "a 4 -", "b 1 -", careful=True)
     assert boxes == [("a", "size", [6, 4]), ("b", "flush", [1])]
@@ -144,7 +146,7 @@ def test_messages_that_a_splitter_dies_of_fail_alone(lake, monkeypatch, portion)
     }
 
 
-def test_nothing_is_split_where_no_message_waits_to_be(lake):
+def test_without_staged_messages_the_splitter_is_not_called(lake):
     boxes, manifest = boxed(lake, "a 9 raise")
     assert boxes == []
     assert outcomes(lake, "boxes", manifest) == {"m0": "failed"}
@@ -152,7 +154,7 @@ def test_nothing_is_split_where_no_message_waits_to_be(lake):
 
 
 @pytest.mark.parametrize("careful", [False, True])
-def test_what_a_splitter_prints_is_heard_also_from_forks_that_die(lake, monkeypatch, careful):
+def test_output_of_a_splitter_is_captured_even_after_a_crash(lake, monkeypatch, careful):
     def talk(message: Message, weight: int) -> Any:
         print("weighs", message.data.weight)  # noqa: T201
         return load(message, weight)
@@ -179,7 +181,7 @@ def give_up(self: Boxes, messages: list[Message], context: Any) -> list[Message]
     ("patches", "state"),
     [([], "open"), ([(Failure, "of", dead)], "dead"), ([(Boxes, "handle_failed", give_up)], "dead")],
 )
-def test_what_a_splitter_fails_is_retried_unless_the_plan_or_handle_failed_says_no(lake, monkeypatch, patches, state):
+def test_splitter_failures_are_retried_unless_the_plan_or_handle_failed_disables_it(lake, monkeypatch, patches, state):
     monkeypatch.setattr(Boxes, "retry", Retry(max_attempts=3))
     for patch in patches:
         monkeypatch.setattr(*patch)

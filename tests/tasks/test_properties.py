@@ -1,4 +1,4 @@
-"""Whatever messages say and whatever the options are: each ends once, in one place, and batches keep their bounds."""
+"""Properties for any messages and options: each message has one outcome, and batches keep their limits."""
 
 import os
 from collections import Counter, defaultdict
@@ -50,7 +50,7 @@ def options(draw: st.DrawFn) -> Told:
 
 
 class Done(NamedTuple):
-    """What came of messages: outcomes and rows by number, and what callbacks saw."""
+    """Results: outcomes and rows by number, and the arguments of callbacks."""
 
     outcomes: dict[int, list[str]]
     rows: dict[int, list[str]]
@@ -62,7 +62,7 @@ class Done(NamedTuple):
 
 
 def done(messages: Sequence[Mood], told: Told) -> Done:
-    """Put messages through the functions that tasks run."""
+    """Handle messages with the functions that tasks run."""
     shared = {"batch_size": told.batch_size, "batch_bytes": told.batch_bytes, "rescue": told.rescue}
     kind = type(
         "Told",
@@ -100,20 +100,20 @@ def done(messages: Sequence[Mood], told: Told) -> Done:
 
 
 def size(message: Mood) -> int:
-    """Bytes as delivered, and as handled."""
+    """Return the bytes of a message as delivered plus as handled."""
     handled = message if message.batcher == "typed" else message.model_dump()
     model = Mood if message.batcher == "typed" else None
     return len(message.model_dump_json()) + len(encode(handled, model)[0])
 
 
 def in_order(numbers: Sequence[int], messages: Sequence[Mood], told: Told) -> list[int]:
-    """Messages of one partition as their source has them."""
+    """Return messages of one partition in the order of their source."""
     place = told.sequence if told.sequence and told.partition_by else range(len(messages))
     return sorted(numbers, key=lambda number: place[number])
 
 
 def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[Mood], Told], None]], Any]:
-    """Make a test of what holds for any of these messages and any options: a hundred, or thousands in `make soak`."""
+    """Make a property test over messages and options: a hundred examples, or thousands in `make soak`."""
 
     def tried(holds: Callable[[list[Mood], Told], None]) -> Any:
         @pytest.mark.parametrize("examples", [100, pytest.param(3_000, marks=pytest.mark.soak)])
@@ -151,7 +151,7 @@ def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages, told
             assert (outcome, found.rows[number]) == ("handled", [message.batcher])
         elif not told.rescue or message.then != "rescue":
             assert outcome == "failed"
-        elif not any(one.then == "raise" for one in messages) and message.handle in ("fail", "raise", "exit"):
+        elif not any(other.then == "raise" for other in messages) and message.handle in ("fail", "raise", "exit"):
             assert (outcome, found.rows[number]) == ("handled", ["kept"])
 
 
@@ -164,21 +164,21 @@ def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages, 
     assert len({info.batch_id for info, _ in found.batches}) == len(found.batches)
     for info, numbers in found.batches:
         held = [messages[number] for number in numbers]
-        assert (info.size, {one.key for one in held}) == (len(held), {info.batch_key})
-        assert {one.batcher for one in held} == {info.batcher}
-        partitions = {None: {None}, "source": {f"account {one.account}" for one in held}}
-        assert partitions.get(told.partition_by, {one.account for one in held}) == {info.partition}
+        assert (info.size, {message.key for message in held}) == (len(held), {info.batch_key})
+        assert {message.batcher for message in held} == {info.batcher}
+        partitions = {None: {None}, "source": {f"account {message.account}" for message in held}}
+        assert partitions.get(told.partition_by, {message.account for message in held}) == {info.partition}
         assert len(held) <= told.batch_size
         assert len(held) == 1 or sum(map(size, held)) <= told.batch_bytes
-        assert "flush" not in [one.handle for one in held[:-1]]
+        assert "flush" not in [message.handle for message in held[:-1]]
 
 
 @always(WELL)
 def test_messages_of_a_partition_keep_their_order_in_handling_and_over_batches(messages, told):
     found = done(messages, told)
     if told.partition_by:
-        for one in {message.account for message in messages}:
-            mine = [number for number in found.handled if messages[number].account == one]
+        for account in {message.account for message in messages}:
+            mine = [number for number in found.handled if messages[number].account == account]
             assert mine == in_order(mine, messages, told)
     streams: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for info, numbers in found.batches:

@@ -1,4 +1,4 @@
-"""Values that some reader of a table cannot read back: their rows fail by name, in every lane that writes."""
+"""Values that some readers of a table cannot read: their rows fail, in every lane."""
 
 from collections.abc import Iterator
 from datetime import date, datetime
@@ -58,7 +58,7 @@ class Line(BaseModel):
 
 
 class Blocks(Pipeline):
-    """Makes a row of each message; what the message says goes unchecked into the column that it names."""
+    """Makes a row of each message, with an invalid value in the column that the payload names."""
 
     name = "blocks"
     producer = Producer(source="memory")
@@ -68,10 +68,10 @@ class Blocks(Pipeline):
         says = messages["data"].to_pylist()
 
         def text(place: bytes) -> pa.Array:
-            values = [b"\xff\xfe" if one == place else one for one in says]
+            values = [b"\xff\xfe" if payload == place else payload for payload in says]
             return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
 
-        days = pa.array([400_000_000 if one == b"day" else 1 for one in says], pa.int32()).view(pa.date32())
+        days = pa.array([400_000_000 if payload == b"day" else 1 for payload in says], pa.int32()).view(pa.date32())
         inner = pa.StructArray.from_arrays([text(b"inner")], ["text"])
         columns = {
             "text": text(b"text"),
@@ -100,7 +100,7 @@ def test_a_block_with_such_a_value_fails_that_row_alone(lake, column):
 
 
 class Rows(Pipeline):
-    """Makes a row of each message; of one that says `day` with a date that no column of dates should have."""
+    """Makes a row of each message; for the payload `text`, with text that is not valid Unicode."""
 
     name = "rows"
     producer = Producer(source="memory")
@@ -118,7 +118,7 @@ def test_a_row_with_such_a_value_fails_alone(lake):
 
 
 class Broken(Memory):
-    """Delivers metadata that are no text."""
+    """Delivers metadata that is not valid text."""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         ids = ["m0", "m1", "m2"]

@@ -1,4 +1,4 @@
-"""Deliveries that need no handling: decided before, or another copy in the same receive."""
+"""Deliveries that need no handling: decided before, or copies in the same receive."""
 
 import os
 import signal
@@ -28,15 +28,15 @@ from tests.fixtures.small_lake import (
 
 
 def known(lake: Lake, decided: int, copy: int):
-    """Write what a lookup found: the positions of a decided message and of a copy."""
+    """Write repeats: the positions of a decided message and of a copy."""
     rows = [{"row": copy, "decided": False}, {"row": decided, "decided": True}]
     stage = WriteRepeats(lake, "keeping", "r1", WINDOW)
     manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=REPEATS)])))
     return ranges(manifest, "keeping", stage.table)
 
 
-def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(lake):
-    """A copy must not be acknowledged: the one that is handled may yet be given back to the source."""
+def test_decided_messages_are_acknowledged_and_copies_are_left_to_their_lease(lake):
+    """A copy must not be acknowledged: the handled delivery may still be returned to the source."""
     source = Memory(deliveries_=(("a", b"a"), ("b", b"fail"), ("b", b"fail"), ("c", b"c")), on_failure="nack")
     rows = ranges(received(lake, "keeping", source), "keeping")
     repeats = known(lake, decided=0, copy=2)
@@ -65,7 +65,7 @@ def test_what_is_decided_is_acknowledged_and_another_copy_is_left_to_its_lease(l
     assert manifest.total("duplicates") == 2
 
 
-def test_the_fast_lane_acknowledges_them_apart(lake):
+def test_the_spark_lane_records_repeats_separately(lake):
     source = Memory(deliveries_=numbered(b"0", b"1", b"2"))
     rows = ranges(received(lake, "keeping", source), "keeping")
     task = RecordUnseen(Keeping, None, source.ack_policy, lake, "r1", [rows], known(lake, decided=0, copy=1))
@@ -87,7 +87,7 @@ class Fragile(Keeping):
         return [message.failed("seen") for message in messages]
 
 
-def test_one_that_ends_or_holds_the_worker_that_shows_it_to_handle_failed_fails_alone(lake):
+def test_a_message_that_crashes_or_hangs_handle_failed_fails_alone(lake):
     payloads = [b"1", b"kill, too large", b"hang, too large", b"seen, too large"]
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, "keeping", source), "keeping")
@@ -102,7 +102,7 @@ DECIDED, COPY = True, False
 
 @pytest.fixture
 def looked_up(spark):
-    """Look some deliveries up in some outcomes, in Spark."""
+    """Look up deliveries in outcomes, with Spark."""
     session = spark.spark_session
 
     def look(received: list[tuple[str, str, bool]], outcomes: list[tuple[str, str, str]] | None) -> dict[int, bool]:
@@ -117,7 +117,7 @@ def looked_up(spark):
     return look
 
 
-def test_a_lookup_finds_what_is_decided_under_the_same_source(looked_up):
+def test_a_lookup_finds_messages_decided_under_the_same_source(looked_up):
     received = [
         ("queue", "decided", True),
         ("queue", "failed", True),

@@ -1,4 +1,4 @@
-"""Rescue: what `handle_failed` brings back goes on as if it had not failed, where the option lets it."""
+"""Rescue: messages that `handle_failed` returns as ok continue as if they had not failed, with the option `rescue`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.tasks.test_batch import batched, staged
 
 
 class Rescuing(Keeping):
-    """Fails messages where their words say, and brings back those that say `back`."""
+    """Fails messages as their payloads say, and rescues those with `back`."""
 
     name = "rescuing"
     processors = Processors(chunk_size=3, rescue=True)
@@ -74,7 +74,7 @@ def test_without_the_option_a_rescued_message_stays_failed_and_is_counted(lake):
 
 
 @pytest.mark.parametrize(("payload", "kind"), [(b"misfit back", "ColumnError"), (b"nowhere back", "unknown batcher")])
-def test_a_rescued_message_that_no_batcher_takes_fails_for_good(lake, payload, kind):
+def test_a_rescued_message_that_fits_no_batcher_stays_failed(lake, payload, kind):
     Rescuing.seen.clear()
     manifest = handled(lake, Rescuing, payload, b"2")
     assert outcomes(lake, "rescuing", manifest) == {"m0": "failed", "m1": "handled"}
@@ -102,17 +102,17 @@ def test_what_handle_failed_changes_is_recorded_but_for_the_data(lake):
 
     (failure,) = rows_of(lake, "renaming", backfill, "failed")
     assert (failure["reason"], failure["batcher"], failure["batch_key"]) == ("found out", "called", "new")
-    assert failure["data"] == b"fail", "driving it again needs the original"
+    assert failure["data"] == b"fail", "a retry needs the original payload"
     assert rows_of(lake, "renaming", backfill, "outcomes")[0]["action"] == "noop"
 
 
-def test_a_message_that_is_driven_again_and_rescued_closes_its_failure(lake):
+def test_a_retried_and_rescued_message_closes_its_failure(lake):
     manifest = handled(lake, Rescuing, b"fail back", ack_policy=DRIVEN_AGAIN)
     (event,) = rows_of(lake, "rescuing", manifest, "failed")
     assert event["state"] == "closed"
 
 
-def test_a_rescued_message_is_acknowledged_as_it_says(lake):
+def test_a_rescued_message_has_its_own_ack_actions(lake):
     class Acknowledging(Rescuing):
         name = "acknowledging"
 
@@ -166,7 +166,7 @@ class Stop(BaseModel):
     name: str
 
 
-def test_data_that_does_not_cross_to_the_batch_is_not_rescued(lake):
+def test_data_that_cannot_be_decoded_for_its_batch_is_not_rescued(lake):
     class Typed(Rescuing):
         name = "typed"
         batchers = {"called": Batcher(schema=Stop, rescue=True)}

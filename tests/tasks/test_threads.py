@@ -1,4 +1,4 @@
-"""Threads: messages of one task that are handled at once, each as if it were alone."""
+"""Threads: messages of one task handled at once, with isolated failures."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -14,11 +14,11 @@ from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import batch_of, handled, outcomes, rows_of
 
 LONG_S = 60
-"""Waited for at the most by a message that waits for others."""
+"""Maximum wait in seconds of a message for other messages."""
 
 
 class Together(Obedient):
-    """Each message waits until ten have begun, then does what it says."""
+    """Each message waits until ten have started, and then obeys its payload."""
 
     name = "together"
     processors = Processors(threads=10, chunk_size=10)
@@ -64,7 +64,7 @@ def test_prepare_messages_gets_chunks_by_itself_and_all_threads_share_an_instanc
 
 
 class Held(Obedient):
-    """Two threads, whose messages wait until they are let go."""
+    """Two threads, whose messages wait until they are released."""
 
     name = "held"
     processors = Processors(threads=2)
@@ -84,7 +84,7 @@ def held(monkeypatch):
     return Held
 
 
-def test_a_permit_is_taken_as_a_thread_begins_with_its_message_and_not_before(held):
+def test_a_thread_takes_a_permit_only_when_it_starts_a_message(held):
     taken: list[int] = []
 
     def paced(messages: Iterable[Message]) -> Iterator[Message]:
@@ -107,13 +107,13 @@ def test_a_permit_is_taken_as_a_thread_begins_with_its_message_and_not_before(he
 
 
 @pytest.mark.parametrize("permitted", [0, 1, 3])
-def test_what_has_no_permit_is_not_begun_and_what_is_begun_is_the_first(held, permitted):
+def test_messages_start_in_order_and_only_with_a_permit(held, permitted):
     held.go.set()
     handled = Handler(held(), None, paced=lambda messages: iter(messages[:permitted])).handle(batch_of(*[b"1"] * 6))
     assert [message._row for message in handled] == list(range(permitted))
 
 
-def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
+def test_an_error_of_the_rate_limit_fails_the_task_after_started_messages_end():
     done: list[int] = []
 
     def permits() -> Iterator[int]:
@@ -130,7 +130,7 @@ def test_an_error_of_the_rate_limit_ends_the_task_once_what_was_begun_is_done():
 
 
 class Hanging(Obedient):
-    """One message never returns, while the others of its task do."""
+    """A message hangs while other messages of its task complete."""
 
     name = "hanging"
     processors = Processors(threads=4, chunk_size=20, message_timeout=timedelta(seconds=1))
@@ -141,7 +141,7 @@ class Hanging(Obedient):
         return super().handle_message(message, context)
 
 
-def test_a_message_that_hangs_in_one_thread_fails_alone_by_its_own_time(lake):
+def test_a_message_that_hangs_in_a_thread_times_out_alone(lake):
     payloads = [b"hang" if number in (5, 11) else b"%d" % number for number in range(20)]
     manifest = handled(lake, Hanging, *payloads)
     told = outcomes(lake, "hanging", manifest)

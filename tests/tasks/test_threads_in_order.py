@@ -1,4 +1,4 @@
-"""Threads that keep an order: messages of one partition one after the other, those of different ones at once."""
+"""Threads that keep an order: messages of a partition in sequence, different partitions at once."""
 
 import random
 import threading
@@ -22,7 +22,7 @@ from tests.fixtures.small_lake import numbered, outcomes
 from tests.tasks.test_in_order import Keyed, Ordered, by_payload, handle, memory, reasons
 
 LONG_S = 60
-"""Waited for at the most by a message that waits for others."""
+"""Maximum wait in seconds of a message for other messages."""
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def lake(tmp_path, monkeypatch):
 
 
 class Threaded(Ordered):
-    """Four at once, each for a while of its own."""
+    """Handles four messages at once, with different durations."""
 
     name = "threaded"
     processors = Processors(concurrency=1, partition_by=by_payload, threads=4)
@@ -50,7 +50,7 @@ def by_partition(lines: Iterable[str]) -> dict[str, list[str]]:
     return told
 
 
-def test_messages_of_a_partition_are_handled_in_order_and_their_results_as_they_came(lake):
+def test_messages_of_a_partition_are_handled_in_order_and_results_keep_the_order_of_arrival(lake):
     payloads = [f"{place % 5} {place:02}" for place in range(60)]
     handled = handle(lake, Threaded, memory(*payloads))
     assert by_partition(handled.all) == by_partition(payloads)
@@ -58,7 +58,7 @@ def test_messages_of_a_partition_are_handled_in_order_and_their_results_as_they_
     assert list(outcomes(lake, "threaded", handled.manifest)) == [f"m{place}" for place in range(60)]
 
 
-def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait_for_nobody(lake):
+def test_source_partitions_keep_their_sequence_and_other_messages_do_not_wait(lake):
     class BySource(Threaded):
         name = "by_source"
         processors = Processors(concurrency=1, threads=3)
@@ -79,9 +79,9 @@ def test_a_source_s_partitions_keep_their_sequence_and_messages_without_one_wait
     assert {"07", "08", "09"} < set(lines)
 
 
-def test_a_hot_partition_stops_no_other(lake):
+def test_a_hot_partition_does_not_block_others(lake):
     class Hot(Threaded):
-        """The first message of the hot partition is done when all others of the cold ones are."""
+        """The first message of the hot partition ends after all messages of the cold partitions."""
 
         name = "hot"
         processors = Processors(concurrency=1, partition_by=by_payload, threads=2)
@@ -120,11 +120,11 @@ def test_forks_keep_the_order_of_partitions_around_messages_that_end_them(lake, 
     for partition in range(3):
         mine = [payload for payload in payloads if payload.startswith(f"{partition} ")]
         last = [max(place for place, line in enumerate(handled.all) if line == payload) for payload in mine]
-        assert last == sorted(last), "what came of a message is what its last call made of it"
+        assert last == sorted(last), "the outcome of a message is that of its last call"
 
 
 class Paced:
-    """Gives so many permits, and then no more."""
+    """Gives a number of permits, and then no more."""
 
     waited = 0.0
 
@@ -136,7 +136,7 @@ class Paced:
 
 
 @pytest.mark.parametrize("careful", [False, True])
-def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lake, careful):
+def test_messages_without_a_permit_are_returned_from_the_end_of_each_partition(lake, careful):
     payloads = [f"{place % 3} {place:02}" for place in range(30)]
     handled = handle(lake, Threaded, memory(*payloads), pace=Paced(7), careful=careful)
     begun = by_partition(handled.all)
@@ -151,7 +151,7 @@ def test_what_gets_no_permit_goes_back_and_in_each_partition_that_is_the_end(lak
 
 
 @given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.integers())
-def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(lanes, threads, permits, seed):
+def test_every_lane_is_in_order_and_permits_are_not_exceeded(lanes, threads, permits, seed):
     begun: list[int] = []
     at_work: set[int] = set()
     chance = random.Random(seed)
@@ -177,7 +177,7 @@ def test_whatever_the_lanes_are_each_is_in_order_and_no_more_begin_than_may(lane
         assert seen == mine[: len(seen)]
 
 
-def test_a_worker_that_raises_holds_up_no_other():
+def test_a_worker_that_raises_does_not_block_others():
     def worker(numbers: Iterable[int]) -> list[int]:
         for number in numbers:
             raise ValueError(number)
@@ -200,7 +200,7 @@ def shared(partitions: list[str | None], sizes: list[int], tasks: int) -> list[i
     return list(dealt(pa.chunked_array([pa.array(partitions, pa.string())]), np.array(sizes, np.int64), tasks).tolist())
 
 
-def test_no_rows_are_in_order():
+def test_the_order_of_no_rows_is_empty():
     assert ordered() == []
     assert shared([], [], 3) == []
 
@@ -227,7 +227,7 @@ def test_a_large_partition_leaves_the_small_ones_to_the_other_tasks():
     assert shared(["a"] * 6 + ["b", "c", "d"], [1] * 9, 3) == [0] * 6 + [1, 2, 1]
 
 
-def test_rows_without_a_partition_fill_up_what_partitions_leave():
+def test_rows_without_a_partition_go_to_the_least_loaded_task():
     assert shared(["a", "a", "a", None, None, None], [1] * 6, 2) == [0, 0, 0, 1, 1, 1]
 
 

@@ -1,4 +1,4 @@
-"""Time-outs: a call that takes longer than `message_timeout` fails what it had, and nothing else."""
+"""Timeouts: a call that exceeds `message_timeout` fails its messages and no others."""
 
 import os
 import time
@@ -44,7 +44,7 @@ CALLBACKS = {"transform": "transform", "handle_message": "handle_message", "seri
 
 
 @pytest.mark.parametrize(
-    ("callback", "how"), [*(("handle_message", one) for one in WAYS), ("transform", "sleep"), ("serialise", "hold")]
+    ("callback", "how"), [*(("handle_message", way) for way in WAYS), ("transform", "sleep"), ("serialise", "hold")]
 )
 def test_a_message_that_hangs_fails_alone_and_says_where(lake, diary, callback, how):
     payloads = [b"0", b"fail", f"{callback} {how}".encode(), b"serialise", b"4", b"fail"]
@@ -57,10 +57,10 @@ def test_a_message_that_hangs_fails_alone_and_says_where(lake, diary, callback, 
     assert failed["m2"]["reason"] == f"{stage} took longer than processors.message_timeout (0.5 s) allows"
     assert [row["text"] for row in rows_of(lake, "timed", manifest, "kept")] == ["0", "4"]
     assert len(rows_of(lake, "timed", manifest, "_receives/r1/called")) == 1
-    assert calls(diary)["handle_failed m2"] == 1, "it hears of it"
+    assert calls(diary)["handle_failed m2"] == 1, "it gets the timed-out message"
 
 
-def test_a_message_that_hangs_costs_what_came_before_it_one_more_try(lake, diary):
+def test_a_hang_repeats_the_messages_before_it_once(lake, diary):
     handled(lake, Timed, *([b"0"] * 14), b"handle_message sleep", *([b"0"] * 15))
     begun = calls(diary)
     assert [begun[f"handle_message m{number}"] for number in range(30)] == [*[2] * 14, 1, *[1] * 15]
@@ -72,10 +72,10 @@ def test_a_chunk_whose_preparing_hangs_fails_and_no_other_does(lake, diary):
     assert {name for name, outcome in told.items() if outcome == "failed"} == {f"m{row}" for row in range(10, 20)}
     failures = rows_of(lake, "timed", manifest, "failed")
     assert {(row["kind"], row["stage"]) for row in failures} == {("timeout", "prepare_messages")}
-    assert calls(diary)["prepare_messages m14"] == 1, "it may wait for something outside: others would, too"
+    assert calls(diary)["prepare_messages m14"] == 1, "it may wait for an external system, and others would too"
 
 
-def test_failures_of_which_handle_failed_never_returns_are_recorded_and_cost_no_good_message(lake, diary):
+def test_a_handle_failed_that_hangs_loses_no_failure_and_affects_no_good_message(lake, diary):
     manifest = handled(lake, Timed, b"0", b"fail", b"handle_failed sleep", b"3", *([b"fail"] * 10))
     failed = {row["message_id"]: row for row in rows_of(lake, "timed", manifest, "failed")}
     assert {name: row["kind"] for name, row in failed.items()} == {
@@ -103,7 +103,7 @@ def test_many_calls_within_their_time_may_take_longer_together(lake):
 
 
 class Slept(Row):
-    """Takes its time where its column is built, too."""
+    """Sleeps also while its column is built."""
 
     def __getattribute__(self, name):
         if name == "text":
@@ -111,7 +111,7 @@ class Slept(Row):
         return super().__getattribute__(name)
 
 
-def test_to_wait_for_a_permit_is_no_time_of_a_call(lake, tmp_path):
+def test_waiting_for_a_permit_does_not_count_as_time_of_a_call(lake, tmp_path):
     limit = RateLimiting(allowed_messages=2, interval=3 * SHORT)
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     manifest = handled(lake, Timed, b"1", b"2", b"3", b"4", b"5", pace=Pace(store, "timed", limit))
@@ -119,12 +119,12 @@ def test_to_wait_for_a_permit_is_no_time_of_a_call(lake, tmp_path):
     assert set(outcomes(lake, "timed", manifest).values()) == {"handled"}
 
 
-def test_a_process_that_a_call_waits_for_ends_with_it(lake):
+def test_a_process_that_a_hanging_call_waits_for_is_killed(lake):
     before = {process.pid for process in psutil.process_iter()}
     manifest = handled(lake, Timed, b"handle_message wait", b"2")
     assert outcomes(lake, "timed", manifest) == {"m0": "failed", "m1": "handled"}
-    mine = [one for one in psutil.process_iter(["cmdline"]) if one.pid not in before]
-    assert [one for one in mine if one.info["cmdline"] == ["sleep", "1000000"]] == []
+    mine = [process for process in psutil.process_iter(["cmdline"]) if process.pid not in before]
+    assert [process for process in mine if process.info["cmdline"] == ["sleep", "1000000"]] == []
 
 
 def test_a_pipeline_without_the_option_calls_its_callbacks_in_the_task_itself(lake):
@@ -158,7 +158,7 @@ def test_a_batch_whose_callback_hangs_fails_and_costs_no_other(lake, how):
 
 
 @pytest.mark.parametrize(("where", "stage"), [("serialise", "lake"), ("handle_failed", "handle_failed")])
-def test_a_message_that_hangs_around_its_batch_costs_no_good_one(lake, where, stage):
+def test_a_message_that_hangs_around_its_batch_affects_no_good_message(lake, where, stage):
     manifest = batched(lake, staged("0", f"{where} sleep", "3"), pipeline=TimedBatches)
     assert outcomes(lake, "timed_batches", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "timed_batches", manifest, "failed")

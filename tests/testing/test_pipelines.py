@@ -165,7 +165,7 @@ def test_a_failure_handler_that_raises_is_in_the_notes():
     done = test_message(Stops, "lake over", context={"limit": 4})
     assert reasons_of(done) == ["over 4"]
     assert done.notes["handle_failed_errors"] == 1
-    assert "handle_failed itself: OSError: no mail" in done.notes["reasons"]
+    assert "handle_failed: OSError: no mail" in done.notes["reasons"]
 
 
 def test_nothing_gives_nothing():

@@ -1,1 +1,1 @@
-"""Acknowledging, in tasks and in the driver."""
+"""Acknowledging messages, in tasks and in the driver."""

@@ -1,4 +1,4 @@
-"""Acknowledging: the outcomes of a receive, by `ack_ref` and action, acknowledged in the source's largest unit."""
+"""Acknowledging the outcomes of a receive by `ack_ref` and ack action, in the source's largest unit."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from pipeline_platform.model.actions import EARLY
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
-"""Messages that a task acknowledges at once: it holds their ids."""
+"""Messages that a task acknowledges at once. Their ids are in memory."""
 _SAMPLE = 10
 _KEY = ("ack_ref", "ack_id")
 _READ, _NOT_TAKEN = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
 
 
 class Answer(NamedTuple):
-    """What a source answered.
+    """The source's answer to an acknowledgement.
 
     Attributes:
-        acknowledged: Messages that it acknowledged, those left alone by `noop`, and those that were early.
-        refused: What it did not take, although asked again.
-        errors: What went wrong with whole groups, in words.
+        acknowledged: Number of messages acknowledged, now or early, or skipped by `noop`.
+        refused: Messages that the source refused after all attempts.
+        errors: Errors of whole groups, one sentence each.
     """
 
     acknowledged: int
@@ -38,7 +38,7 @@ class Answer(NamedTuple):
     errors: list[str]
 
     def __add__(self, other: object) -> Answer:
-        """Both together."""
+        """Return the sum of two answers."""
         if not isinstance(other, Answer):
             return NotImplemented
         return Answer(self.acknowledged + other.acknowledged, self.refused + other.refused, self.errors + other.errors)
@@ -46,24 +46,24 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Acknowledger:
-    """Acknowledges messages of a source, patiently.
+    """Acknowledges messages of a source and retries what the source refused.
 
     Attributes:
-        attempts: Calls at the most for each group; each asks only for what is left.
-        wait_s: Seconds before the second one, doubled each time.
+        attempts: Maximum number of calls per group. Each call sends only the messages that are left.
+        wait_s: Pause in seconds before the second call. It doubles with each call.
     """
 
     attempts: int = 1
     wait_s: float = 0.0
 
     def acknowledge(self, source: Source, ack_ref: str, action: str, ack_ids: Sequence[str]) -> Answer:
-        """Acknowledge one group by one action. An error is returned, never raised, so it holds back no other group.
+        """Acknowledge one group by one ack action. Errors are returned, not raised, so that other groups continue.
 
         Args:
-            source: Whose messages they are.
-            ack_ref: Their group.
-            action: One of the source's words.
-            ack_ids: What the source knows them by.
+            source: Source of the messages.
+            ack_ref: Group of the messages.
+            action: Ack action that the source supports.
+            ack_ids: The source's ids of the messages.
         """
         answer, left = Answer(0, [], []), list(ack_ids)
         for attempt in range(self.attempts):
@@ -71,10 +71,10 @@ class Acknowledger:
                 break
             if attempt:
                 time.sleep(self.wait_s * 2 ** (attempt - 1))
-            lost = [one for one in answer.refused if one.lost]
+            lost = [refusal for refusal in answer.refused if refusal.lost]
             answer = Answer(answer.acknowledged, lost, []) + _ask(source, ack_ref, action, left)
-            if not answer.errors:  # else all that was asked for is left
-                left = [one.ack_id for one in answer.refused if not one.lost]
+            if not answer.errors:  # an error leaves the whole group
+                left = [refusal.ack_id for refusal in answer.refused if not refusal.lost]
         return answer
 
 
@@ -85,8 +85,9 @@ def _ask(source: Source, ack_ref: str, action: str, ack_ids: list[str]) -> Answe
     try:
         refused = source.acknowledge(action, ack_ref, ack_ids)
     except Exception as error:
-        said = f"{action} of {len(ack_ids)} messages of {source.name}: {type(error).__name__}: {error}"
-        return Answer(0, [], [said])
+        noun = "message" if len(ack_ids) == 1 else "messages"
+        text = f"{action} of {len(ack_ids)} {noun} of {source.name}: {type(error).__name__}: {error}"
+        return Answer(0, [], [text])
     return Answer(len(ack_ids) - len(refused), refused, [])
 
 
@@ -95,10 +96,11 @@ class AcknowledgeOutcomes:
     """Task `n` acknowledges the outcomes in `parts[n]`.
 
     Attributes:
-        acknowledger: How patiently.
-        withhold_duplicates: Acknowledge no duplicate: what another receive decided may not be published.
-        not_taken: The ids of messages that are not acknowledged, since the pipeline's own `acknowledge` was not
-            notified of them.
+        acknowledger: Attempts and pauses.
+        withhold_duplicates: Whether duplicates are left unacknowledged. Set while the receive that decided them may
+            still be unpublished.
+        not_taken: Ids of messages to leave unacknowledged, because the pipeline's `acknowledge` was not notified
+            of them.
     """
 
     source: Source
@@ -126,8 +128,8 @@ class AcknowledgeOutcomes:
                     total += Answer(len(ack_ids), [], [])
                     continue
                 answer = self.acknowledger.acknowledge(self.source, ack_ref, action, ack_ids)
-                again = [one for one in answer.refused if not one.lost]
-                why_lost = why_lost or next((one.reason for one in answer.refused if one.lost), "")
+                again = [refusal for refusal in answer.refused if not refusal.lost]
+                why_lost = why_lost or next((refusal.reason for refusal in answer.refused if refusal.lost), "")
                 lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
                 total += answer._replace(refused=again)
                 total = Answer(total.acknowledged, total.refused[:_SAMPLE], total.errors[:_SAMPLE])
@@ -137,7 +139,7 @@ class AcknowledgeOutcomes:
             "why lost": why_lost,
             "withheld": withheld,
             "refused": refused,
-            "refusals": [one._asdict() for one in total.refused],
+            "refusals": [refusal._asdict() for refusal in total.refused],
             "errors": total.errors,
             "began": began,
             "seconds": time.monotonic() - started,
@@ -147,11 +149,11 @@ class AcknowledgeOutcomes:
 
 
 def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]]:
-    """The ids of a batch by `ack_ref` and action, each group in the order in which its messages were handled.
+    """Yield the ids of a batch by `ack_ref` and ack action, each group in the order of handling.
 
-    `ack` comes last: a source that acknowledges all messages up to one at once then finds no others among them.
-    Most often there is one group, so columns are compared, and not row by row.
+    `ack` comes last: a cumulative acknowledgement then includes no message that has another action.
     """
+    # Columns, not rows: usually there is one group.
     for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():
         mine = batch.filter(pc.equal(batch.column("ack_ref"), ack_ref))
         for action in sorted(pc.unique(mine.column("action")).to_pylist(), key=lambda action: action == "ack"):

@@ -1,4 +1,4 @@
-"""Notifying the pipeline's own `acknowledge` of messages that are decided, before they are acknowledged."""
+"""Notifying the pipeline's `acknowledge` of decided messages, before they are acknowledged."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ from pipeline_platform.tasks.host.isolation import Tries, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 ROWS = 1_000
-"""Messages of one call, at the most."""
+"""Maximum number of messages in a call."""
 
 NOT_TAKEN = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
-"""Messages of which a call raised: they are not acknowledged."""
+"""Schema of messages whose notification raised. They are not acknowledged."""
 
 ENDED = ["handled", "failed"]
-"""Outcomes that end a message."""
+"""Outcomes that the pipeline is notified of."""
 
 _OUTCOMES = NOT_TAKEN.append(pa.field("outcome", pa.string()))
 _IDENTITY = ("source", "message_id")
@@ -37,22 +37,22 @@ _SAMPLE = 10
 _ROWS = 65_536
 
 Stretch = tuple[int, int]
-"""Positions of received messages, the last one excluded."""
+"""Positions of received messages: first (inclusive) and end (exclusive)."""
 
 
 def not_taken_table(receive_id: str) -> str:
-    """Where `NotifyAuthor` writes `NOT_TAKEN`; no batcher has a name like that."""
+    """Return the table in which `NotifyAuthor` writes `NOT_TAKEN`. No batcher can have this name."""
     return f"_receives/{receive_id}/_unheard"
 
 
 def ended(
     messages: Sequence[Message], failures: Mapping[int, Mapping[str, Any]]
 ) -> tuple[list[Message], list[Message]]:
-    """Messages as `acknowledge` gets them: those that succeeded and those that failed, as they were delivered.
+    """Return the arguments of `acknowledge`: successful messages and failed messages, as delivered.
 
     Args:
-        messages: All that are decided, as the source delivered them.
-        failures: What the table `failed` has of those that failed, by their place.
+        messages: All decided messages, as delivered.
+        failures: Rows of the table `failed`, by the index of their message.
     """
     successful, failed = list[Message](), list[Message]()
     for place, message in enumerate(messages):
@@ -66,12 +66,12 @@ def ended(
 
 
 class _Fates(NamedTuple):
-    """What became of the messages of a task, by their places in it.
+    """Outcomes of the messages of a task, by their index in it.
 
     Attributes:
-        first: Position of the first one.
-        decided: Whether each is.
-        failed: Row of its failure; null where it did not fail.
+        first: Position of the first message.
+        decided: Whether each message is decided.
+        failed: Index of each message's failure in `failures`; null if the message did not fail.
         failures: Rows of `_FAILED`.
     """
 
@@ -81,18 +81,18 @@ class _Fates(NamedTuple):
     failures: pa.Table
 
     def places(self, rows: pa.RecordBatch) -> pa.Array:
-        """Which these rows are."""
+        """Return the indexes of rows."""
         return pc.subtract(rows.column("position"), self.first)
 
 
 @dataclass(frozen=True)
 class NotifyAuthor(CallingStep):
-    """Task `n` notifies `acknowledge` of the decided messages in `parts[n]`, a group of `ack_ref` a call.
+    """Task `n` notifies `acknowledge` of the decided messages in `parts[n]`, one call per `ack_ref`.
 
     Attributes:
-        outcomes: Of the receive, all; none where all its messages are decided.
-        failed: What the receive wrote for the table `failed`, all.
-        before: The positions of earlier calls, by `ack_ref`.
+        outcomes: All outcomes of the receive; empty if all its messages are decided.
+        failed: All rows that the receive wrote for the table `failed`.
+        before: Positions of earlier calls, by `ack_ref`.
     """
 
     parts: Sequence[Sequence[RowRange]]
@@ -102,13 +102,13 @@ class NotifyAuthor(CallingStep):
     stem = "unheard"
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, tuple[pa.RecordBatch, _Fates]]]:
-        """Read the messages of a task, and what they came to."""
+        """Read the messages of a task and their outcomes."""
         fates = self._fates(share)
         for _, rows in read_ranges(self.lake, without(self.parts[share], skip), READ, ROWS):
             yield rows.num_rows, (rows, fates)
 
     def tries(self, block: tuple[pa.RecordBatch, _Fates], known: Death | None) -> Tries:
-        """Notify of the messages of a block, a group at a time; of one that a host dies of nobody has heard."""
+        """Notify of the messages of a block, a group at a time. A group that crashes the process is not notified."""
         groups = list(self._groups(*block))
         for ack_ref, rows in groups:
             death = known if len(groups) == 1 else None
@@ -118,27 +118,28 @@ class NotifyAuthor(CallingStep):
                 yield from surely(partial(self._note_not_taken, ack_ref, rows, death.failure("acknowledge").reason))
 
     def _fates(self, share: int) -> _Fates:
-        """What became of the messages of task `share`."""
+        """Return the outcomes of the messages of task `share`."""
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
         ids, acks = keys_of(mine, *_IDENTITY), keys_of(mine, *NOT_TAKEN.names)
-        failures = self._of(ids, self.failed, _FAILED, _IDENTITY, pc.field("state") != "closed")
+        is_open, has_ended = pc.field("state") != "closed", pc.field("outcome").isin(ENDED)
+        failures = self._of(ids, self.failed, _FAILED, _IDENTITY, is_open)
         failed = pc.index_in(ids, keys_of(failures, *_IDENTITY))
-        decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, pc.field("outcome").isin(ENDED))
+        decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, has_ended)
         is_decided = pc.is_in(acks, keys_of(decided, *NOT_TAKEN.names)) if self.outcomes else pa.repeat(True, len(acks))
         return _Fates(self.parts[share][0].position, is_decided, failed, failures)
 
     def _of(
-        self, mine: pa.Array, ranges: Sequence[RowRange], columns: pa.Schema, key: Sequence[str], such: pc.Expression
+        self, mine: pa.Array, ranges: Sequence[RowRange], columns: pa.Schema, key: Sequence[str], wanted: pc.Expression
     ) -> pa.Table:
-        """Such rows of these messages: what other tasks' messages came to is read, and not kept."""
-        some = (pa.table(rows).filter(such) for _, rows in read_ranges(self.lake, ranges, columns, _ROWS))
+        """Return the wanted rows of this task's messages. The files contain rows of all tasks."""
+        tables = (pa.table(rows).filter(wanted) for _, rows in read_ranges(self.lake, ranges, columns, _ROWS))
         return pa.concat_tables(
-            [columns.empty_table(), *(one.filter(pc.is_in(keys_of(one, *key), mine)) for one in some)]
+            [columns.empty_table(), *(table.filter(pc.is_in(keys_of(table, *key), mine)) for table in tables)]
         )
 
     def _groups(self, block: pa.RecordBatch, fates: _Fates) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The decided messages of a block that are left, by `ack_ref`."""
+        """Yield the decided messages of a block that were not notified before, by `ack_ref`."""
         rows = block.filter(fates.decided.take(fates.places(block)))
         for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
             mine = rows.filter(pc.equal(rows.column("ack_ref"), ack_ref))
@@ -149,7 +150,7 @@ class NotifyAuthor(CallingStep):
                 yield ack_ref, mine.filter(pa.array(new))
 
     def _notify(self, ack_ref: str, rows: pa.RecordBatch, fates: _Fates, outcomes: Outcomes) -> bool:
-        """Call `acknowledge`; note which positions have heard, or why they have not."""
+        """Call `acknowledge`. Record the positions notified, or the error."""
         failed = fates.failed.take(fates.places(rows))
         places = np.flatnonzero(failed.is_valid()).tolist()
         failures = dict(zip(places, fates.failures.take(failed.drop_null()).to_pylist(), strict=True))
@@ -171,6 +172,7 @@ class NotifyAuthor(CallingStep):
         outcomes.tally.counts["unheard"] += rows.num_rows
         errors = outcomes.tally.more.setdefault("unheard_why", [])
         if len(errors) < _SAMPLE:
-            errors.append(f"acknowledge of {rows.num_rows} messages of {ack_ref}: {why}")
+            noun = "message" if rows.num_rows == 1 else "messages"
+            errors.append(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}")
         window = rows.column("window")[0].as_py()
         outcomes.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))

@@ -1,1 +1,1 @@
-"""Batching, in tasks."""
+"""Batching messages in tasks."""

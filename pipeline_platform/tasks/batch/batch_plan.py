@@ -1,4 +1,4 @@
-"""The plan of a batcher's batches: which of the messages that wait make which batch, written before any is handled."""
+"""The plan that assigns the staged messages of a batcher to batches, written before any batch is handled."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,14 +24,16 @@ from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messag
 from pipeline_platform.tasks.record.tally import Tally
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
-"""Messages that are read together for a splitter."""
+"""Rows and bytes of messages that are read together for a splitter."""
 
 
 @dataclass(frozen=True)
 class CutBatches(CallingStep):
-    """Cuts the staged messages of a batcher into batches, and writes which rows make which: no payloads.
+    """Cuts the staged messages of a batcher into batches, and writes the rows of each batch without payloads.
 
-    Files are whole, in the order of their positions; `rest` is the trigger of what is left when no more come.
+    Attributes:
+        staged: Whole files, in the order of their positions.
+        rest: Trigger of the last, incomplete batches.
     """
 
     batcher: str
@@ -41,7 +43,7 @@ class CutBatches(CallingStep):
     tasks: int = 1
 
     def __call__(self, share: int) -> Iterator[pa.RecordBatch]:
-        """Run the only task. Without a splitter nobody's code is called, and a thread of the driver may do this."""
+        """Run the only task. Without a splitter no user code is called, so a thread of the driver may run it."""
         if isinstance(self.options.batch_size, Splitter):
             yield from super().__call__(share)
             return
@@ -52,11 +54,11 @@ class CutBatches(CallingStep):
 
     @property
     def stem(self) -> str:  # type: ignore[override]
-        """What the names of its files begin with."""
+        """Prefix of the names of its files."""
         return f"{self.batcher}-cut"
 
     def limit(self) -> Limit | None:
-        """How long a call of a splitter may take."""
+        """Return the time limit of a call of a splitter."""
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
 
     def recording(self, sink: Sink, watch: Watch, tally: Tally) -> Outcomes:
@@ -65,21 +67,21 @@ class CutBatches(CallingStep):
         return Outcomes(replace(self, source=None), sink, None, watch, tally=tally)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.Table]]:
-        """All that is known of the messages."""
+        """Yield one block: the columns of all messages that cutting needs."""
         if not skip:
             yield 1, self._known()
 
     def tries(self, block: pa.Table, known: Death | None) -> Tries:
-        """Cut until a host lives: each message that one dies of, or that takes too long, fails alone."""
+        """Cut until a callback process succeeds: each message that crashes it or exceeds the timeout fails alone."""
         killers, rows = dict[int, Failure](), block.num_rows
         death = known or (yield partial(self._write, block, killers))
         while isinstance(death, Death):
             culprits, why = {*death.rows} - killers.keys(), death.failure("batch_size")
-            if not culprits:  # nobody knows which it was: the last of the fewest first ones that a host dies of
+            if not culprits:  # unknown: find the shortest prefix of messages that crashes; its last one is the culprit
                 first, end = 0, rows + 1
                 while first < end:
                     few = (first + end) // 2
-                    # What fails undecoded is not called for.
+                    # The splitter is not called for messages that failed undecoded.
                     but = dict.fromkeys(range(few, rows), why) | killers
                     dies = isinstance((yield partial(self._probe, block, but)), Death)
                     first, end = (first, few) if dies else (few + 1, end)
@@ -91,7 +93,9 @@ class CutBatches(CallingStep):
 
     def _known(self) -> pa.Table:
         tables = (row_groups(self.lake, file.path, CUT_BY) for file in self.staged)
-        known = (to_be_cut(pa.concat_tables(one), file.window) for one, file in zip(tables, self.staged, strict=True))
+        known = (
+            to_be_cut(pa.concat_tables(groups), file.window) for groups, file in zip(tables, self.staged, strict=True)
+        )
         return pa.concat_tables(known).combine_chunks()
 
     def _probe(self, known: pa.Table, killers: Mapping[int, Failure], outcomes: Outcomes) -> None:
@@ -110,7 +114,7 @@ class CutBatches(CallingStep):
     def _messages(
         self, sizes: list[int], killers: Mapping[int, Failure], watch: Watch, rows: list[int]
     ) -> Iterator[Message]:
-        """Yield the messages of some rows. A killer, by its place among them, fails undecoded."""
+        """Yield the messages of some rows. Culprits in `killers`, by their index in `rows`, fail undecoded."""
         staged, model, first = ByPosition(self.lake, self.staged, STAGED), self.options.table_schema, 0
         for some in portions(rows, sizes.__getitem__, SPLIT_BYTES, SPLIT_ROWS):
             places = np.array(some)
@@ -126,18 +130,18 @@ class CutBatches(CallingStep):
 
 
 class _Named(Watch):
-    """Names each message to a watch by the place that `Watch.name` gave it."""
+    """Reports each message to a watch by the index that `Watch.name` gave it."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield messages, each as its callback begins."""
+        """Yield messages and report the start of each callback."""
         for message in messages:
             with self._watch.busy(callback, [message]):
                 yield message
 
 
 def plan_table(receive_id: str, batcher: str) -> str:
-    """Where `CutBatches` writes the batches of a batcher."""
-    return f"{staged_table(receive_id, batcher)}-batches"  # no batcher has a name like that
+    """Return the table in which `CutBatches` writes the batches of a batcher. No batcher can have this name."""
+    return f"{staged_table(receive_id, batcher)}-batches"

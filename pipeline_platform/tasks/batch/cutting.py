@@ -1,4 +1,4 @@
-"""Cutting: which messages make which batch. It moves no payloads; only a splitter looks at messages."""
+"""Cutting messages into batches. Only splitters read payloads."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
@@ -17,9 +17,9 @@ _GROUP = ["window", "partition", "batch_key"]
 _GROUPED = dict.fromkeys(_GROUP, pa.string())
 
 MESSAGES = pa.schema({**_GROUPED, "position": pa.int64(), "size": pa.int64(), "flush": pa.bool_()})
-"""What is known of a message that waits for its batch. `position` is its place in order of arrival, `size` in bytes.
+"""Columns of a staged message. `position` counts messages in order of arrival; `size` is in bytes.
 
-`partition` is null where nothing partitions messages; the whole column may be missing.
+`partition` is null, or the column is missing, if the batcher has no partitions.
 """
 
 _SAYS = ("kind", "reason", "traceback", "stage")
@@ -28,21 +28,21 @@ FAILURE = pa.struct({**dict.fromkeys(_SAYS, pa.string()), "retry": pa.bool_()})
 
 _CUT = {"number": pa.int64(), "trigger": pa.string(), "size": pa.int64(), "rows": pa.list_(pa.int64())}
 BATCHES = pa.schema({**_GROUPED, **_CUT, "failure": FAILURE, "task": pa.int64()})
-"""A batch: its number within its group, why it ends, its bytes, the rows it is made of, and the task that handles all
-of its partition; null where any task may.
+"""A batch: its number within its group, its trigger, its bytes, its rows, and the task that handles its partition; null
+if any task may handle it.
 
-A message that a splitter fails is a row by itself, with its `Failure`. It is in no batch.
+A message that fails in a splitter has a row with its `Failure`, and is in no batch.
 """
 
 
 def each(batches: pa.Table | pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Yield batches by the names of their columns: plain values, and `rows` as an array."""
+    """Yield batches as dicts by column name: Python values, and `rows` as an array."""
     for rows, batch in zip(batches["rows"], batches.drop_columns(["rows"]).to_pylist(), strict=True):
         yield {**batch, "rows": rows.values}
 
 
 Read = Callable[[list[int]], Iterable[Message]]
-"""Yields the messages of some rows, in the order given."""
+"""Function that yields the messages of some rows, in the order given."""
 
 
 def cut(
@@ -55,18 +55,18 @@ def cut(
 ) -> pa.Table:
     """Cut messages of the same window, partition and key into batches, in order of arrival.
 
-    A batch ends when it has `batch_size` messages or its splitter says so, before a message that would take it above
-    `batch_bytes` (a larger one is alone), and after a message in mode `flush`.
+    A batch ends when it has `batch_size` messages or its splitter ends it, before a message that would make it larger
+    than `batch_bytes` (a larger message is a batch by itself), and after a message in mode `flush`.
 
     Args:
-        messages: Rows of `MESSAGES`; a row is named by its index.
-        batch_size: Messages in a batch, at the most, or what says where batches end.
-        batch_bytes: Bytes in a batch, at the most.
-        rest: The trigger of a batch that is delivered because no more messages come.
-        read: Gives the messages to a splitter.
+        messages: Rows of `MESSAGES`. The result refers to them by index.
+        batch_size: Maximum number of messages in a batch, or a splitter.
+        batch_bytes: Maximum number of bytes in a batch.
+        rest: Trigger of the last, incomplete batches.
+        read: Reads the messages for a splitter.
 
     Returns:
-        Rows of `BATCHES`, by the arrival of their first messages; nobody has dealt them to tasks.
+        Rows of `BATCHES`, by the arrival of their first messages. The column `task` is null.
     """
     if not messages.num_rows:
         return BATCHES.empty_table()
@@ -78,7 +78,7 @@ def cut(
     begins[1:] = ~np.logical_and.reduce([_repeats(ordered[name]) for name in _GROUP])
     splits = None
     if isinstance(batch_size, Splitter):
-        assert read is not None, "a splitter reads messages"
+        assert read is not None, "a splitter needs read"
         splits, batch_size = _Splits(batch_size, read(order.to_pylist())), BATCH_MESSAGES
     ends = _ends(begins, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes, rest, splits)
     batches = _table(ordered, order.cast(pa.int64()), np.cumsum(begins), ends)
@@ -94,9 +94,9 @@ def cut_and_deal(
     rest: Trigger = "flush",
     read: Read | None = None,
 ) -> pa.Table:
-    """Cut messages into batches; those of partitions in the order of their source, each dealt to its partition's task.
+    """Cut messages into batches. Batches of a partition are in the order of the source and have one task.
 
-    `messages` are also rows of `SOURCE_ORDER`: there `partition` is the source's, and `own` the one to cut by.
+    `messages` also have the columns `SOURCE_ORDER`, in which `partition` is the source's. Cutting uses `own`.
     """
     own, messages = messages["own"], messages.drop_columns("own")
     has_partitions = own.null_count < messages.num_rows
@@ -112,7 +112,7 @@ def cut_and_deal(
 
 
 def _put(rows: pa.Table, **columns: Any) -> pa.Table:
-    """Put columns in the place of those of the same name."""
+    """Replace columns by name."""
     for name, values in columns.items():
         column = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
         rows = rows.set_column(rows.schema.get_field_index(name), name, column)
@@ -120,7 +120,7 @@ def _put(rows: pa.Table, **columns: Any) -> pa.Table:
 
 
 class _Ends(NamedTuple):
-    """Where batches start, and the last one ends, why each does, and what failed, by row: that lies within batches."""
+    """Starts of batches and the end of the last one, triggers, and failures by row. Failed rows lie within batches."""
 
     starts: list[int]
     triggers: list[Trigger]
@@ -128,14 +128,17 @@ class _Ends(NamedTuple):
 
 
 class _Splits:
-    """Where a splitter ends batches of all messages, which come in order."""
+    """Calls a splitter for each message, in order."""
 
     def __init__(self, splitter: Splitter, messages: Iterable[Message]) -> None:
         self._splitter, self._messages = splitter, iter(messages)
         self._accumulator: Any = None
 
     def after(self, *, begins: bool) -> bool | Failure:
-        """Whether the batch ends after the next message, which may begin it; or why that message fails."""
+        """Return whether the batch ends after the next message, or that message's failure.
+
+        `begins`: whether the message is the first of its batch.
+        """
         message = next(self._messages)
         if message.failure is not None:
             return message.failure
@@ -152,13 +155,13 @@ class _Splits:
 
 
 def _shown(step: object) -> str:
-    """The type of a value, and of its first part; the values may hold payloads."""
+    """Return the type of a value and of its first item, not the values: they may contain payloads."""
     parts = f" of {len(step)}, beginning with {type(step[0]).__name__}" if type(step) is tuple and step else ""
     return f"{type(step).__name__}{parts}"
 
 
 def _repeats(column: pa.ChunkedArray) -> Any:
-    """Whether each value but the first is the same as the one before; null is the same as null."""
+    """Return whether each value but the first equals the previous value. Null equals null."""
     now, before = column.slice(1), column.slice(0, len(column) - 1)
     same = pc.fill_null(pc.equal(now, before), False)
     return pc.or_(same, pc.and_(pc.is_null(now), pc.is_null(before))).to_numpy()
@@ -190,10 +193,10 @@ def _ends(
 
 
 def _table(ordered: pa.Table, order: pa.Array, groups: Any, ends: _Ends) -> pa.Table:
-    """Rows of `BATCHES`: first the batches, then the messages that failed."""
+    """Return rows of `BATCHES`: first the batches, then the messages that failed."""
     kept = np.ones(len(order), bool)
     kept[list(ends.failures)] = False
-    # From places among all rows to places among those that are kept.
+    # Indexes into all rows become indexes into the kept rows.
     starts = np.concatenate([[0], np.cumsum(kept)])[ends.starts]
     rows, good, group = order.filter(pa.array(kept)), ordered.filter(pa.array(kept)), groups[kept][starts[:-1]]
     place = np.arange(len(group))

@@ -1,4 +1,4 @@
-"""Batching: handled messages of one batch key, in batches, through `handle_batch`."""
+"""Handling batches: calls of `handle_batch` with handled messages of one batch key."""
 
 import uuid
 from collections import Counter
@@ -33,14 +33,14 @@ from pipeline_platform.telemetry.spans import span
 _NAMESPACE = uuid.UUID("6f1c3c0e-6a50-5a53-9f6e-0f3b6f0f6d5a")
 
 DEATHS = 5
-"""Hosts that may die of single messages of a batch, before all of it is taken for the killer."""
+"""Crashes by single messages of a batch before the whole batch is treated as the culprit."""
 
 GROUP_BYTES = 64 * 2**20
-"""Bytes of batches that a task reads together: their messages lie scattered, and each alone would read all again."""
+"""Bytes of batches that a task reads together. Their rows are scattered, so single reads would repeat row groups."""
 
 
 class Batch(NamedTuple):
-    """A batch of staged messages: rows of `STAGED`, with their window; `failure` if a splitter failed its only one."""
+    """A batch of staged messages: rows of `STAGED` with their window. `failure` is set if its only message failed."""
 
     window: str
     info: BatchInfo
@@ -50,9 +50,11 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class HandleBatches(CallingStep):
-    """Task `n` of `tasks` handles, one at a time, its partitions' batches and each `tasks`-th of the others.
+    """Task `n` of `tasks` handles the batches of its partitions and every `tasks`-th of the other batches, in order.
 
-    The files of `plan` say which rows of the files `staged`, in the order of their positions, make which batch.
+    Attributes:
+        staged: Files of staged messages, in the order of their positions.
+        plan: Files that contain the rows of each batch.
     """
 
     batcher: str
@@ -62,11 +64,11 @@ class HandleBatches(CallingStep):
 
     @property
     def stem(self) -> str:  # type: ignore[override]
-        """What the names of its files begin with."""
+        """Prefix of the names of its files."""
         return self.batcher
 
     def limit(self) -> Limit | None:
-        """How long a call of `handle_batch` may take."""
+        """Return the time limit of a call of `handle_batch`."""
         options = self.pipeline.batchers[self.batcher]
         span = options.message_timeout if isinstance(options, Batcher) else None
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", span)
@@ -94,7 +96,7 @@ class HandleBatches(CallingStep):
                     first += batches.num_rows
 
     def batch(self, planned: Mapping[str, Any], messages: pa.RecordBatch) -> Batch:
-        """A batch: one of `cutting.each`, and the messages that it names."""
+        """Return the batch of a planned row of `cutting.each` and its messages."""
         window, partition, key, number, trigger, failure = (
             planned[name] for name in ("window", "partition", "batch_key", "number", "trigger", "failure")
         )
@@ -107,9 +109,10 @@ class HandleBatches(CallingStep):
         return Batch(window, info, rows, failure and Failure(**failure))
 
     def tries(self, block: Batch, known: Death | None) -> Tries:
-        """Handle a batch until a host lives: a killer of its own callback fails alone, one of `handle_batch` with all.
+        """Handle a batch until a callback process succeeds.
 
-        Messages that `handle_failed` dies of are recorded without it.
+        A message that crashes a callback of its own fails alone; a crash of `handle_batch` fails the batch. Messages
+        that crash `handle_failed` are recorded without calling it.
         """
         rows, killers, mute = block.messages.num_rows, _killers(block), set[int]()
         deaths, exact = 0, False
@@ -124,7 +127,7 @@ class HandleBatches(CallingStep):
             if death.has_several and not exact:
                 exact = True
                 continue
-            # Each time `handle_batch` is called once more: soon the batch is the culprit.
+            # Each attempt repeats `handle_batch`, so attempts are few.
             culprits = death.rows if death.rows and deaths <= DEATHS else range(rows)
             killers |= {row: death.failure("handle_batch") for row in culprits if row not in killers}
             if death.callback == "handle_failed" or len(killers) == before:
@@ -138,7 +141,7 @@ class HandleBatches(CallingStep):
     def _handle(
         self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], exact: bool, outcomes: Outcomes
     ) -> None:
-        """Handle a batch and record it, but for the mute rows. Known killers only fail."""
+        """Handle a batch and record it without the mute rows. Known culprits fail without a call."""
         outcomes.watch.exact = exact
         model = self.pipeline.batchers[self.batcher].table_schema
         decoded = list(
@@ -157,7 +160,7 @@ class HandleBatches(CallingStep):
         outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
     def _end(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
-        """Count a batch, and record its mute rows without a callback."""
+        """Count a batch, and record its mute rows without calling back."""
         outcomes.tally.counts["batches"] += batch.failure is None
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
@@ -168,23 +171,23 @@ class HandleBatches(CallingStep):
 
 
 def _killers(batch: Batch) -> dict[int, Failure]:
-    """What is known to fail before `handle_batch` is called, by row."""
+    """Return the failures known before `handle_batch` is called, by row."""
     return {} if batch.failure is None else {0: batch.failure}
 
 
 def handle_batch(
     pipeline: Pipeline, batcher: str, messages: Sequence[Message], info: BatchInfo, context: Any
 ) -> list[Message]:
-    """Call `handle_batch`. What it does not return fails, and what it sends elsewhere. It may add no message."""
+    """Call `handle_batch`. Messages that it does not return, or that it moves to another batch, fail."""
     known = {"batch_id": info.batch_id, "trigger": info.trigger}
     try:
         with span("batch", type(pipeline), batcher=batcher, **known, messages=len(messages)) as event:
             returned = pipeline.handle_batch(batcher, list(messages), info, context)
-            if not isinstance(returned, list) or any(one.__class__ is not Message for one in returned):
+            if not isinstance(returned, list) or any(item.__class__ is not Message for item in returned):
                 raise TypeError(f"handle_batch must return a list of Messages, got {_kinds(returned)}")
             given = {message._row: message for message in messages}
             if not all(message.is_same(given.get(message._row)) for message in returned):
-                raise TypeError("handle_batch must return the messages it was given; it returned others")
+                raise TypeError("handle_batch must return the messages of its batch, got other messages")
             by_row = {message._row: message for message in returned}
             times = Counter(message._row for message in returned)
             done = [_as_batched(message, by_row.get(message._row), times[message._row], info) for message in messages]
@@ -199,7 +202,7 @@ def handle_batch(
 def _kinds(returned: object) -> str:
     if not isinstance(returned, list):
         return type(returned).__name__
-    return f"a list with {sorted({type(one).__name__ for one in returned if not isinstance(one, Message)})}"
+    return f"a list with {sorted({type(item).__name__ for item in returned if not isinstance(item, Message)})}"
 
 
 def _as_batched(given: Message, returned: Message | None, times: int, info: BatchInfo) -> Message:
@@ -209,9 +212,9 @@ def _as_batched(given: Message, returned: Message | None, times: int, info: Batc
         return given._rejected(Failure("returned twice", f"handle_batch returned it {times} times", "", "handle_batch"))
     batched = checked(given, returned, "handle_batch")
     for name in ("batcher", "batch_key"):
-        was, now = getattr(info, name), getattr(batched, name)  # given may be what it changed
+        was, now = getattr(info, name), getattr(batched, name)  # not `given`: the callback may have changed it
         if batched.failure is None and now != was:
             why = f"handle_batch changed its {name} from {words(was, 200)!r} to {words(now, 200)!r}"
-            failure = Failure("moved", f"{why}: handle_message says where it goes", "", "handle_batch")
+            failure = Failure("moved", f"{why}. Set it in handle_message", "", "handle_batch")
             return given.put(given.data, batcher=info.batcher, batch_key=info.batch_key)._rejected(failure)
     return batched

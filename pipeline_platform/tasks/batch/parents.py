@@ -1,4 +1,4 @@
-"""Parents: messages that end when all their children did, which share their fate."""
+"""Parents: messages whose outcome is that of all their children."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,12 +18,12 @@ from pipeline_platform.tasks.record.fan_out import ENDS, PARENTS
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 _READ_ROWS, _HELD_ROWS = 1_024, 65_536
-"""Rows of `ENDS` that are read at once, and held of those that are read."""
+"""Rows of `ENDS` that are read at once, and rows in memory before they are reduced."""
 
 
 @dataclass(frozen=True)
 class EndParents(HandleInOrder):
-    """Task `n` of `tasks` records its share of the parents: files of `PARENTS` in `plan`, of `ENDS` in `ends`."""
+    """Task `n` of `tasks` records its share of the parents: `plan` has files of `PARENTS`, `ends` files of `ENDS`."""
 
     ends: Sequence[RowRange] = ()
     tasks: int = 1
@@ -35,14 +35,14 @@ class EndParents(HandleInOrder):
         yield parents.slice(first, end - first)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
-        """Look up the rows of a task, with what their children say."""
+        """Look up the rows of a task and the ends of their children."""
         for size, block in super().blocks(share, skip):
             bounds = [pc.min_max(rows.column("position")).as_py() for rows in block]
             ends = [_ends_between(self.lake, self.ends, bound["min"], bound["max"]) for bound in bounds]
             yield size, list(map(with_ends, block, ends))
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        """Record what became of them. A message took its permit when it was handled."""
+        """Record the outcomes. A message took its permit when it was handled."""
         with outcomes.chunk(len(rows)):
             outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.ack_policy))
         return ()
@@ -52,7 +52,7 @@ class EndParents(HandleInOrder):
 
 
 def failed_keys(lake: Lake, ends: Sequence[RowRange]) -> pa.Array:
-    """Source and id of the parents that failed, by `keys_of`."""
+    """Return `keys_of` the source and id of the parents that failed."""
     columns = only(ENDS, "source", "message_id", "kind")
     every = (rows for file in ends for rows in row_groups(lake, file.path, columns))
     failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in every)
@@ -60,19 +60,18 @@ def failed_keys(lake: Lake, ends: Sequence[RowRange]) -> pa.Array:
 
 
 def _read(lake: Lake, files: Sequence[RowRange], schema: pa.Schema) -> pa.Table:
-    """What files hold."""
     tables = [rows for file in files for rows in row_groups(lake, file.path, schema)]
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
 def _ends_between(lake: Lake, files: Sequence[RowRange], first: int, last: int) -> pa.Table:
-    """What counts of what children say of the messages at some positions."""
+    """Return the ends, reduced by `that_count`, of the messages at positions `first` to `last`."""
     ends, held = [ENDS.empty_table()], 0
     for file in files:
         with stored_file(lake, file.path, ENDS) as stored:
-            # Some at a time: each of thousands of children that failed has a traceback.
-            for some in stored.batches(_READ_ROWS, stored.groups_with("position", first, last)):
-                rows = pa.table(some)
+            # A few rows at a time: thousands of failed children have a traceback each.
+            for batch in stored.batches(_READ_ROWS, stored.groups_with("position", first, last)):
+                rows = pa.table(batch)
                 within = pc.and_(pc.greater_equal(rows["position"], first), pc.less_equal(rows["position"], last))
                 ends.append(that_count(rows.filter(within)))
                 held += ends[-1].num_rows
@@ -82,7 +81,7 @@ def _ends_between(lake: Lake, files: Sequence[RowRange], first: int, last: int) 
 
 
 def that_count(ends: pa.Table) -> pa.Table:
-    """Of each message the first child that failed, and the last that says how it is acknowledged."""
+    """Keep, of each message, the first failed child and the last child that sets an ack action."""
     ends = ends.sort_by([("position", "ascending"), ("child", "ascending")])
     failed = ends.filter(pc.is_valid(ends["kind"]))
     chosen = ends.filter(pc.or_(pc.is_valid(ends["on_success"]), pc.is_valid(ends["on_failure"])))
@@ -92,23 +91,26 @@ def that_count(ends: pa.Table) -> pa.Table:
 
 
 def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
-    """The rows of parents, with a column of what its children say: rows of `ENDS`, by child."""
+    """Append a column `ends` to the rows of parents: the rows of `ENDS` of their children, by child."""
     by_position: dict[int, list[dict[str, Any]]] = {position: [] for position in rows.column("position").to_pylist()}
-    for one in ends.sort_by("child").to_pylist():
-        if one["position"] in by_position:
-            by_position[one["position"]].append(one)
+    for end in ends.sort_by("child").to_pylist():
+        if end["position"] in by_position:
+            by_position[end["position"]].append(end)
     return rows.append_column("ends", pa.array(by_position.values(), pa.list_(pa.struct(list(ENDS)))))
 
 
 def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Message], Callable[[Message], bool]]:
-    """The parents of rows `with_ends`, ok or failed as the first child that failed; and whether one may be rescued."""
+    """Return the parents of rows `with_ends`, failed if a child failed, and a predicate for rescuable messages.
+
+    A parent has the failure of its first failed child.
+    """
     messages, rescuable = list[Message](), set[int]()
     for parent, ends in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):
         message = parent
-        for one in ends:
-            if one["on_success"] or one["on_failure"]:  # the last one counts
-                message = message._but(actions=(one["on_success"], one["on_failure"]))
-        first = next((one for one in ends if one["kind"] is not None), None)
+        for end in ends:
+            if end["on_success"] or end["on_failure"]:  # the last child wins
+                message = message._but(actions=(end["on_success"], end["on_failure"]))
+        first = next((end for end in ends if end["kind"] is not None), None)
         if first is not None:
             message = _failed(message, first)
             if first["may_rescue"]:
@@ -118,7 +120,7 @@ def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Messag
 
 
 def _failed(parent: Message, end: dict[str, Any]) -> Message:
-    """A parent, failed and acknowledged as its child says."""
+    """Return a parent with the failure and the ack actions of its child."""
     kind, reason, traceback, stage, batcher, key = (
         str(end[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
     )

@@ -1,1 +1,1 @@
-"""Handling, in tasks."""
+"""Handling messages in tasks."""

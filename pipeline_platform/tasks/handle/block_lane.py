@@ -1,4 +1,4 @@
-"""Blocks: messages through the callbacks some thousand at a time, as columns; each failure its row's alone."""
+"""The lane of blocks: callbacks handle thousands of messages at a time, as columns. A failure concerns one row."""
 
 from __future__ import annotations
 
@@ -21,29 +21,30 @@ from pipeline_platform.tasks.record.routed import FIELD, KEPT, RoutedRows, failu
 _Permitted = Callable[[int], tuple[int, float]]
 
 _READ = {"position": pa.int64(), **dict.fromkeys(ROUTING, pa.string())}
-"""What the platform reads of every block that comes back."""
+"""Columns that the platform reads of every returned block."""
 _VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-"""Types of which Arrow takes no rows, and those that hold the same: DataFusion and others make columns of them."""
+"""Equivalents of types for which Arrow cannot take rows. DataFusion and others return such columns."""
 
 _AT_FIRST = DEFAULT, DEFAULT, "ok", None
-"""The routing of a row of which nothing is said."""
+"""Default routing of a row."""
 
 
 class BlockLane:
-    """Gives blocks to `prepare_messages` and `handle_messages`, and writes the rows that come back.
+    """Passes blocks to `prepare_messages` and `handle_messages`, and writes the returned rows.
 
-    A call that raises is made again for halves of its block, until the rows are found that it raises at. What it
-    returns is refused for the whole block where that says nothing of a row: a wrong class, strange positions.
+    If a call raises, it is repeated for halves of its block until the failing rows are found. An invalid result that
+    cannot be attributed to a row (a wrong class, unknown positions) fails the whole block.
 
     Args:
-        pipeline: Whose callbacks.
-        context: What they are handed.
-        ack_policy: How messages are acknowledged.
-        permitted: Given how many messages wait, says how many may begin, and until when; None where all may.
-        batch_mode: That of each message.
+        pipeline: Instance with the callbacks.
+        context: Context passed to callbacks.
+        ack_policy: Ack actions of messages.
+        permitted: Function from the number of waiting messages to the number that may start and the time until which
+            they may; None for no limit.
+        batch_mode: Batch mode of messages.
 
     Attributes:
-        is_over: Whether `permitted` gave none.
+        is_over: Whether `permitted` returned 0.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class BlockLane:
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
 
     def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
-        """Handle rows and record what came of them; yield which are."""
+        """Handle rows and record their outcomes. Yield the indexes of the handled rows."""
         self._rows, self._outcomes = rows, outcomes
         left = list[pa.Table]()
         with given(rows, self._ack_policy) as self._refused:
@@ -80,7 +81,7 @@ class BlockLane:
         yield np.flatnonzero(begun).tolist()
 
     def _without_large(self, rows: pa.RecordBatch) -> pa.Table:
-        """The block, in which nothing is said of any row yet; the too large have failed."""
+        """Return the block of rows with default routing. Rows that are too large are recorded as failed."""
         most_bytes = self._pipeline.processors.max_message_bytes
         columns = {name: rows.column(name) for name in rows.schema.names if name != LANE}
         at_first = (pa.repeat(pa.scalar(value, pa.string()), rows.num_rows) for value in _AT_FIRST)
@@ -94,12 +95,12 @@ class BlockLane:
     def _called(
         self, callback: str, blocks: Sequence[pa.Table], left: list[pa.Table], permitted: _Permitted | None = None
     ) -> Iterator[pa.Table]:
-        """What a callback makes of blocks, in parts; rows that it raises at, or does not return, have failed.
+        """Call a callback for blocks. Yield its results in parts. Rows at which it raises, or that it omits, fail.
 
         Args:
-            callback: Its name.
-            blocks: In order.
-            left: Gets what may not begin any more.
+            callback: Name of the callback.
+            blocks: Blocks in order.
+            left: List to which blocks are added that may not start.
             permitted: See the class.
         """
         waiting = [*reversed(blocks)]
@@ -115,14 +116,14 @@ class BlockLane:
             if not block.num_rows:
                 continue
             try:
-                with self._outcomes.watch.busy(callback, ()):  # of no row alone: a death, or a hang, is found by halves
+                with self._outcomes.watch.busy(callback, ()):  # without rows: the culprit is found by halving
                     returned = getattr(self._pipeline, callback)(as_block(block, self._kind), self._context)
             except BaseException as error:
                 waiting += self._halves(callback, block, error)
                 continue
             try:
                 rows, missing = self._checked(callback, block, returned)
-            except pa.ArrowInvalid as error:  # of a value: a batch key of bytes that are no UTF-8, say
+            except pa.ArrowInvalid as error:  # an invalid value, for example a batch key that is not UTF-8
                 waiting += self._halves(callback, block, error)
             except BaseException as error:
                 self._fail(block["position"], Failure.of(error, callback))
@@ -131,7 +132,7 @@ class BlockLane:
                 yield rows
 
     def _halves(self, callback: str, block: pa.Table, error: BaseException) -> list[pa.Table]:
-        """The halves of a block, the first one last; none of a single row, which has failed."""
+        """Return the halves of a block, the first half last. A single row fails instead."""
         half = block.num_rows // 2
         if half:
             return [block.slice(half), block.slice(0, half)]
@@ -139,17 +140,17 @@ class BlockLane:
         return []
 
     def _well(self, block: pa.Table) -> pa.Table:
-        """A block without the rows that `prepare_messages` said had failed, which are recorded."""
+        """Record the rows that `prepare_messages` marked as failed. Return the other rows."""
         failure = self._failure(block)
         self._write(block.filter(pc.is_valid(failure)), ())
         return block.filter(pc.is_null(failure))
 
     def _checked(self, callback: str, block: pa.Table, returned: Any) -> tuple[pa.Table, pa.Array]:
-        """The rows that a callback returned, in the order of its block, and the positions of those it did not.
+        """Return the rows that a callback returned, in the order of its block, and the positions of missing rows.
 
         Raises:
-            TypeError: It returned something else.
-            pa.ArrowInvalid: A value of a column that the platform reads is no text.
+            TypeError: The result is invalid as a whole.
+            pa.ArrowInvalid: A value of a column that the platform reads is not text.
         """
         if not isinstance(returned, self._kind):
             raise TypeError(f"{callback} must return a {name_of(self._kind)}, got {type(returned).__name__}")
@@ -160,15 +161,16 @@ class BlockLane:
         rows = as_arrow(returned.select(wanted) if callback == "handle_messages" else returned)
         own = block["position"].combine_chunks()
         views = {field.name: _VIEWS[field.type] for field in rows.schema if field.type in _VIEWS}
-        for name, type_ in (views | _READ).items():  # a key may be a number
+        for name, type_ in (views | _READ).items():  # batch keys may be numbers
             rows = rows.set_column(rows.schema.get_field_index(name), name, rows[name].cast(type_))
-        rows.take(pa.array([], pa.int64()))  # raises here, not where rows are divided, what it would raise there
+        rows.take(pa.array([], pa.int64()))  # raises now for types that Arrow cannot take
         if rows["position"].combine_chunks().equals(own):
             return rows, own.slice(0, 0)
         places = pc.index_in(rows["position"], value_set=own).combine_chunks()
         if places.null_count or len(pc.unique(places)) < len(places):
             raise TypeError(
-                f"{callback} returned a position that it was not given, or one twice: a row is known again by it"
+                f"{callback} must return each position at most once, and only positions of its block. Keep the column "
+                "position unchanged: it identifies the message"
             )
         missing = own.filter(pc.invert(pc.is_in(pa.array(np.arange(len(own)), pa.int32()), places)))
         return rows.take(pc.sort_indices(places)), missing
@@ -182,11 +184,13 @@ class BlockLane:
         columns |= {name: column[name] for name in ("batcher", "batch_key")}
         columns["_failure"] = self._failure(block)
         columns |= {FIELD + name: column[name] for name in fields}
-        arrays = [one.combine_chunks() if isinstance(one, pa.ChunkedArray) else one for one in columns.values()]
+        arrays = [
+            column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns.values()
+        ]
         self._routed.write(pa.RecordBatch.from_arrays(arrays, names=list(columns)))
 
     def _failure(self, block: pa.Table) -> pa.Array:
-        """The column `_failure`: what `columns` refuses has failed, also if the callback set another status since."""
+        """Return the column `_failure`. Rows that `columns` refused fail even if the callback set another status."""
         said = failure_of(block["status"], block["reason"])
         if not self._refused:
             return said
@@ -200,8 +204,8 @@ class BlockLane:
             self._routed.fail(rows, lambda _: failure)
 
     def _received(self, positions: Any) -> pa.RecordBatch:
-        """The rows at some positions, as they were received."""
-        if len(positions) == self._rows.num_rows:  # in order, as each part of a block is
+        """Return the rows at some positions, as received."""
+        if len(positions) == self._rows.num_rows:  # parts of a block are in order
             return self._rows
         return self._rows.take(self._places(positions))
 

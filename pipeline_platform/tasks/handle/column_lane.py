@@ -1,4 +1,4 @@
-"""Spark's columns: rows that column expressions handled, to the tables of their batchers. Runs in tasks."""
+"""The Spark lane in tasks: reading messages for a query, and writing the rows that the query returns."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
 RECEIVED = pa.schema([*(field for field in MESSAGES if field.name not in UNREAD), ("position", pa.int64())])
-"""What `handle_messages` is given, beside how each row would be routed."""
+"""Columns of a message that `handle_messages` gets, besides the routing."""
 GROUP_BYTES = 64 * 2**20
-"""Bytes of rows that a task holds for a host: Spark gives them once, and a host that dies is followed by another."""
+"""Bytes of rows that a task keeps for its callback process. Spark delivers rows once, and a crash needs them again."""
 
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Task `n` reads the received rows `parts[n]` at the pace of the rate limit, without those that are set aside."""
+    """Task `n` reads the received rows `parts[n]` at the pace of the rate limit, without repeats and too large rows."""
 
     lake: Lake
     parts: Sequence[Sequence[RowRange]]
@@ -64,7 +64,7 @@ class ReadColumns:
 
 
 def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence[File]) -> DataFrame:
-    """Read received files with Spark's own reader, which is faster: for a local lake without a rate limit."""
+    """Read received files with Spark's reader, which is faster but needs a local lake and no rate limit."""
     from pyspark.sql import functions as f
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -84,7 +84,7 @@ def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence
 
 
 def offered(received: DataFrame) -> DataFrame:
-    """What `handle_messages` gets: the received columns, and the routing of a row of which nothing is said."""
+    """Return the input of `handle_messages`: the received columns and the default routing."""
     from pyspark.sql import functions as f
 
     return received.withColumns(
@@ -98,10 +98,10 @@ def offered(received: DataFrame) -> DataFrame:
 
 
 def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
-    """Select, of what `handle_messages` returned, what is written: one column a field, whatever the batcher.
+    """Select the columns to write from the result of `handle_messages`: a column per field, shared by all batchers.
 
-    Neither the delivery nor its payload is selected. Both are looked up by position: that takes less time than to send
-    them to Python, and no expression can change them.
+    The delivery and its payload are not selected but looked up by position. That is faster than sending them to
+    Python, and no expression can change them.
 
     Raises:
         PipelineError: A column is missing.
@@ -111,8 +111,11 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
     fields = fields_of_all(pipeline)
     missing = sorted({"position", *ROUTING, *fields} - set(handled.columns))
     if missing:
-        raise PipelineError(f"{pipeline.__qualname__}.handle_messages returned no column {missing}")
-    batcher, key, status, reason = (f.col(name).cast("string") for name in ROUTING)  # a key that is a number, say
+        raise PipelineError(
+            f"{pipeline.__qualname__}.handle_messages returned no column {missing}. Keep the columns of its argument, "
+            "and add a column for each field of the batchers' models"
+        )
+    batcher, key, status, reason = (f.col(name).cast("string") for name in ROUTING)  # batch keys may be numbers
     # An unknown status fails too: a misspelt `failed` must not pass.
     failure = f.when(status != "ok", f.coalesce(reason, f.lit("")))
     named = zip((batcher, key, failure), ROUTES[1:], strict=True)
@@ -120,12 +123,12 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
 
 
 def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame) -> DataFrame:
-    """The received rows that `handle_messages` dropped, as failed ones.
+    """Return the received rows that `handle_messages` dropped, as failed rows.
 
     Args:
-        pipeline: Whose.
-        received: What it was given.
-        seen: `source` and `message_id` of what it returned.
+        pipeline: Class of the pipeline.
+        received: Rows passed to `handle_messages`.
+        seen: `source` and `message_id` of the rows that it returned.
     """
     from pyspark.sql import functions as f
 
@@ -138,22 +141,22 @@ def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame)
 
 @dataclass(frozen=True)
 class WriteColumns(CallingStep):
-    """Writes the rows that came out of `handle_messages`.
+    """Writes the rows that `handle_messages` returned.
 
     Attributes:
-        received: The files of what was received, whole and in order: rows are looked up there by position.
+        received: Received files, whole and in order, in which rows are looked up by position.
     """
 
     received: Sequence[RowRange]
     stem = "handle"
 
     def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition; yield its manifest, some of it for each group of rows that a host gets."""
+        """Write one partition. Yield the manifest of each group of rows passed to a callback process."""
         for group in portions(share, lambda batch: batch.nbytes, GROUP_BYTES):
             yield from super().__call__(group)
 
     def blocks(self, share: Sequence[pa.RecordBatch], skip: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The batches that Spark gave."""
+        """Yield the batches that Spark delivered."""
         yield from ((1, batch) for batch in share[skip:])
 
     def tries(self, block: pa.RecordBatch, known: Death | None) -> Tries:
@@ -179,19 +182,19 @@ def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, p
         return list(received.by_window(batch))
     except ValueError:
         raise PipelineError(
-            "handle_messages changed the column position, by which a row is known again: put what it makes of a "
-            "message into columns of other names"
+            "handle_messages changed the column position, which identifies the message. Use another name for the "
+            "new column"
         ) from None
 
 
 class _Rows:
-    """Writes rows of one window, which are looked up by position."""
+    """Writes rows of one window, looked up by position."""
 
     def __init__(self, received: ByPosition, window: str) -> None:
         self._received, self._window = received, window
 
     def write(self, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        """Route rows and write them, all of them."""
+        """Route rows and write them. Returns no rows as left."""
         positions = rows.column("position")
         kept = dict(zip(DELIVERY, self._received.take(DELIVERY, positions.to_numpy()), strict=True))
         columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}
@@ -201,7 +204,7 @@ class _Rows:
         return ()
 
     def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        """Fail rows that ended their process."""
+        """Record rows that crashed their process as failed."""
         routed = RoutedRows(outcomes, self._window, rows.column("position"), self._as_received)
         routed.fail(rows, lambda _: death.failure("handle_messages"))
 

@@ -1,4 +1,4 @@
-"""Handling: received messages through the callbacks, by the lane that their author chose."""
+"""Handling received messages in the lane of their pipeline: rows or blocks."""
 
 from __future__ import annotations
 
@@ -26,32 +26,32 @@ UNREAD = ("receive_id", "first_receive_id", "published_at")
 """Columns of received messages that handling does not read."""
 
 READ = pa.schema([*(field for field in MESSAGES if field.name not in UNREAD), ("position", pa.int64())])
-"""What handling reads of a received message."""
+"""Columns of received messages that handling reads."""
 
 BLOCK_ROWS = 8_192
-"""Messages recorded at once, in one or several chunks: recording has a fixed cost of a millisecond."""
+"""Minimum number of messages in a block. Recording has a fixed cost of a millisecond per block."""
 
 
 class Lane(Protocol):
-    """Puts messages through the callbacks, once. Needs no Spark.
+    """Calls the callbacks for messages. Needs no Spark. Used once.
 
     Attributes:
-        is_over: Whether the rate limit, or a stop, let fewer begin than there are.
+        is_over: Whether the rate limit or a stop prevented some messages from starting.
     """
 
     is_over: bool
 
     def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
-        """Handle rows and record what came of them; yield which are, some at a time."""
+        """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
 
 
 def lane_of(outcomes: Outcomes, pace: Pace | None = None, batch_mode: BatchMode = BULK) -> Lane:
-    """The lane of a pipeline's messages.
+    """Return the lane of a pipeline.
 
     Args:
-        outcomes: Of its task.
-        pace: The rate limit; None where nothing holds.
-        batch_mode: That of each message, at first.
+        outcomes: Recorder of the task.
+        pace: Rate limit; None for no limit.
+        batch_mode: Initial batch mode of messages.
     """
     pipeline, context, ack_policy = outcomes.pipeline, outcomes.step.context, outcomes.ack_policy
     assert pipeline is not None
@@ -62,12 +62,12 @@ def lane_of(outcomes: Outcomes, pace: Pace | None = None, batch_mode: BatchMode 
 
 @dataclass(frozen=True)
 class Handle(CallingStep):
-    """Task `n` handles the received rows `parts[n]` and writes all that came of them.
+    """Task `n` handles the received rows `parts[n]` and writes the results.
 
     Attributes:
-        repeats: Files that say which deliveries are not to be handled.
-        pace: The rate limit, and whether messages may begin at all; None where nothing holds.
-        in_order: Whether the order of messages must be kept around one that ends its host, too.
+        repeats: Files of `REPEATS`: deliveries that are not handled.
+        pace: Rate limit and stop signal; None for no limit.
+        in_order: Whether messages must stay in order even after one crashes the callback process.
     """
 
     parts: Sequence[Sequence[RowRange]]
@@ -77,14 +77,14 @@ class Handle(CallingStep):
     stem = "handle"
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
-        """Read the rows of a task; those of a block by their windows."""
+        """Read the rows of a task. Each block has one window."""
         options = self.pipeline.processors
         most = max(options.chunk_size, BLOCK_ROWS)
         for _, rows in read_ranges(self.lake, without(self.parts[share], skip), READ, most, options.chunk_bytes):
             yield rows.num_rows, [rows]
 
     def tries(self, block: Sequence[pa.RecordBatch], known: Death | None) -> Tries:
-        """Handle a block, but for repeats."""
+        """Handle the rows of a block that are not repeats."""
         for rows in block:
             window, (fresh, decided, copies) = rows.column("window")[0].as_py(), self._repeats.split(rows)
             if decided.num_rows or copies.num_rows:
@@ -98,7 +98,7 @@ class Handle(CallingStep):
         return Repeats.read(self.lake, self.repeats)
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        if outcomes.tally.counts["given_back"]:  # not even `transform` sees what is not to begin
+        if outcomes.tally.counts["given_back"]:  # stopping: call no callback, not even `transform`
             outcomes.given_back(rows, window)
             return ()
         waited = self.pace.waited if self.pace else 0.0
@@ -106,7 +106,7 @@ class Handle(CallingStep):
         with outcomes.chunk(rows.num_rows):
             for some in lane.record(rows, window, outcomes):
                 begun.update(some)
-                if outcomes.most_rows and not lane.is_over:  # this host holds all that a try writes
+                if outcomes.most_rows and not lane.is_over:  # this process keeps all results of a try in memory
                     break
         if self.pace:
             outcomes.tally.counts["waited"] += self.pace.waited - waited  # type: ignore[assignment]
@@ -120,7 +120,7 @@ class Handle(CallingStep):
         outcomes.failed(rows, window, [death.failure(self._stage())] * rows.num_rows)
 
     def _stage(self) -> str:
-        """The callback of which a message died, if no other is known."""
+        """Return the callback to blame for a crash, if no other is known."""
         return "handle_message" if self.pipeline.block_type() is None else "handle_messages"
 
 

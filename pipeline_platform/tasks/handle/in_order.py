@@ -1,7 +1,7 @@
-"""Handling in order: all messages of a partition by one task, in the order of their source.
+"""Handling in order: one task handles all messages of a partition, in the order of their source.
 
-First tasks ask for the partition of each message; then one task deals the partitions, over positions alone; then each
-task handles the messages that it was dealt, and looks them up by position.
+Tasks first find the partition of each message. Then one task deals the partitions to tasks, using positions only.
+Finally each task handles its messages, which it looks up by position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,39 +26,39 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 FOUND = pa.schema(
     [*(field for field in SOURCE_ORDER if field.name != "window"), ("own", pa.string()), ("size", pa.int64())]
 )
-"""What is known of a message that waits for its task: `own` is the partition that it is handled in, `size` in bytes."""
+"""A message that waits for its task. `own` is the partition for handling; `size` is in bytes."""
 
 DEALT = pa.schema(
     [("task", pa.int32()), ("turn", pa.int64()), ("position", pa.int64()), ("size", pa.int64()), (LANE, pa.int32())]
 )
-"""The messages of each task, in the order in which it handles them: `turn` counts all of them, in their source's order.
-Partitions are numbered."""
+"""Messages of each task, in the order of handling. `turn` counts all messages in the order of the source; the lane is
+the number of the partition."""
 
 
 def found_table(receive_id: str) -> str:
-    """Where `FindPartitions` writes; no batcher has a name like that."""
+    """Return the table in which `FindPartitions` writes. No batcher can have this name."""
     return f"_receives/{receive_id}/_found"
 
 
 def dealt_table(receive_id: str) -> str:
-    """Where `DealPartitions` writes."""
+    """Return the table in which `DealPartitions` writes."""
     return f"_receives/{receive_id}/_dealt"
 
 
 @dataclass(frozen=True)
 class FindPartitions(Handle):
-    """Task `n` finds the partitions of the received rows `parts[n]`, and records those that are not to be handled.
+    """Task `n` finds the partitions of the received rows `parts[n]`.
 
-    Repeats are not, nor messages that fail before they have a partition.
+    It also records the messages that need no handling: repeats, and messages that fail before they have a partition.
     """
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        """Find them. A message takes its permit when it is handled."""
+        """Find the partitions. A message takes its permit when it is handled."""
         self.find(window, rows, outcomes)
         return ()
 
     def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
-        """Write what is known of the rows that have a partition, and what came of the others."""
+        """Write `FOUND` for the rows that have a partition, and record the others as failed."""
         partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
         if partition_by != SOURCE:
             assert outcomes.pipeline is not None
@@ -82,11 +82,11 @@ def _take(rows: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
 
 @dataclass(frozen=True)
 class DealPartitions:
-    """Deals the partitions that were found to tasks: whole ones, evenly by their messages.
+    """Deals whole partitions to tasks, evenly by their numbers of messages.
 
     Attributes:
-        found: Whole files.
-        tasks: How many tasks will handle.
+        found: Whole files of `FOUND`.
+        tasks: Number of tasks that will handle.
     """
 
     lake: Lake
@@ -118,12 +118,12 @@ class DealPartitions:
 
 @dataclass(frozen=True)
 class HandleInOrder(Handle):
-    """Task `n` handles the messages that it was dealt, in order.
+    """Task `n` handles the messages that were dealt to it, in order.
 
     Attributes:
         parts: One part: the received files, whole and in the order of their positions.
-        plan: The files of `DEALT`.
-        turns: The first turn of those to be handled, and the one after the last; None for all.
+        plan: Files of `DEALT`.
+        turns: First turn (inclusive) and end (exclusive) of the messages to handle; None for all.
     """
 
     plan: Sequence[RowRange] = ()
@@ -131,7 +131,7 @@ class HandleInOrder(Handle):
     in_order = True
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
-        """Look up the rows of a task; those of a block by their windows."""
+        """Look up the rows of a task. A block contains a batch of rows per window."""
         (whole,) = self.parts
         received = ByPosition(self.lake, whole)
         stored = [name for name in READ.names if name not in ("window", "position")]
@@ -148,7 +148,7 @@ class HandleInOrder(Handle):
             )
 
     def _dealt(self, index: int, skip: int) -> Iterator[pa.Table]:
-        """What is planned for a task, as many rows at a time as are within the bounds of a block."""
+        """Yield the planned rows of a task, at most a block at a time."""
         most_rows = max(self.pipeline.processors.chunk_size, BLOCK_ROWS)
         most_bytes = self.pipeline.processors.chunk_bytes
         for planned in self._planned(index):
@@ -159,7 +159,7 @@ class HandleInOrder(Handle):
                 first += len(some)
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
-        """The positions and sizes of a task, and their lanes if it keeps an order."""
+        """Yield the planned rows of a task, by file."""
         mine = pc.field("task") == index
         if self.turns is not None:
             mine &= (pc.field("turn") >= self.turns[0]) & (pc.field("turn") < self.turns[1])

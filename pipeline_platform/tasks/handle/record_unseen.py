@@ -1,4 +1,4 @@
-"""Recording the messages that the fast lane's query is not to see: repeats, the too large, what Spark stops at."""
+"""Recording the messages that the query of the Spark lane must not see: repeats, too large, or fatal to Spark."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 
 @dataclass(frozen=True)
 class RecordUnseen(CallingStep):
-    """Task `n` writes the outcomes of those of the rows `parts[n]` that the query is not to see.
+    """Task `n` writes the outcomes of the rows in `parts[n]` that the query must not see.
 
     Attributes:
-        repeats: Files that say which deliveries are not to be handled.
-        failure: What every other row fails with; None where only those fail that are too large.
+        repeats: Files of `REPEATS`: deliveries that are not handled.
+        failure: Failure of all other rows; None to fail only rows that are too large.
     """
 
     parts: Sequence[Sequence[RowRange]]
@@ -39,7 +39,7 @@ class RecordUnseen(CallingStep):
             yield rows.num_rows, rows
 
     def tries(self, block: pa.RecordBatch, known: Death | None) -> Tries:
-        """Record what the query is not to see; count how many rows that are, and which, by their checksum."""
+        """Record the rows that the query must not see, and their number and checksum."""
         window, (fresh, *repeats) = block.column("window")[0].as_py(), self._repeats.split(block)
         rows = self._failing(fresh)
         unseen = [rows] if self.failure else [rows, *repeats]
@@ -62,7 +62,7 @@ class RecordUnseen(CallingStep):
             outcomes.tally.counts["aside_checksum"] += checksum(rows["position"].to_numpy())
 
     def _failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows that fail. Those that are too large failed in a task before the query."""
+        """Return the rows that fail. With `failure`, too large rows have failed before the query."""
         large = oversized(rows, self.pipeline.processors.max_message_bytes)
         if self.failure is None:
             return rows.take(pa.array(large, pa.int64()))

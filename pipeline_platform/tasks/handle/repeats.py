@@ -70,7 +70,7 @@ class WriteRepeats:
 
     @property
     def table(self) -> str:
-        """Where; no batcher has such a name."""
+        """Table of the repeats. No batcher can have this name."""
         return f"_receives/{self.receive_id}/_repeats"
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

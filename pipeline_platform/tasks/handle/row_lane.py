@@ -1,4 +1,4 @@
-"""Rows: messages through the callbacks one by one, each failure its message's alone."""
+"""The lane of rows: callbacks handle messages singly. A failure concerns one message."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.telemetry.spans import has_listeners, span
 
 LANE = "lane"
-"""A column that says which messages keep their order among themselves, where several are handled at once, or null."""
+"""Column of lanes: messages with the same lane are handled in order even with several threads. Null for no lane."""
 
 HELD_BYTES = 16 * 2**20
-"""Bytes of children, as `held_bytes` counts them, that are recorded before the next message is handled."""
+"""Bytes of children (by `held_bytes`) at which a portion ends and is recorded."""
 
 _Paced = Callable[[Sequence[Message]], Iterable[Message]]
 
 
 class Handler:
-    """Gives messages to `transform`, `prepare_messages` (a chunk at a time) and `handle_message`.
+    """Passes messages to `transform`, `prepare_messages` (a chunk at a time) and `handle_message`.
 
-    Whatever a callback raises fails messages and no more: also a panic of a Rust library, SystemExit and
-    KeyboardInterrupt, since nobody interrupts a worker by a signal. Needs neither Spark nor a lake.
+    Every exception of a callback fails only its messages, including panics of Rust libraries, SystemExit and
+    KeyboardInterrupt: workers are not interrupted by signals. Needs neither Spark nor a lake.
 
     Attributes:
         is_over: Whether `paced` ended early.
@@ -51,12 +51,12 @@ class Handler:
         """Prepare to handle.
 
         Args:
-            pipeline: Whose callbacks.
-            context: What they are handed.
-            ack_policy: How messages are acknowledged.
-            paced: Yields messages when they may be handled. If it ends early, the last ones are not handled.
-            watch: Learns which callback is called.
-            batch_mode: That of each message, at first.
+            pipeline: Instance with the callbacks.
+            context: Context passed to callbacks.
+            ack_policy: Ack actions of messages.
+            paced: Yields messages when they may be handled. If it ends early, the last messages are not handled.
+            watch: Watch that is notified of calls of callbacks.
+            batch_mode: Initial batch mode of messages.
         """
         self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
         self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
@@ -66,11 +66,11 @@ class Handler:
         self._held, self.is_over = 0, False
 
     def handle(self, batch: pa.RecordBatch) -> list[Message]:
-        """Handle the messages of a batch; return one for each row that was begun, in order, ok or failed."""
+        """Handle the messages of a batch. Return a message, ok or failed, for each started row, in order."""
         return [message for portion in self.portions(batch) for message in portion]
 
     def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
-        """Handle rows and record what came of them; yield which are, some at a time."""
+        """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
         for messages in self.portions(rows):
             begun = [message._row for message in messages]
             these = rows if len(begun) == rows.num_rows else rows.take(pa.array(begun, pa.int64()))
@@ -78,11 +78,10 @@ class Handler:
             yield begun
 
     def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
-        """Handle the messages of a batch; yield them as they are done with, ok or failed.
+        """Handle the messages of a batch. Yield processed messages, ok or failed, in portions.
 
-        A portion ends where its children are `HELD_BYTES`. Where `paced` ends early, the rows that were not begun are
-        missing. In threads, messages of one value of the column `lane` are handled one after the other, if the batch
-        has that column.
+        A portion ends when its children reach `HELD_BYTES`. If `paced` ends early, messages that did not start are
+        missing. If the batch has a column `lane`, messages of the same lane are handled in order, even with threads.
         """
         messages = self.transformed(batch)
         lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
@@ -92,7 +91,7 @@ class Handler:
             left, mine = messages[start : start + size], lanes[start : start + size]
             if self._prepares:
                 left = self._prepare(left)
-            permits = iter(self._paced(left) if self._paced else left)  # the next portion goes on with them
+            permits = iter(self._paced(left) if self._paced else left)  # shared by the portions of the chunk
             while left:
                 begun = self._handle(left, permits, mine)
                 portion += begun
@@ -110,7 +109,7 @@ class Handler:
             yield portion
 
     def transformed(self, batch: pa.RecordBatch) -> list[Message]:
-        """The messages of a batch as the next callback sees them, one for each row; the too large have failed."""
+        """Return the messages of a batch after `transform`, one for each row. Too large messages have failed."""
         most_bytes = self._pipeline.processors.max_message_bytes
         messages = list(Message.each(batch, self._ack_policy, self._batch_mode))
         for row in oversized(batch, most_bytes):
@@ -120,7 +119,7 @@ class Handler:
         return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
 
     def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
-        """Handle messages, as many as there are permits; return those that were begun, in order."""
+        """Handle as many messages as there are permits. Return the messages that started, in order."""
         callback, stage = self._pipeline.handle_message, "handle_message"
         if has_listeners("message", type(self._pipeline)):
             callback = partial(_emitting, self._pipeline)
@@ -138,7 +137,7 @@ class Handler:
         stage: str,
         watch: Watch | None = None,
     ) -> list[Message]:
-        # The hot loop: one call, one check and one append a message. To unpack arguments would cost twice the call.
+        # The hot loop: one call, one check and one append per message. Unpacking arguments would double the cost.
         context, handled = self._context, []
         for message in (watch or self._watch).each(stage, messages):
             state = message._state
@@ -175,7 +174,7 @@ class Handler:
                 prepared = list(self._pipeline.prepare_messages(list(waiting), self._context))
                 if len(prepared) != len(waiting) or not all(map(Message.is_same, waiting, prepared)):
                     raise TypeError(
-                        f"prepare_messages got {len(waiting)} messages and must return each of them, in order; "
+                        f"prepare_messages must return the {len(waiting)} messages that it was given, in order; "
                         f"it returned {len(prepared)}"
                     )
             except BaseException as error:
@@ -188,7 +187,7 @@ class Handler:
 
 
 def checked(given: Message, returned: Message, stage: str) -> Message:
-    """What a callback made of a message; failed if it set something that no later step can take."""
+    """Return the result of a callback for a message, failed if the callback set an invalid value."""
     try:
         return returned._checked(stage)
     except BaseException as error:
@@ -196,7 +195,11 @@ def checked(given: Message, returned: Message, stage: str) -> Message:
 
 
 def _accepted(given: Message, returned: object, stage: str) -> Message:
-    """What a callback made of a message, where it is no plain one."""
+    """Return the message for a callback's result that is not the plain message, for example a list.
+
+    Raises:
+        TypeError: The result is invalid.
+    """
     if isinstance(returned, list) and stage == "handle_message":
         return with_children(given, returned)
     if not isinstance(returned, Message) or not given.is_same(returned):
@@ -205,7 +208,7 @@ def _accepted(given: Message, returned: object, stage: str) -> Message:
 
 
 def _emitting(pipeline: Pipeline, message: Message, context: Any) -> Message:
-    """Call `handle_message`, and emit that: what is no message of the pipeline's is an exception, too."""
+    """Call `handle_message` within a span. An invalid result counts as an exception."""
     with span("message", type(pipeline), message_id=message.message_id, attempt=message.attempt) as event:
         result = _accepted(message, pipeline.handle_message(message, context), "handle_message")
         event.add(failed=int(result.failure is not None))
@@ -214,18 +217,20 @@ def _emitting(pipeline: Pipeline, message: Message, context: Any) -> Message:
 
 def _not_the_message(callback: str, result: object) -> str:
     if isinstance(result, Message):
-        return f"{callback} must return the message it was given, or one made from it; it returned another one"
+        return (
+            f"{callback} must return the message it was given, or a message made from it; it returned another message"
+        )
     wanted = "a Message or a list of Messages" if callback == "handle_message" else "a Message"
     return f"{callback} must return {wanted}, got {type(result).__name__}"
 
 
 def oversized(batch: pa.RecordBatch, most_bytes: int) -> list[int]:
-    """The rows whose payload is larger than a pipeline takes."""
+    """Return the rows whose payload exceeds `most_bytes`."""
     larger = pc.greater(pc.binary_length(batch.column("data")), most_bytes)
     return list(pc.indices_nonzero(larger).to_pylist())
 
 
 def too_large(payload: bytes, most_bytes: int) -> Failure:
-    """Why a message fails that is larger than its pipeline takes."""
+    """Return the failure of a message whose payload exceeds `most_bytes`."""
     reason = f"its payload has {len(payload):,} bytes, and processors.max_message_bytes allows {most_bytes:,}"
     return Failure("too large", reason, "", RECEIVING, retry=False)

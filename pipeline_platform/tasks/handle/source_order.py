@@ -1,4 +1,4 @@
-"""Order: where a row stands among those of its source, and which task takes which partition. It moves no payloads."""
+"""Order of rows by their source, and assignment of partitions to tasks. It uses no payloads."""
 
 import heapq
 from typing import Any
@@ -16,19 +16,19 @@ SOURCE_ORDER = pa.schema(
         ("position", pa.int64()),
     ]
 )
-"""What a row's place is known by. `partition` and `sequence` are the source's own; `position` is by arrival."""
+"""Columns that define the order of rows. The source sets `partition` and `sequence`; `position` is by arrival."""
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def in_source_order(rows: pa.Table) -> _Ints:
-    """The indexes of rows in the order of their source.
+    """Return the indexes of rows in the order of their source.
 
-    Rows of one partition of a source come by `sequence`, in the places that they have by arrival. So rows of different
-    partitions, whose sequences do not compare, stay in order of arrival, and so do all rows without a sequence.
+    Rows of one partition are sorted by `sequence` among the places that the partition has by arrival. Rows of different
+    partitions, whose sequences are not comparable, and rows without a sequence stay in order of arrival.
 
     Args:
-        rows: With the columns of `SOURCE_ORDER`.
+        rows: Rows with the columns of `SOURCE_ORDER`.
     """
     arrival = _sorted(rows, "position")
     if rows["sequence"].null_count == rows.num_rows:
@@ -47,15 +47,15 @@ def _sorted(rows: pa.Table, *names: str) -> _Ints:
 
 
 def dealt(partitions: pa.ChunkedArray, sizes: _Ints, tasks: int) -> _Ints:
-    """Which task takes each row: the rows of a partition go to one task, a row without a partition to any.
+    """Return the task of each row. The rows of a partition go to one task, a row without a partition to any task.
 
-    The largest partition goes first, each to the task that has least by then. A hash would leave tasks idle while
-    others have several partitions.
+    Partitions are dealt by size, the largest first, to the task with the fewest messages so far. A hash would leave
+    some tasks idle while others have several partitions.
 
     Args:
-        partitions: Of each row, or null.
-        sizes: Messages in each row.
-        tasks: How many tasks there are.
+        partitions: Partition of each row, or null.
+        sizes: Number of messages in each row.
+        tasks: Number of tasks.
     """
     encoded = partitions.combine_chunks().dictionary_encode()
     codes = encoded.indices.fill_null(-1).to_numpy().astype(np.int64)

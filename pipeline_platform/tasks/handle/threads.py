@@ -1,4 +1,4 @@
-"""Work on several messages at once, in threads that each take the next one when they are done with theirs."""
+"""Processing several messages at once in threads. A free thread takes the next message."""
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ _NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def followers(lanes: Iterable[Hashable]) -> dict[int, int]:
-    """By the number of each item that has one: the item that comes next in its lane. None is no lane."""
+    """Return the next item in the lane of each item, both by number. Lane None: the item has no lane."""
     last, after = dict[Hashable, int](), dict[int, int]()
     for number, lane in enumerate(lanes):
         if lane is not None:
@@ -31,20 +31,20 @@ def at_once(
     permits: Iterable[object],
     after: Mapping[int, int] = _NONE,
 ) -> list[R]:
-    """Have items dealt with by as many threads as there are workers; return the results in the order of the items.
+    """Process items in as many threads as there are workers. Return the results in the order of the items.
 
-    A thread that is free takes the first item that may begin.
+    A free thread takes the first item that may start.
 
     Args:
-        items: What there is to do.
-        workers: Each returns the results of what it iterates over, in order. It lets no item's error through.
-        permits: One for each item that may begin; a thread asks for it as it begins with one, and holds up the others
-            that ask meanwhile. So items begin at the pace of a rate limit. Where there are too few, the items that are
-            left have no result.
-        after: Which item must not begin before another one is done with, by the number of that one.
+        items: Items to process.
+        workers: Functions that return the results of the items that they iterate over, in order. They must catch the
+            exceptions of items.
+        permits: Yields a value for each item that may start. Threads take permits one at a time, so that items start at
+            the pace of a rate limit. If it ends early, the remaining items have no result.
+        after: Item that must not start before another item has ended, by the number of that other item.
 
     Raises:
-        Exception: What `permits` raised, once all that was begun is done.
+        Exception: Exception of `permits`, after all started items have ended.
     """
     ready = sorted({*range(len(items))} - {*after.values()})  # a heap, as every sorted list is
     left, asked, turn = len(items), iter(permits), Condition()
@@ -53,7 +53,7 @@ def at_once(
         nonlocal left
         with turn:
             while left and not ready:
-                turn.wait()  # what is left follows items that are at work
+                turn.wait()  # all remaining items follow items in progress
             if not left or next(asked, turn) is turn:
                 return None
             left -= 1
@@ -79,7 +79,7 @@ def at_once(
         try:
             results = worker(mine)
         finally:
-            mine.close()  # or what follows an item that a worker raised at would be waited for, for ever
+            mine.close()  # otherwise, if a worker raised, other threads would wait for ever for the item's followers
         return list(zip(numbers, results, strict=True))
 
     with ThreadPoolExecutor(len(workers), "handle") as pool:

@@ -1,1 +1,1 @@
-"""Where callbacks are called: in a host of their task, which dies in its place."""
+"""The callback process: a forked child of a task that calls user code, so that a crash does not end the task."""

@@ -1,4 +1,4 @@
-"""A host: a fork of a task's process that calls callbacks for it. What it gives back, and how it ends early."""
+"""Forking the callback process of a task, receiving its results, and detecting its crash or timeout."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.host.progress import DELIVERED, RAISED, Progress, begin_host, end_copy, end_process
 
 _LOOKS = 10
-"""How often a parent looks at a call before it is over its limit."""
+"""Number of times that the parent checks a call within its time limit."""
 
 _HOW = 300
-"""Characters of what the platform raised that a failure says."""
+"""Characters of an exception of the platform that are shown in a failure."""
 
 _HAS_PIDFD = hasattr(os, "pidfd_open")
 _NAP_S = 1.0 if _HAS_PIDFD else 0.01
-"""The longest time between two looks. Where the end of a process wakes nobody, each fork may take so much longer."""
+"""Maximum time between two checks. Without pidfd, the end of each fork is noticed up to this much later."""
 
 _forking = threading.Lock()
-"""One fork at a time: filelock, which Dagster loads, refuses one that begins during another from Python 3.12 on."""
+"""One fork at a time: filelock, which Dagster loads, rejects concurrent forks from Python 3.12 on."""
 
 Errors = tuple[type[Exception], ...]
 
 
 class Limit(NamedTuple):
-    """How long a call of a callback may take.
+    """Time limit of a call of a callback.
 
     Attributes:
-        option: What says so: `processors.message_timeout`.
-        span: How long.
+        option: Option that sets it, for example `processors.message_timeout`.
+        span: Length of the limit.
     """
 
     option: str
@@ -55,22 +55,22 @@ class Limit(NamedTuple):
 
     @classmethod
     def of(cls, option: str, span: timedelta | None) -> Limit | None:
-        """The limit that an option sets; None where it is not set."""
+        """Return the limit set by an option; None if the option is not set."""
         return None if span is None else cls(option, span)
 
 
 class Death(NamedTuple):
-    """How a host ended early.
+    """The crash or timeout of a callback process.
 
     Attributes:
-        how: `signal 9`, `exit code 3`; of a call that took too long, what it is held to.
-        callback: The one that was under way, or empty if that is unknown.
-        rows: The rows that it had.
-        in_time: False if the call took too long: then it is these rows' for certain.
-        block: The number of the block that it was at.
-        tries: How many tries had begun in the host. What earlier ones left behind may be to blame.
-        tried: How many rows the last one had; 0 if unknown.
-        traceback: Of what the platform raised there after a callback; empty where it did not. No row is known then.
+        how: `signal 9`, `exit code 3`, or the time limit that was exceeded.
+        callback: Callback that was running; empty if unknown.
+        rows: Rows of that call.
+        in_time: Whether the call was within its limit. After a timeout the rows are culprits for certain.
+        block: Number of the current block.
+        tries: Number of tries started in the process. Side effects of earlier tries may be the cause.
+        tried: Number of rows of the last try; 0 if unknown.
+        traceback: Traceback of an exception of the platform after a callback; empty if none. The rows are then unknown.
     """
 
     how: str
@@ -83,36 +83,36 @@ class Death(NamedTuple):
     traceback: str = ""
 
     def failure(self, callback: str) -> Failure:
-        """What a message fails with that did this in `callback`, if no other is known."""
+        """Return the failure of the culprit. `callback` is used if the callback is unknown."""
         callback = self.callback or callback
         if not self.in_time:
             return Failure("timeout", f"{callback} took longer than {self.how} allows", "", callback)
         if self.traceback:
-            reason = f"{callback} left a process in which the platform cannot go on ({self.how})"
+            reason = f"{callback} left its process in a state in which the platform fails ({self.how})"
             return Failure("worker killed", reason, self.traceback, callback)
         return Failure("worker killed", f"{callback} ended the worker ({self.how})", "", callback)
 
     @property
     def has_several(self) -> bool:
-        """Whether an exact try may tell which of several rows it was; see `Watch`.
+        """Whether an exact try can find the culprit among several rows; see `Watch`.
 
-        One of `handle_failed` that took too long is not tried again for each row: it may wait for something outside.
+        A timeout of `handle_failed` is not retried row by row: it may wait for an external system.
         """
         together = ("lake", "handle_failed") if self.in_time else ("lake",)
         return self.callback in together and len(self.rows) > 1
 
     @property
     def is_anyones(self) -> bool:
-        """Whether an earlier try may have caused it: no row is known, and the host had others."""
+        """Whether an earlier try may be the cause: the rows are unknown, and the process had earlier tries."""
         return not self.rows and self.tries > 1
 
 
 class Written:
-    """What a host would have written: its sink.
+    """A sink that collects rows in a callback process and sends them to its parent.
 
     Attributes:
         batches: `(table, window, rows)`, in order.
-        notes: More that it has to say, as JSON has it.
+        notes: Other values for the parent; must be JSON.
     """
 
     def __init__(self, **notes: Any) -> None:
@@ -120,12 +120,12 @@ class Written:
         self.notes = notes
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
-        """Hold rows for the parent; an empty batch adds nothing."""
+        """Add rows for the parent. Empty batches are ignored."""
         if batch.num_rows:
             self.batches.append((table, window, batch))
 
     def save(self, file: IO[bytes]) -> None:
-        """Write all of it into a file: a line of JSON and Arrow's streams, nothing that is evaluated."""
+        """Write everything to a file: a line of JSON and Arrow streams. No pickles, so loading runs no code."""
         places = [(table, window) for table, window, _ in self.batches]
         file.write(json.dumps({"places": places, "notes": self.notes}).encode() + b"\n")
         for _, _, batch in self.batches:
@@ -134,7 +134,7 @@ class Written:
 
     @classmethod
     def load(cls, file: IO[bytes]) -> Written:
-        """The inverse of `save`."""
+        """Return the contents of a file written by `save`."""
         head = json.loads(file.readline())
         written = cls(**head["notes"])
         for table, window in head["places"]:
@@ -149,35 +149,35 @@ Give = Callable[[Written], None]
 def in_a_fork(
     work: Callable[[Progress, Give], None], take: Give, *, limit: Limit | None = None, outside: Errors = ()
 ) -> Death | None:
-    """Have a fork work; return how it died, if it did.
+    """Run `work` in a fork. Return its crash or timeout, or None if it completed.
 
-    With the fork end the processes that callbacks started in it.
+    Processes that callbacks started end with the fork.
 
     Args:
-        work: Called in the fork, with what it notes its calls in, and what takes what it gives back.
-        take: Called here with each thing that it gives back, in order, while it goes on.
-        limit: How long a call may take.
-        outside: Errors of what the platform reads and writes there, which say nothing of a callback.
+        work: Called in the fork, with the progress to update and a function that sends results.
+        take: Called in this process with each result, in order, while the fork continues.
+        limit: Time limit of a call.
+        outside: Exceptions of the platform's own input and output, which are not the fault of a callback.
 
     Raises:
-        RuntimeError: The fork raised before any callback, or raised an error of `outside`. What the
-            platform raises after a callback is a death: the callback may have left modules or limits as nobody can
-            use them. What callbacks themselves raise is caught.
+        RuntimeError: The fork raised before any callback, or raised an error of `outside`. An exception of the platform
+            after a callback is a crash instead: the callback may have broken modules or limits of the process.
+            Exceptions of callbacks are caught in the fork.
     """
     progress, (gifts, out), raised = Progress(), socket.socketpair(type=socket.SOCK_DGRAM), dict[str, Any]()
     gifts.setblocking(False)
-    out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # as small as can be: a host is ahead by few
+    out.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # minimal, so that few results wait in the socket
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # else the child would print it once more
+        stream.flush()  # otherwise the child would print it too
     with _forking:
-        gc.freeze()  # or the child would collect the parent's garbage: destructors of native libraries, without threads
+        gc.freeze()  # the child must not collect the parent's garbage: native destructors would miss their threads
         parent, child = os.getpid(), os.fork()
         if child:
             gc.unfreeze()
     if child == 0:
         try:
             _be_host(work, progress, out, parent, outside)
-        finally:  # a callback's handler of a signal may raise anywhere, also as that ends: no copy of the task goes on
+        finally:  # a signal handler of a callback may raise anywhere, but the child must never continue as the task
             end_process(1)
     out.close()
 
@@ -189,7 +189,7 @@ def in_a_fork(
 
     try:
         ended = _ended(child, progress, limit, gifts, take_or_note)
-    except BaseException:  # nobody takes more
+    except BaseException:  # no more results are taken
         _end_group(child)
         os.waitpid(child, 0)
         raise
@@ -200,16 +200,16 @@ def in_a_fork(
         return ended._replace(block=block, tries=tries, tried=tried)
     if progress.state == RAISED:
         if raised["is_outside"] or not progress.has_called:
-            raise RuntimeError(f"a host of this task raised:\n{raised['traceback']}")
+            raise RuntimeError(f"the callback process of this task raised:\n{raised['traceback']}")
         return Death(raised["how"], block=block, tries=tries, tried=tried, traceback=raised["traceback"])
     if progress.state == DELIVERED:
         return None
-    rows = progress.rows  # none: between two calls, nobody knows of which it died
+    rows = progress.rows  # empty between two calls: the culprit is unknown
     return Death(ended, progress.callback if rows else "", rows, block=block, tries=tries, tried=tried)
 
 
 def _taken(gifts: socket.socket, take: Give) -> bool:
-    """Take what has come; return whether anything has."""
+    """Take the results that have arrived. Return whether there were any."""
     for some in count():
         try:
             _, (file, *_), *_ = socket.recv_fds(gifts, 1, 1)
@@ -222,9 +222,9 @@ def _taken(gifts: socket.socket, take: Give) -> bool:
 
 
 def _ended(child: int, progress: Progress, limit: Limit | None, gifts: socket.socket, take: Give) -> str | Death:
-    """Take what a child gives, and kill it in a call that takes too long; return how it ended, or which call that was.
+    """Take the results of a child, and kill it if a call exceeds its limit. Return how it ended, or the timeout.
 
-    Looks are counted, and no clock is read: where the whole machine stands still for a while, nobody is late.
+    Time is measured by counting checks, not by a clock, so that a suspended machine causes no timeouts.
     """
     seconds = limit.span.total_seconds() if limit else math.inf
     nap = max(min(seconds / _LOOKS, _NAP_S), 0.001)
@@ -242,27 +242,27 @@ def _ended(child: int, progress: Progress, limit: Limit | None, gifts: socket.so
                 continue
             spent = {call: spent[call] + nap if call in spent else 0.0 for call in progress.calls}
             callback = progress.callback
-            # It was set for one message, and `acknowledge` gets many.
+            # The limit is per message, and `acknowledge` gets many.
             times = len(progress.rows) if callback == "acknowledge" else 1
             late = next((call for call, since in spent.items() if since >= seconds * times), None)
             if late is None:
                 continue
-            held_to = f"{times:,} times {limit.option}" if callback == "acknowledge" else limit.option
-            death = Death(f"{held_to} ({seconds * times:g} s)", callback, progress.rows_of(late), in_time=False)
-            if late in progress.calls:  # else it is over, and what was read may be the next one's
+            option = f"{times:,} times {limit.option}" if callback == "acknowledge" else limit.option
+            death = Death(f"{option} ({seconds * times:g} s)", callback, progress.rows_of(late), in_time=False)
+            if late in progress.calls:  # otherwise the call has just ended, and the rows may be those of the next call
                 _end_group(child)
                 os.waitpid(child, 0)
                 return death
     finally:
         if process >= 0:
             os.close(process)
-    _end_group(child)  # its number is its own until it is waited for
+    _end_group(child)  # safe: the process id is not reused before waitpid
     status = os.waitpid(child, 0)[1]
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"exit code {os.WEXITSTATUS(status)}"
 
 
 def _wait(gifts: socket.socket, process: int, seconds: float | None) -> bool:
-    """Wait until a host gives something or ends; return whether all of the time has passed."""
+    """Wait until a callback process sends a result or ends. Return whether the time has passed without either."""
     poll = select.poll()
     if process >= 0:
         poll.register(process, select.POLLIN)
@@ -271,15 +271,15 @@ def _wait(gifts: socket.socket, process: int, seconds: float | None) -> bool:
 
 
 def _end_group(child: int) -> None:
-    """End a child, with the processes that it started: a callback may hang because it waits for one."""
-    with suppress(ProcessLookupError, PermissionError):  # the last one has ended, and it is a zombie elsewhere
+    """Kill a child and the processes that it started: a callback may hang because it waits for one of them."""
+    with suppress(ProcessLookupError, PermissionError):  # already ended; PermissionError for zombies on macOS
         (os.killpg if sys.platform == "linux" else os.kill)(child, signal.SIGKILL)
 
 
 def _be_host(
     work: Callable[[Progress, Give], None], progress: Progress, out: socket.socket, parent: int, outside: Errors
 ) -> None:
-    """Be the child. Only `_exit` ends it, so that nothing of the parent's is cleaned up twice."""
+    """Run as the child. Only `_exit` ends it, so that no resource of the parent is cleaned up twice."""
     place = os.fstat(out.fileno()).st_ino
 
     def give(written: Written) -> None:
@@ -288,7 +288,7 @@ def _be_host(
             file.flush()
             end_copy()
             if os.fstat(out.fileno()).st_ino != place:
-                raise OSError(errno.EBADF, "a callback closed the socket of its host")
+                raise OSError(errno.EBADF, "a callback closed the socket of its callback process")
             socket.send_fds(out, [b"."], [file.fileno()])
 
     try:
@@ -299,9 +299,9 @@ def _be_host(
         end_copy()
         progress.state = DELIVERED
     except BaseException as error:
-        with suppress(BaseException):  # a callback may have closed the socket, or worse: that is a death
+        with suppress(BaseException):  # a callback may have closed the socket: the parent then treats it as a crash
             end_copy()
-            # Of a closed file it is the callback's doing.
+            # A closed file is the fault of the callback.
             is_outside = isinstance(error, outside) and getattr(error, "errno", 0) != errno.EBADF
             how = "".join(traceback.format_exception_only(error)).strip()[:_HOW]
             give(Written(raised={"is_outside": is_outside, "how": how, "traceback": traceback.format_exc()}))
@@ -314,7 +314,7 @@ def _be_host(
 
 
 def scratch() -> IO[bytes]:
-    """A file without a name; in memory if the system can, because a disk may be full."""
+    """Return an unnamed temporary file, in memory if supported, because a disk may be full."""
     return os.fdopen(os.memfd_create("gift"), "w+b") if hasattr(os, "memfd_create") else tempfile.TemporaryFile()
 
 
@@ -322,12 +322,12 @@ def end_with(parent: int) -> None:
     """End this process when its parent does."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before this child asked to end with it
+    if os.getppid() != parent:  # the parent ended before prctl
         end_process(1)
 
 
 def _go_first() -> None:
-    """End before the parent where memory runs out, and with the processes that callbacks start."""
+    """Make the kernel kill this process before its parent if memory runs out. Start the group of `_end_group`."""
     if sys.platform == "linux":
         os.setpgid(0, 0)
         with suppress(OSError), open("/proc/self/oom_score_adj", "w") as adjustment:

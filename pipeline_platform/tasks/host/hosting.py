@@ -1,7 +1,7 @@
-"""Hosting: a task has a host call its callbacks, and another one in its place where it dies.
+"""Running the callbacks of a task in a callback process, and starting a new one after a crash.
 
-The first host writes the files of the task. From its death on, hosts give back what they would write, try by try, and
-the task writes it: so a further death costs a try, and not all that came before it.
+The first callback process writes the files of the task. After a crash, callback processes return their rows to the
+task after each try and the task writes them, so that another crash loses one try and not all earlier work.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from pipeline_platform.tasks.record.tally import Tally
 Rows = Iterator[pa.RecordBatch]
 
 _FORKS = 3
-"""How often a host is forked that dies before its first try: gRPC, beside whose channels it is, ends some at once."""
+"""Maximum number of forks that crash before their first try: gRPC ends some at once if the parent has channels."""
 
 
 @dataclass(frozen=True)
 class CallingStep(Step):
-    """A step whose tasks call callbacks, in a host: they do their shares in blocks, and each block in tries."""
+    """A step whose tasks call callbacks in a callback process. A share is processed in blocks, a block in tries."""
 
     stem: ClassVar[str] = ""
-    """What the names of a task's files begin with, for people who look."""
+    """Prefix of the names of a task's files."""
 
     def __call__(self, share: Any) -> Rows:
-        """Run the task that has a share: its number, if nothing else is said. Return its manifest.
+        """Run the task of a share (by default its number). Return its manifest.
 
         Raises:
-            RuntimeError: The host could not read or write, or raised before any callback.
+            RuntimeError: The callback process could not read or write, or raised before any callback.
         """
         rows: list[pa.RecordBatch] = []
 
@@ -58,26 +58,26 @@ class CallingStep(Step):
 
         death = self._fork(host, lambda written: rows.extend(batch for *_, batch in written.batches))
         if death is None:
-            # An object is there as a whole, or not at all.
+            # Only local files can be incomplete: object stores write objects atomically.
             files = Manifest.of(pa.Table.from_batches(rows)).files if rows and self.lake.is_local else []
             if all(is_whole(self.lake, f"{self.pipeline.name}/{file.table}/{file.path}", file) for file in files):
                 yield from rows
                 return
-            death = Death("files that are not as it named them")
+            death = Death("files that differ from its manifest")
         yield from self.after_death(share, death)
 
     def here(self, share: Any, watch: Watch = UNWATCHED) -> Rows:
-        """Do a share in this process."""
+        """Process a share in this process."""
         with self._writing(share) as (writer, tally, manifest):
             _try_all(_Agenda(self, share), self.recording(writer, watch, tally))
         yield from manifest
 
     def after_death(self, share: Any, death: Death | None = None) -> Rows:
-        """Do a share by hosts that give back what they would write.
+        """Process a share in callback processes that return their rows to this process.
 
         Args:
-            share: Of the task.
-            death: How a host died that did all of it before.
+            share: Share of the task.
+            death: Crash of the callback process that processed the whole share before.
         """
         with self._writing(share) as (writer, tally, manifest):
             agenda = _Agenda(self, share, death)
@@ -97,7 +97,7 @@ class CallingStep(Step):
         yield from manifest
 
     def _give_back(self, agenda: _Agenda, tally: Tally, progress: Progress, give: Give) -> None:
-        """Be a host that gives back what each try would write."""
+        """Run in a callback process and send the rows of each try to the task."""
         written = Written()
         outcomes = self.recording(written, progress, tally)
         outcomes.most_rows = self.pipeline.processors.chunk_size
@@ -125,7 +125,7 @@ class CallingStep(Step):
 
     @contextmanager
     def _writing(self, share: Any) -> Generator[tuple[Writer, Tally, list[pa.RecordBatch]]]:
-        """Have files written, and callbacks heard, meanwhile; then there is a manifest."""
+        """Open the files of a task and capture the output of callbacks. At the end, fill the manifest."""
         began, started, manifest = time.time(), time.monotonic(), list[pa.RecordBatch]()
         tally, task = Tally(self.pipeline.batchers), share if isinstance(share, int) else None
         name, package = uuid.uuid4().hex[:4] if task is None else task, self.pipeline.__module__.partition(".")[0]
@@ -136,33 +136,33 @@ class CallingStep(Step):
 
     @abstractmethod
     def blocks(self, share: Any, skip: int) -> Iterator[tuple[int, Any]]:
-        """Read the blocks of a share, without those of which the sizes are `skip` together; yield size and block.
+        """Read the blocks of a share, without blocks whose sizes add up to `skip`. Yield the size and the block.
 
-        Where they end may differ with what is skipped.
+        Boundaries of blocks may depend on `skip`.
         """
 
     @abstractmethod
     def tries(self, block: Any, known: Death | None) -> Tries:
-        """What there is to do for a block; `known` is how a host died at its callbacks before."""
+        """Yield the tries of a block. `known` is an earlier crash of a callback process at this block."""
 
     def limit(self) -> Limit | None:
-        """How long a call may take."""
+        """Return the time limit of a call."""
         return Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
 
     def recording(self, sink: Sink, watch: Watch, tally: Tally) -> Outcomes:
-        """What tries record in, with an instance of the pipeline, and so connections, of its own."""
+        """Return the recorder of tries, with a new instance of the pipeline and so new connections."""
         outcomes = Outcomes(self, sink, self.pipeline(), watch, tally=tally)
         end_copy()
         return outcomes
 
 
 class _Agenda:
-    """What there is to do for a share, try by try.
+    """The remaining tries of a share.
 
     Args:
-        step: Whose.
-        share: Of the task.
-        known: How a host died before that did all of it; its blocks are numbered as here.
+        step: Step that yields the tries.
+        share: Share of the task.
+        known: Crash of the callback process that processed the whole share before, with the same numbers of blocks.
     """
 
     def __init__(self, step: CallingStep, share: Any, known: Death | None = None) -> None:
@@ -173,7 +173,7 @@ class _Agenda:
         self._try: Call | None = None
 
     def next(self, answer: Any = None) -> Call | None:
-        """Say what the last try came to; return the next one, None at the end."""
+        """Pass the answer of the last try. Return the next try, or None at the end."""
         while True:
             if self._tries is not None:
                 try:
@@ -193,11 +193,11 @@ class _Agenda:
             self._tries, answer = self._step.tries(block, known), None
 
     def first(self) -> Call | None:
-        """The first try of a host: the one that another one died of, if one did."""
+        """Return the first try of a callback process: the one that crashed its predecessor, if any."""
         return self._try or self.next()
 
     def go_on(self, answers: list[Any], death: Death) -> None:
-        """Take what a host gave back before it died; what is left of the block is tried by the next one."""
+        """Apply the answers and the crash of a callback process. The next one continues with the rest of the block."""
         self.first()
         for answer in answers:
             self.next(answer)
@@ -206,12 +206,12 @@ class _Agenda:
         if self._try is not None:
             self.next(death)
         self._known = None
-        if not self._step.lake.is_local:  # connections that are open are no other process's: the next one reads anew
+        if not self._step.lake.is_local:  # open connections cannot be shared: the next process reads again
             self._blocks = None
 
 
 def _try_all(agenda: _Agenda, outcomes: Outcomes, each: Callable[[Any], None] = lambda _: None) -> None:
-    """Make all tries that are left; hand over what each comes to."""
+    """Run all remaining tries. Call `each` with every answer."""
     call = agenda.first()
     while call is not None:
         outcomes.watch.begin(agenda.block)

@@ -1,4 +1,4 @@
-"""Isolation: which of some rows end their process, found in few tries, so that each fails alone."""
+"""Isolation: finding the rows that crash their process in few tries, so that each fails alone."""
 
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -12,25 +12,26 @@ from pipeline_platform.tasks.host.fork import Death
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 BEGUN_AGAIN = 2
-"""How often the rows of a block may be begun in vain, on average, before rows that were well are tried apart."""
+"""Average number of times that rows of a block may be repeated before rows that succeeded are tried separately."""
 
 QUICK_S = 0.5
-"""What takes less is followed by twice as many rows at once: to give something back takes a millisecond or more."""
+"""A faster try doubles the rows of the next one: sending results costs a millisecond or more per try."""
 
 Call = Callable[[Any], Any]
-"""A try: a host calls it with its recorder. What it returns, as JSON has it, or its death is what the try came to."""
+"""A try, called with a recorder in a callback process. Its answer is the return value (JSON) or a `Death`."""
 Tries = Generator[Call, Any, Any]
-"""Yields tries, and gets what each came to. The task and each host have one, which yield the same."""
+"""Generator that yields tries and receives their answers. It must be deterministic: the task and each callback process
+have a copy."""
 
 
 class Try(NamedTuple):
-    """Rows to be tried, or recorded with the death that they died.
+    """Rows to try, or to record as failed.
 
     Attributes:
-        rows: In order.
+        rows: Rows in order.
         exact: See `Watch`.
-        death: What they fail with; None to try them.
-        without_callbacks: Whether not even `handle_failed` may be called.
+        death: Crash or timeout that the rows fail with; None to try them.
+        without_callbacks: Whether `handle_failed` must not be called.
     """
 
     rows: Sequence[int]
@@ -40,7 +41,7 @@ class Try(NamedTuple):
 
 
 def surely(call: Call) -> Tries:
-    """Have something recorded that calls no callback, whatever else ends the process."""
+    """Repeat a call that uses no callbacks until it completes."""
     while isinstance((yield call), Death):
         pass
 
@@ -53,14 +54,14 @@ def each_alone(
     *,
     in_order: bool = False,
 ) -> Tries:
-    """Have rows dealt with, whichever of them end the process that does, or hang.
+    """Process rows, and fail only those that crash the process or hang.
 
     Args:
-        rows: In order.
-        work: Deals with rows; returns which it did not begin, in order.
-        fail: Records rows that ended their process or took too long.
-        known: How a host died of these rows before.
-        in_order: Whether no row may be dealt with before those that precede it.
+        rows: Rows in order.
+        work: Processes rows. Returns the rows that it did not start, in order.
+        fail: Records rows that crashed their process or timed out.
+        known: Earlier crash or timeout of a callback process at these rows.
+        in_order: Whether rows must be processed in order.
     """
     if rows.num_rows:
         yield from isolate(range(rows.num_rows), partial(partial, _do, rows, work, fail), known, in_order=in_order)
@@ -70,22 +71,22 @@ def _do(
     rows: pa.RecordBatch,
     work: Callable[[pa.RecordBatch, Outcomes], Sequence[int]],
     fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
-    one: Try,
+    attempt: Try,
     outcomes: Outcomes,
 ) -> tuple[int, Sequence[int]]:
-    """Make a try; return how many rows it took up, and which of these it did not begin."""
-    some = one.rows if one.death else one.rows[: outcomes.most_rows]
+    """Run a try. Return the number of rows that it used, and which of them it did not start."""
+    some = attempt.rows if attempt.death else attempt.rows[: outcomes.most_rows]
     these = rows if len(some) == rows.num_rows else rows.take(pa.array(some, pa.int64()))
-    if one.death:
-        with outcomes.without_callbacks() if one.without_callbacks else nullcontext():
-            fail(these, outcomes, one.death)
+    if attempt.death:
+        with outcomes.without_callbacks() if attempt.without_callbacks else nullcontext():
+            fail(these, outcomes, attempt.death)
         return len(some), ()
     outcomes.watch.trying(len(some))
-    outcomes.watch.exact = one.exact
+    outcomes.watch.exact = attempt.exact
     began, chunk_size = time.monotonic(), outcomes.step.pipeline.processors.chunk_size
     left = work(these, outcomes)
     if outcomes.most_rows is not None:
-        if left:  # it held many children: permits for more would be lost
+        if left:  # many children filled the memory limit: permits for further rows would be lost
             outcomes.most_rows = max(1, len(some) - len(left))
         elif time.monotonic() - began > QUICK_S:
             outcomes.most_rows = min(outcomes.most_rows, chunk_size)
@@ -97,27 +98,27 @@ def _do(
 def isolate(
     rows: Sequence[int], make: Callable[[Try], Any], known: Death | None = None, *, in_order: bool = False
 ) -> Tries:
-    """Try rows until each is dealt with or has failed; yield each `Try` as `make` makes it.
+    """Try rows until each is processed or has failed. Yield `make` of each `Try`.
 
-    Rows are tried together. Where that dies, the rows that it was busy with go alone, and then all others together.
-    Where these do not die alone, something else ended the process (a thread, say), and halves are tried. Rows
-    whose call took too long are culprits for certain.
+    All rows are tried together. After a crash, the rows that were being processed are tried alone, and then the other
+    rows together. If the suspects do not crash alone, the cause is something else (for example a thread), and halves
+    are tried. Rows whose call timed out are culprits for certain.
 
     Args:
-        rows: In order.
-        make: Makes what a try comes to: a `Death`, or how many rows it took up, and which of these it did not begin.
-            It numbers rows by their place in the try.
-        known: What the first try came to, if it was made before.
-        in_order: Whether no row may be dealt with before those that precede it. Then the rows that it was busy with,
-            and what lies between them, go apart from those before and after.
+        rows: Rows in order.
+        make: Makes the call of a try. Its answer is a `Death`, or the number of rows that it used and which of them it
+            did not start, as indexes into the try.
+        known: Answer of the first try, if it was made before.
+        in_order: Whether rows must be processed in order. The suspects and the rows between them are then tried
+            separately from the rows before and after.
     """
-    exact = False  # to build columns for each message by itself takes several times as long: only once it is needed
+    exact = False  # an exact try is several times slower, so it is used only if needed
 
     def tried(rows: Sequence[int], *, in_order: bool) -> Tries:
         """Return whether a row failed."""
         nonlocal exact, known
         failed, begun_in_vain = False, 0
-        parts = [(list(rows), True)]  # the first one last, and whether to believe a death in what it had
+        parts = [(list(rows), True)]  # a stack of parts, and whether the rows of a crash are trusted as suspects
         while parts:
             part, trust = parts.pop()
             if not part:
@@ -137,7 +138,7 @@ def isolate(
             had = {begun[row] for row in death.rows}
             culprits = [row for row in begun if row in had]
             if len(begun) == 1 and death.in_time and death.tries > 1:
-                parts.append((part, trust))  # what a row left behind that the host had before may have ended it
+                parts.append((part, trust))  # the side effects of an earlier try may be the cause
                 continue
             if len(begun) == 1 or (culprits and not death.in_time):
                 culprits = culprits or begun
@@ -175,5 +176,5 @@ def _record(rows: Sequence[int], death: Death, make: Callable[[Try], Any]) -> Tr
     again: Any = death
     if death.callback != "handle_failed":
         again = yield make(Try(rows, death=death))
-    while isinstance(again, Death):  # `handle_failed` cannot bear it
+    while isinstance(again, Death):  # `handle_failed` crashes too
         again = yield make(Try(rows, death=death, without_callbacks=True))

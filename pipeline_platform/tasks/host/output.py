@@ -1,4 +1,4 @@
-"""What callbacks print and log while a task calls them, for the log of the run: so many lines, the rest counted."""
+"""Output of callbacks (print and logging) for the log of the run. A limited number of lines is kept."""
 
 import inspect
 import logging
@@ -14,22 +14,22 @@ from pipeline_platform.model.safe_text import printable
 
 LINES = 100
 BYTES = 16 * 2**10
-"""Lines, and bytes of them, that are shown of a task."""
+"""Maximum number of lines and bytes shown per task."""
 _LINE = 2_000
-"""Characters that are shown of a line."""
+"""Maximum number of characters shown per line."""
 _USED, _SHOWN, _MORE = range(3)
 _HEAD = 3 * 8
 
 
 class Output:
-    """The lines of one task, in memory that it shares with its forks: what one prints before it dies is there, too."""
+    """The output of one task, in memory shared with its forks, so that output before a crash is kept."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _HEAD + BYTES)
         self._counts = memoryview(self._memory)[:_HEAD].cast("q")
         self._lock = threading.Lock()
         self._begun: dict[tuple[int, int], str] = {}
-        """Lines that have not ended, by stream and thread."""
+        """Incomplete lines, by stream and thread."""
 
     def take(self, stream: int, text: str) -> None:
         """Take text that was written to a stream."""
@@ -43,12 +43,12 @@ class Output:
             self._begun[key] = begun[: _LINE + 1]
 
     def end_line(self, stream: int) -> None:
-        """Take what this thread has begun as a line."""
+        """End the incomplete line of this thread."""
         if begun := self._begun.pop((stream, threading.get_ident()), ""):
             self._keep(begun)
 
     def notes(self) -> dict[str, Any]:
-        """What the driver gets: nothing, if there is none."""
+        """Return the output as values for the driver; empty without output."""
         while self._begun:
             self._keep(self._begun.popitem()[1])
         more = self._counts[_MORE]
@@ -56,7 +56,7 @@ class Output:
         return {"said": text, "unsaid": more} if text or more else {}
 
     def _keep(self, line: str) -> None:
-        # A fork may have come while another thread held the lock, which nobody gives back in the child.
+        # If the fork happened while another thread held the lock, it is never released in the child.
         if not self._lock.acquire(timeout=1):
             return
         try:
@@ -75,7 +75,7 @@ class Output:
 
 
 class _Stream:
-    """Writes on to the stream in whose place it stands, which is that of Spark's log."""
+    """A stream that captures text and writes it to the original stream, which is Spark's log."""
 
     def __init__(self, original: TextIO, output: Output) -> None:
         self._original, self._output = original, output
@@ -102,7 +102,7 @@ class _Stream:
 
 
 class _Format(logging.Formatter):
-    """Level, the message or the batch that a callback has, and what it logs; further lines are indented."""
+    """Formatter: level, current message or batch, and text. Further lines are indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = super().format(record).replace("\n", "\n  ")
@@ -110,7 +110,7 @@ class _Format(logging.Formatter):
 
 
 def _at_work() -> str:
-    """Find what a callback was called with, in the frames of the platform above its own: to note it costs each call."""
+    """Return the current message or batch of a callback, found in the caller's frames: no cost unless it logs."""
     frame = inspect.currentframe()
     while frame := frame and frame.f_back:
         if frame.f_globals.get("__name__", "").startswith("pipeline_platform.tasks."):
@@ -124,7 +124,7 @@ def _at_work() -> str:
 
 @contextmanager
 def _logged(package: str) -> Iterator[None]:
-    """Have the loggers of a package log meanwhile from INFO on, unless somebody has configured logging."""
+    """Enable the loggers of a package from INFO on, unless logging is configured."""
     logger = logging.getLogger(package)
     if not package or logging.root.handlers or logger.handlers:
         yield
@@ -142,9 +142,10 @@ def _logged(package: str) -> Iterator[None]:
 
 @contextmanager
 def captured(package: str = "") -> Iterator[Output]:
-    """Take what Python code of this process prints and logs meanwhile; it is written to where it was, too.
+    """Capture the prints and logs of Python code in this process. They are also written to the original streams.
 
-    The package is the pipeline's own: nothing needs to be configured for its loggers.
+    Args:
+        package: Package of the pipeline. Its loggers need no configuration.
     """
     output = Output()
     originals = {name: getattr(sys, name) for name in ("stdout", "stderr")}
@@ -165,9 +166,9 @@ def captured(package: str = "") -> Iterator[Output]:
 
 
 def _redirect(before: TextIO, after: TextIO) -> None:
-    """Have logging's handlers of a stream write to another: they were made before, or last longer."""
+    """Replace the stream of existing logging handlers, which keep a reference to it."""
     known = logging.root.manager.loggerDict.values()
-    for logger in [logging.root, *(one for one in known if isinstance(one, logging.Logger))]:
+    for logger in [logging.root, *(logger for logger in known if isinstance(logger, logging.Logger))]:
         for handler in logger.handlers:
             if isinstance(handler, logging.StreamHandler) and handler.stream is before:
                 with suppress(Exception):  # the stream that it flushes may be closed

@@ -1,4 +1,4 @@
-"""Which callback has which messages: what a host that dies or hangs leaves behind in shared memory."""
+"""Progress of a callback process in shared memory: its current callback and messages, readable after a crash."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _CALLBACKS = (
     "handle_batch", "lake", "handle_failed", "acknowledge",
 )  # fmt: skip
 MOST_ROWS = 2**20
-"""Rows of one call that can be named. Where it has more, nobody knows which it was."""
+"""Maximum number of rows of a call that are recorded. With more rows, the culprit is unknown."""
 _CELL = 8
 _STATE, _CALLED, _BLOCK, _TRIES, _TRIED, _CALLBACK, _CALL, _COUNT, _THREADS, _ROWS = range(10)
-"""Cells: one for each of these, then the rows of a call that has several, or for each thread what it is at.
+"""Cells: one for each of these names, then the rows of the current call, or one cell per thread.
 
-A thread's cell holds its call and its row in one number, so that nobody reads one of them too early; 0 is no call.
+The cell of a thread combines its call and its row in one number, so that both change atomically. 0: no call.
 """
 _SHIFT, _ROW = 32, 2**32 - 1
 RUNNING, DELIVERED, RAISED = 0, 1, 2
 end_process = os._exit
-"""Kept here: a callback could put something else into its place."""
+"""A reference taken at import: a callback could replace `os._exit`."""
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 _host = 0
 _is_copy = False
-"""Whether this process was forked from a host by a callback, and goes on where that was."""
+"""Whether this process was forked from a callback process by a callback."""
 
 
 def _note_copy() -> None:
-    global _is_copy  # noqa: PLW0603 - it is the process that is a copy or not
+    global _is_copy  # noqa: PLW0603 - a property of the process
     _is_copy = True
 
 
@@ -44,45 +44,45 @@ os.register_at_fork(after_in_child=_note_copy)
 
 
 def begin_host() -> None:
-    """Be a host from here on."""
+    """Mark this process as a callback process."""
     global _host, _is_copy
     _host, _is_copy = os.getpid(), False
 
 
 def end_copy() -> None:
-    """End this process if it is not the host that began: a callback forked, and its child came back here.
+    """End this process if it is a fork of the callback process: a callback forked, and its child returned here.
 
-    A fork that Python knows nothing of is noticed, too, by the process's number.
+    Forks by native code are detected by the process id.
     """
     if _host and (_is_copy or os.getpid() != _host):
         end_process(1)
 
 
 class Watch:
-    """Learns where callbacks are. This one forgets it, and costs nothing: for callbacks that no host calls."""
+    """Observer of calls of callbacks. This base class ignores them, at no cost, for use outside callback processes."""
 
     exact = False
-    """Whether serializers and `handle_failed` get one message at a time, so that a killer is known; set for a try."""
+    """Whether serializers and `handle_failed` get one message at a time, so that the culprit is known; set per try."""
 
     def begin(self, block: int) -> None:
-        """A try begins, which is about a block of the part."""
+        """Record the start of a try of a block."""
 
     def trying(self, rows: int) -> None:
-        """The try has so many rows."""
+        """Record the number of rows of the try."""
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterable[Message]:
-        """Yield messages, each as its callback begins."""
+        """Yield messages, and record the start of the callback of each."""
         return messages
 
     def busy(self, callback: str, messages: Sequence[Message]) -> AbstractContextManager[None]:
-        """A callback has these messages, as long as this is entered."""
+        """Record that a callback processes messages while the context is entered."""
         return _NOTHING
 
     def name(self, places: Sequence[int]) -> None:
-        """Call the messages of `busy` by these numbers from now on, and no more by their own rows."""
+        """Identify the messages of `busy` by these numbers from now on, instead of their rows."""
 
     def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
-        """One for each of several threads that call a callback."""
+        """Return a watch for each of several threads that call a callback."""
         return [self] * threads
 
 
@@ -90,32 +90,32 @@ UNWATCHED = Watch()
 
 
 class Progress(Watch):
-    """Where a host is, in memory that it shares with its parent. What a callback's own fork leads here ends there."""
+    """Progress of a callback process, in memory shared with its parent. A fork made by a callback ends here."""
 
     def __init__(self) -> None:
-        # Pages that nobody touches cost nothing.
+        # Untouched pages use no memory.
         self._cells = memoryview(mmap.mmap(-1, _CELL * (_ROWS + MOST_ROWS))).cast("q")
         self._calls = count(1)
         self._places: Sequence[int] | None = None
 
     def begin(self, block: int) -> None:
-        """A try begins, which is about a block of the part."""
+        """Record the start of a try of a block."""
         end_copy()
         cells, self._places = self._cells, None
         cells[_BLOCK], cells[_TRIED], cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = block, 0, 0, 0, 0
         cells[_TRIES] += 1
 
     def trying(self, rows: int) -> None:
-        """The try has so many rows."""
+        """Record the number of rows of the try."""
         self._cells[_TRIED] = rows
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield messages, each as its callback begins."""
+        """Yield messages, and record the start of the callback of each."""
         return self.of_threads(callback, 1)[0].each(callback, messages)  # type: ignore[return-value]
 
     @contextmanager
     def busy(self, callback: str, messages: Sequence[Message]) -> Iterator[None]:
-        """A callback has these messages, as long as this is entered."""
+        """Record that a callback processes messages while the context is entered."""
         cells, places = self._cells, self._places
         rows = [message._row if places is None else places[message._row] for message in messages[:MOST_ROWS]]
         if len(rows) == len(messages):
@@ -130,11 +130,11 @@ class Progress(Watch):
             cells[_CALL] = 0
 
     def name(self, places: Sequence[int]) -> None:
-        """Call the messages of `busy` by these numbers from now on, and no more by their own rows."""
+        """Identify the messages of `busy` by these numbers from now on, instead of their rows."""
         self._places = places
 
     def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
-        """One for each of several threads that call a callback."""
+        """Return a watch for each of several threads that call a callback."""
         cells = self._cells
         cells[_CALL], cells[_CALLBACK], cells[_COUNT], cells[_THREADS] = 0, _CALLBACKS.index(callback), 0, threads
         cells[_CALLED] = 1
@@ -151,17 +151,17 @@ class Progress(Watch):
 
     @property
     def has_called(self) -> bool:
-        """Whether any callback has begun."""
+        """Whether any callback was called."""
         return bool(self._cells[_CALLED])
 
     @property
     def place(self) -> tuple[int, int, int]:
-        """The block of the try that began last, how many tries had begun by then, and its rows, 0 if unknown."""
+        """The block of the last try, the number of tries started, and the rows of the last try; 0 if unknown."""
         return self._cells[_BLOCK], self._cells[_TRIES], self._cells[_TRIED]
 
     @property
     def calls(self) -> list[int]:
-        """The numbers of the calls that are under way."""
+        """Numbers of the calls in progress."""
         cells = self._cells
         if threads := cells[_THREADS]:
             return [call for call in cells[_ROWS : _ROWS + threads].tolist() if call]
@@ -169,28 +169,28 @@ class Progress(Watch):
 
     @property
     def callback(self) -> str:
-        """The callback that began last in its block."""
+        """The callback that was called last in its block."""
         return _CALLBACKS[self._cells[_CALLBACK]]
 
     @property
     def rows(self) -> list[int]:
-        """The rows that are at work in it."""
+        """Rows in progress in it."""
         if self._cells[_THREADS]:
             return [row for call in self.calls for row in self.rows_of(call)]
         return self._cells[_ROWS : _ROWS + self._cells[_COUNT]].tolist() if self._cells[_CALL] else []
 
     def rows_of(self, call: int) -> list[int]:
-        """The rows that a call has which is under way."""
+        """Return the rows of a call in progress."""
         return [call & _ROW] if self._cells[_THREADS] else self.rows
 
 
 class _OfThread(Watch):
-    """Where one of several threads is.
+    """Progress of one of several threads.
 
     Args:
-        cells: Of the host.
-        at: Cell of what it is at.
-        number: Of its calls, together.
+        cells: Cells of the callback process.
+        at: Index of the thread's cell.
+        number: Number that all calls of the thread share.
     """
 
     def __init__(self, cells: memoryview, at: int, number: int) -> None:
@@ -198,7 +198,7 @@ class _OfThread(Watch):
         cells[at] = 0
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield messages, each as its callback begins. Between two of them the thread may wait for permits."""
+        """Yield messages, and record the start of the callback of each. The thread may wait for permits in between."""
         cells, at, number = self._cells, self._at, self._number
         try:
             for message in messages:
@@ -207,6 +207,6 @@ class _OfThread(Watch):
                 if _is_copy:
                     end_process(1)
                 cells[at] = 0
-        finally:  # also where no more of them are asked for
+        finally:  # also if the caller stops early
             end_copy()
             cells[at] = 0

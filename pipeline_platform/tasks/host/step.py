@@ -1,4 +1,4 @@
-"""What tasks that call a pipeline's callbacks have in common."""
+"""Common parts of tasks that call a pipeline's callbacks."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,10 +21,10 @@ from pipeline_platform.telemetry.tracing import within
 
 
 class Sink(Protocol):
-    """Where rows go: the files of a task, or what a host gives back."""
+    """Destination of rows: the files of a task, or the results of a callback process."""
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
-        """Add rows to a table; an empty batch adds nothing."""
+        """Add rows to a table. Empty batches are ignored."""
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Step:
     """A step of a receive whose tasks call callbacks.
 
     Attributes:
-        pipeline: The class; a task makes its own instance.
-        context: What callbacks are handed.
-        ack_policy: How messages are acknowledged.
-        lake: Where tasks read and write.
-        receive_id: Whose lease the messages are under.
-        run_id: Of the run that has it.
+        pipeline: Class of the pipeline. Each callback process makes an instance.
+        context: Context passed to callbacks.
+        ack_policy: Ack actions of messages.
+        lake: Lake in which tasks read and write.
+        receive_id: Receive of the messages.
+        run_id: Run of the receive.
         owner: As `Receive.owner`.
-        traceparent: Of the run's step; empty where nobody traces.
-        source: Where `ack_immediately` acknowledges; None where the pipeline does not, or has no source.
-        variables: Environment variables of the run that callbacks get. Not part of `repr`: they may be secrets.
-        kept_columns: Columns of batchers whose tables have other digits of Decimals than their models.
+        traceparent: Trace of the run's step; empty without tracing.
+        source: Source for `ack_immediately`; None if the pipeline does not use it or has no source.
+        variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
+        kept_columns: Columns of batchers whose tables have Decimals with other digits than their models.
     """
 
     pipeline: type[Pipeline]
@@ -58,13 +58,13 @@ class Step:
     kept_columns: Mapping[str, pa.Schema] = field(default_factory=dict, kw_only=True)
 
     def early_acks(self) -> EarlyAcks | None:
-        """What tells the source early; None where nobody does."""
+        """Return the early acknowledger; None without `ack_immediately`."""
         if self.source is None:
             return None
         return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
 
     def writer(self, name: str) -> Writer:
-        """The files of one task; `name` is part of their names, for people who look."""
+        """Return a writer of the files of one task. `name` becomes part of their names."""
         rows_per_file = {
             batcher: options.batch_size
             for batcher, options in self.pipeline.batchers.items()
@@ -73,13 +73,13 @@ class Step:
         return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
 
     def row_type(self, batcher: str) -> ModelOf | None:
-        """The casts to the columns of a batcher's table; None where its data is JSON."""
+        """Return the casts to the columns of a batcher's table; None if its data is JSON."""
         model = self.pipeline.batchers[batcher].table_schema
         return None if model is None else row_type(model, self.kept_columns.get(batcher))
 
     @contextmanager
     def traced(self, task: int | None = None) -> Iterator[None]:
-        """Have events, and spans of the author's own, belong to this receive and task meanwhile."""
+        """Attach events, and spans of user code, to this receive and task."""
         known = {} if task is None else {"task": task}
         with within(self.traceparent), about(receive_id=self.receive_id, run_id=self.run_id, **known):
             yield

@@ -1,1 +1,1 @@
-"""Receiving, in tasks."""
+"""Receiving messages in tasks."""

@@ -1,4 +1,4 @@
-"""Receiving: a task reads its share of the source once, and writes what it read."""
+"""Reading a source: each task reads its share once and writes it to files."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ from pipeline_platform.source.patience import patiently
 class ReadShares:
     """Task `n` reads share `n` into the table `messages`.
 
-    What goes on later reads what was written here, never the source: reading it again would lease other messages.
+    Later steps read these files and never the source: reading the source again would lease other messages.
     """
 
     source: Source
@@ -58,7 +58,7 @@ class ReadShares:
         yield from manifest.to_arrow().to_batches()
 
     def _batches(self, share: Share) -> Iterator[pa.RecordBatch]:
-        """Read a share; begin again while the source is away and has given nothing."""
+        """Read a share. Retry while the source is unavailable and has returned no batch."""
 
         def begin() -> tuple[pa.RecordBatch | None, Iterator[pa.RecordBatch]]:
             batches = self.source.read(share, self.receive_id)
@@ -71,8 +71,8 @@ class ReadShares:
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):
-            if batch.column(name).null_count:  # nothing later could tell such a message from another
-                raise SourceError(f"source {self.source.name} delivered a message without {name}: mend its connector")
+            if batch.column(name).null_count:  # later steps identify the message by these columns
+                raise SourceError(f"source {self.source.name} delivered a message without {name}: fix its connector")
         try:
             refuse_unreadable(batch.schema.names, batch.columns)
         except ColumnError as error:
@@ -81,7 +81,7 @@ class ReadShares:
             ) from None
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
         now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
-        # A replay gives the time and the receive of the first delivery.
+        # A replay delivers these columns with the values of the first delivery.
         columns.setdefault("received_at", pa.repeat(now, batch.num_rows))
         columns.setdefault("first_receive_id", pa.nulls(batch.num_rows, pa.string()))
         columns["receive_id"] = pa.repeat(self.receive_id, batch.num_rows)

@@ -1,4 +1,4 @@
-"""Messages that a source has forgotten, although their run died before it decided: each becomes an open failure."""
+"""Messages acknowledged by `ack_immediately` whose run crashed before its decision: each becomes an open failure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _STORED = [name for name in MESSAGES.names if name != "window"]
 
 _FAILURE = Failure(
     "not decided",
-    "it was acknowledged by ack_immediately, and its run died before it decided; nobody knows whether it was handled",
+    "acknowledged by ack_immediately, but its run ended before its decision; it may or may not have been handled",
     "",
     "ack_immediately",
 )
@@ -26,7 +26,7 @@ _FAILURE = Failure(
 
 @dataclass(frozen=True)
 class KeepForgotten(Step):
-    """Task `n` keeps the received rows of `parts[n]` which the source has forgotten: as failures, and as received."""
+    """Task `n` records the rows of `parts[n]` that were acknowledged early, both as failures and as received."""
 
     parts: Sequence[Sequence[RowRange]]
 
@@ -36,7 +36,8 @@ class KeepForgotten(Step):
         with self.writer(f"forgotten-{index}") as writer:
             outcomes = Outcomes(self, writer)
             assert outcomes.early_acks is not None
-            outcomes.early_acks.acknowledged |= noted  # also what it may not have done: that is known again by its id
+            # Uncertain acknowledgements too: if the source redelivers a message, its id identifies it as a duplicate.
+            outcomes.early_acks.acknowledged |= noted
             columns = MESSAGES.append(pa.field("position", pa.int64()))
             for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
                 gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in keys_of(block)]

@@ -1,1 +1,1 @@
-"""What became of messages, as tasks write it down."""
+"""Recording the outcomes of messages in tasks."""

@@ -1,4 +1,4 @@
-"""A block: messages that a callback is done with, and what is known of each."""
+"""A block: messages that a callback has processed, and their state."""
 
 from dataclasses import dataclass, field
 
@@ -10,10 +10,10 @@ from pipeline_platform.model.message import Message
 
 @dataclass(frozen=True)
 class Block:
-    """Messages that a callback is done with, one for each row, and the indexes of those that are at their end.
+    """Messages that a callback has processed, one per row, and the indexes of the messages that are done or failed.
 
-    A message takes the place of what it was before: of one that fails, and of one that `handle_failed` made of it.
-    Where messages are children that `handle_message` has made just now, `at` says which row each is of.
+    `messages` is updated in place when a message fails or `handle_failed` changes it. If the messages are new children,
+    `at` contains the row of each.
     """
 
     rows: pa.RecordBatch
@@ -31,18 +31,18 @@ class Block:
         return "child" in self.rows.schema.names and self.rows.column("child").null_count < self.rows.num_rows
 
     def children(self, indexes: list[int]) -> pa.Array:
-        """The numbers of messages as children; null for one that is none."""
+        """Return the child numbers of messages; null for messages that are not children."""
         if not self.has_children:
             return pa.nulls(len(indexes), pa.int32())
         return pa.array([self.messages[index].child for index in indexes], pa.int32())
 
     def fail(self, index: int, failure: Failure) -> None:
-        """Let a message fail."""
+        """Mark a message as failed."""
         self.messages[index] = self.messages[index].failed(failure)
         self.failed.append(index)
 
     def take(self, names: list[str], indexes: list[int]) -> pa.RecordBatch:
-        """Some columns of some rows, in order; no copy if it is all of them."""
+        """Return some columns of some rows, in order. All rows are returned without a copy."""
         columns = self.rows.select(names)
         if self.at is not None:
             indexes = [self.at[index] for index in indexes]

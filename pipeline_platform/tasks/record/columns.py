@@ -1,4 +1,4 @@
-"""Columns of messages for their batchers; a message that fits none fails alone."""
+"""Conversion of messages to the columns of their batchers. A message that does not fit fails alone."""
 
 import json
 from base64 import b64encode
@@ -22,14 +22,14 @@ from pipeline_platform.tasks.record.staging import handled_columns
 
 
 class Columns:
-    """Builds what is written of messages: the columns of their batcher's table, or of those that wait for a batch.
+    """Builds the columns of messages: for their batcher's table, or for staging until their batch.
 
     Args:
-        step: Whose batchers.
-        watch: Learns where code of the author's is.
+        step: Step with the batchers.
+        watch: Watch that is notified of calls of user code.
 
     Attributes:
-        row_types: Of the batchers with a model.
+        row_types: Row types of the batchers with a model.
     """
 
     def __init__(self, step: Step, watch: Watch) -> None:
@@ -38,7 +38,7 @@ class Columns:
         self.row_types = {name: known for name in self._batchers if (known := step.row_type(name)) is not None}
 
     def wait(self, name: str, batch_id: str | None = None) -> bool:
-        """Whether messages of a batcher have to wait for their batch."""
+        """Return whether messages of a batcher have to wait for their batch."""
         return batch_id is None and isinstance(self._batchers[name], Batcher)
 
     def build(
@@ -49,27 +49,27 @@ class Columns:
             return self._staged_columns(name, block, indexes)
         row_type = self.row_types.get(name)
 
-        def build(some: list[Message]) -> list[pa.Array]:
-            data = [one.data for one in some]
+        def build(messages: list[Message]) -> list[pa.Array]:
+            data = [message.data for message in messages]
             columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
-            return [*columns, pa.array([one.batch_key for one in some], pa.string())]
+            return [*columns, pa.array([message.batch_key for message in messages], pa.string())]
 
         return self._fitting(build, block, indexes)
 
     def _staged_columns(self, name: str, block: Block, indexes: list[int]) -> tuple[list[pa.Array], list[int]]:
-        """Those of `handled_columns`, and the partitions."""
+        """Build `handled_columns` and the column of partitions."""
         model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
         if partition_by is None or partition_by == SOURCE:
-            columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
+            columns, fitting = self._fitting(lambda messages: handled_columns(messages, model), block, indexes)
             own = block.take(["partition"], fitting).column(0) if partition_by else pa.nulls(len(fitting), pa.string())
         else:
             indexes, partitions = self._partitioned(partition_by, block, indexes)
-            columns, fitting = self._fitting(lambda some: handled_columns(some, model), block, indexes)
+            columns, fitting = self._fitting(lambda messages: handled_columns(messages, model), block, indexes)
             own = partitions.take(pa.array(fitting, pa.int64()))
         return [*columns, own], fitting
 
     def _partitioned(self, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
-        """The indexes of the messages that have a partition, and the partitions by index."""
+        """Return the indexes of the messages that have a partition, and the partitions by index."""
         messages, found = partitioned(function, [block.messages[index] for index in indexes], self._watch)
         by_index: list[str | None] = [None] * len(block.messages)
         kept = []
@@ -84,13 +84,13 @@ class Columns:
     def _fitting(
         self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
     ) -> tuple[list[pa.Array], list[int]]:
-        """Build the columns of the messages that fit; one by one only if one does not.
+        """Build the columns of the messages that fit. Messages are built singly only if the whole block fails.
 
-        Building runs code of the models' own, which may raise anything.
+        Building runs user code of models, which may raise any exception.
         """
         messages = [block.messages[index] for index in indexes]
         if not self._watch.exact:
-            busy = messages if block.at is None else [*{one._row: one for one in messages}.values()]
+            busy = messages if block.at is None else [*{message._row: message for message in messages}.values()]
             with self._watch.busy("lake", busy), suppress(BaseException):
                 return build(messages), indexes
         fitting, built = [], []
@@ -108,7 +108,7 @@ class Columns:
 def partitioned(
     function: Callable[[Message], object], messages: Sequence[Message], watch: Watch
 ) -> tuple[list[Message], list[str | None]]:
-    """Ask for the partition of each message; one without has failed, if it had not before."""
+    """Return messages and their partitions. A message fails if `function` raises or returns an invalid partition."""
     given, found = list[Message](), list[str | None]()
     for message in messages:
         partition = None
@@ -124,11 +124,11 @@ def partitioned(
 
 
 def _json(data: Any) -> str:
-    """Data for a column of JSON, which has no NaN and no infinity: they become null, as pydantic has it."""
+    """Return data as JSON. NaN and infinity become null, as in pydantic."""
     if isinstance(data, bytes):
         try:
             return json.dumps(data.decode())
-        except UnicodeDecodeError:  # the batch is handled: data that is no text must not fail it now
+        except UnicodeDecodeError:  # the batch is handled already: binary data must not fail it now
             return json.dumps({"base64": b64encode(data).decode()})
     if isinstance(data, MODELS):
         return encode(data)[0].decode()

@@ -18,20 +18,20 @@ _LOG = logging.getLogger(__name__)
 
 
 def nobody(messages: Sequence[Message]) -> None:
-    """Acknowledge nothing: a backfill and a replay have no source."""
+    """Acknowledge no message: retries and replays have no source."""
     del messages
 
 
 def keys_of(rows: pa.RecordBatch) -> Iterator[Key]:
-    """What the source knows rows by."""
+    """Yield the source's keys of rows: `ack_ref` and `ack_id`."""
     return zip(rows.column("ack_ref").to_pylist(), rows.column("ack_id").to_pylist(), strict=True)
 
 
 class EarlyAcks(ABC):
-    """Acknowledges messages early, each once. Threads of a task share one, and take turns.
+    """Acknowledges messages early, each once. Safe to call from several threads.
 
     Attributes:
-        acknowledged: What is, by delivery.
+        acknowledged: Entries of the acknowledged messages, by delivery.
     """
 
     def __init__(self, ack_policy: AckPolicy) -> None:
@@ -39,7 +39,7 @@ class EarlyAcks(ABC):
         self._ack_policy, self._turn = ack_policy, threading.Lock()
 
     def __call__(self, messages: Sequence[Message]) -> None:
-        """Acknowledge those that are not yet."""
+        """Acknowledge the messages that are not acknowledged yet."""
         with self._turn:
             by_key = {self._key(message): message for message in messages}
             if left := {key: message for key, message in by_key.items() if key not in self.acknowledged}:
@@ -47,17 +47,17 @@ class EarlyAcks(ABC):
 
     @abstractmethod
     def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
-        """Acknowledge messages; return those that are."""
+        """Acknowledge messages. Return the entries of those that the source accepted."""
 
     def among(self, rows: pa.RecordBatch, *, by_forks: bool) -> dict[int, Entry]:
-        """What was acknowledged of rows, by index; where forks do it, one may have died since the last look."""
+        """Return the entries of the acknowledged rows, by index. `by_forks`: read entries of other processes first."""
         if by_forks:
             self.look()
         known = self.acknowledged
         return {index: known[key] for index, key in enumerate(keys_of(rows)) if key in known} if known else {}
 
     def look(self) -> None:
-        """Learn what forks have acknowledged."""
+        """Update `acknowledged` with the acknowledgements of other processes."""
         return
 
     def _entry(self, key: Key, message: Message) -> Entry:
@@ -75,7 +75,7 @@ class EarlyAcks(ABC):
 
 
 class SourceEarlyAcks(EarlyAcks):
-    """Acknowledges at a source, in its largest unit, what was noted in the lake before."""
+    """Acknowledges messages in the source's largest unit, after writing notes about them to the lake."""
 
     def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
         super().__init__(source.ack_policy)
@@ -84,25 +84,26 @@ class SourceEarlyAcks(EarlyAcks):
         self.look()
 
     def look(self) -> None:
-        """Learn what others acknowledged: a fork, an earlier try of the task, the step before."""
+        """Read the acknowledgements of callback processes, earlier attempts of the task, and earlier steps."""
         self.acknowledged |= {key: entry for key, entry in self._notes.read().items() if entry.certain}
 
     def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         entries = {key: self._entry(key, message) for key, message in messages.items()}
         path = self._notes.write(entries.values())
-        # Asked after that: who gives the receive up, or takes it over, forbids it first, and then looks what is noted.
+        # After the write: a run that fences or takes over the receive closes the notes first, and then reads them.
         if not self._notes.is_open():
             raise RuntimeError(
-                f"receive {self._receive_id} was given up or taken over while its run stalled: nothing is acknowledged"
+                f"receive {self._receive_id}: another run released it or took it over while this run stalled. "
+                "The messages were not acknowledged early"
             )
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
             answer = ONCE.acknowledge(self._source, ack_ref, action, group)
-            for one in answer.refused:
-                left.pop((ack_ref, one.ack_id), None)
-            if answer.errors:  # the source may have done it all the same
-                left |= {(ack_ref, one): left[ack_ref, one]._replace(certain=False) for one in group}
-            self._warn([*answer.errors, *(f"{one.ack_id}: {one.reason}" for one in answer.refused)])
+            for refusal in answer.refused:
+                left.pop((ack_ref, refusal.ack_id), None)
+            if answer.errors:  # the source may have acknowledged them nevertheless
+                left |= {(ack_ref, ack_id): left[ack_ref, ack_id]._replace(certain=False) for ack_id in group}
+            self._warn([*answer.errors, *(f"{refusal.ack_id}: {refusal.reason}" for refusal in answer.refused)])
         if left != entries:
             self._notes.write(left.values(), path)
         return {key: entry for key, entry in left.items() if entry.certain}
@@ -110,11 +111,12 @@ class SourceEarlyAcks(EarlyAcks):
     def _warn(self, refusals: Sequence[str]) -> None:
         if refusals and not self._warned:
             self._warned = True
-            _LOG.warning("%s refused now, and is asked again at the end of the run: %s", self._source.name, refusals[0])
+            text = "Source %s refused an early acknowledgement; the run retries it at its end: %s"
+            _LOG.warning(text, self._source.name, refusals[0])
 
 
 def _groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[str]]:
-    """The ids by `ack_ref` and action, in order."""
+    """Return the ids by `ack_ref` and ack action, in order."""
     groups: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         groups.setdefault((entry.ack_ref, entry.action), []).append(entry.ack_id)

@@ -1,4 +1,4 @@
-"""Failed messages: `handle_failed` looks at them, then they are recorded."""
+"""Failed messages: passing them to `handle_failed` and recording them."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from pipeline_platform.telemetry.spans import span
 IDENTITY = ["source", "message_id", "attempt"]
 PAYLOAD = ["data", "metadata", "partition", "sequence"]
 RECEIVING = "receive_messages"
-"""The stage of what fails before any callback has seen it. None of it is rescued."""
+"""Stage of failures before any callback. `handle_failed` cannot rescue them."""
 _WORDS = ("kind", "reason", "traceback", "stage")
 
 
@@ -26,10 +26,10 @@ class Failures:
     """Writes the events of the table `failed` for one task.
 
     Args:
-        step: Whose messages they are.
-        sink: Where events go.
-        tally: Counts them.
-        watch: Learns where `handle_failed` is.
+        step: Step of the messages.
+        sink: Sink of the events.
+        tally: Counters to update.
+        watch: Watch that is notified of calls of `handle_failed`.
     """
 
     def __init__(self, step: Step, sink: Sink, tally: Tally, watch: Watch) -> None:
@@ -38,9 +38,9 @@ class Failures:
     def shown(
         self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
     ) -> list[Message]:
-        """Show failed messages to `handle_failed`, a chunk at a time; return them, with what it made of each.
+        """Pass failed messages to `handle_failed`, a chunk at a time. Return the resulting messages.
 
-        Those that it gives back as ok stay failed, but for those that it may rescue.
+        A message that it returns as ok stays failed unless `may_rescue`.
         """
         size = 1 if self._watch.exact else self._step.pipeline.processors.chunk_size
         chunks = (messages[start : start + size] for start in range(0, len(messages), size))
@@ -57,17 +57,15 @@ class Failures:
                     returned: dict[int, Message] = {}
                     for message in pipeline.handle_failed(list(messages), self._step.context):
                         if message.__class__ is not Message or not message.is_same(given.get(message._row)):
-                            why = "handle_failed must return the messages that it was given; it returned others"
-                            raise TypeError(why)
+                            raise TypeError("handle_failed must return the messages that it was given, got others")
                         returned.setdefault(message._row, message)
-                    made = returned  # all or nothing: it neither raised nor returned a stranger
+                    made = returned  # all or nothing: it neither raised nor returned other messages
                     if len(returned) < len(given):
-                        why = f"handle_failed must return all {len(given)} messages; it returned {len(returned)}"
-                        raise TypeError(why)
+                        raise TypeError(f"handle_failed must return all {len(given)} messages, got {len(returned)}")
                     event.add(rescuing=sum(message.failure is None for message in returned.values()))
             except BaseException as error:
                 self._count_error(error)
-        # One that the callback left out stays as it was.
+        # A message that the callback omitted stays unchanged.
         return [self._looked_at(message, made.get(row, message), may_rescue) for row, message in given.items()]
 
     def _looked_at(self, given: Message, returned: Message, may_rescue: Callable[[Message], bool]) -> Message:
@@ -88,10 +86,10 @@ class Failures:
 
     def _count_error(self, error: BaseException) -> None:
         self._tally.counts["handle_failed_errors"] += 1
-        self._tally.reason(f"handle_failed itself: {type(error).__name__}: {reason_of(error)}")
+        self._tally.reason(f"handle_failed: {type(error).__name__}: {reason_of(error)}")
 
     def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
-        """Write an `open` or `dead` event for each row, with its payload as delivered, whatever became of it."""
+        """Write an `open` or `dead` event for each row, with its payload as delivered, not as callbacks changed it."""
         failed = [(message, message.failure or Failure("failed", "")) for message in messages]
         texts: dict[str, list[str]] = {
             name: [words(getattr(failure, name)) for _, failure in failed] for name in _WORDS
@@ -119,7 +117,7 @@ class Failures:
         )
 
     def close(self, rows: pa.RecordBatch, window: str) -> None:
-        """Write a `closed` event for each row: a failure that was retried and is handled."""
+        """Write a `closed` event for each row: a failed message that was retried and handled."""
         self._write(rows, window, datetime.now(UTC), ["closed"] * rows.num_rows)
 
     def _write(self, rows: pa.RecordBatch, window: str, at: datetime, states: Sequence[str], **columns: Any) -> None:

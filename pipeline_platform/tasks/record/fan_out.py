@@ -1,7 +1,7 @@
-"""Fan-out: `handle_message` makes several messages of one, its children, which share its fate.
+"""Fan-out: `handle_message` returns several messages for one message, its children.
 
-A message whose children are all in tables is handled. One with children that wait for a batch, a parent, ends after all
-batches: then each says what became of it, and the worst counts.
+A message is handled once all its children are in tables. If children wait for a batch, the message is a *parent*: its
+outcome is decided after all batches, and it fails if a child failed.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from pipeline_platform.model.failure import words
 from pipeline_platform.model.message import Message
 
 MOST_CHILDREN = 10_000
-"""Of one message: a task holds them all at once."""
+"""Maximum number of children of a message. All are in memory at once."""
 
 MOST_BYTES = 2**30
-"""Of data that is bytes or text, in the children of one message: an array of Arrow holds less than 2 GiB."""
+"""Maximum size of data (bytes or text) in the children of a message: an Arrow array must be smaller than 2 GiB."""
 
 PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64())])
-"""The messages that wait for their children, and the bytes of their payloads."""
+"""Messages that wait for their children, and the bytes of their payloads."""
 
 _FAILURE = ("kind", "reason", "traceback", "stage")
 ENDS = pa.schema(
@@ -32,47 +32,47 @@ ENDS = pa.schema(
         ("may_rescue", pa.bool_()),
     ]
 )
-"""What a child says of its message: how it failed (`kind` is null if it did not), and how to acknowledge it.
+"""The end of a child: its failure (`kind` is null if it did not fail) and its ack actions.
 
-The message itself says as child -1 how it is acknowledged.
+Child -1 is the parent, with its ack actions.
 """
 
 
 def parents_table(receive_id: str) -> str:
-    """Where `PARENTS` are written; no batcher has a name like that."""
+    """Return the table of `PARENTS`. No batcher can have this name."""
     return f"_receives/{receive_id}/_parents"
 
 
 def ends_table(receive_id: str) -> str:
-    """Where `ENDS` is written."""
+    """Return the table of `ENDS`."""
     return f"_receives/{receive_id}/_ends"
 
 
 def with_children(message: Message, returned: list[Message]) -> Message:
-    """A message with the children that `handle_message` made of it; failed, if one of them is.
+    """Return a message with the children that `handle_message` returned for it, failed if a child failed.
 
     Raises:
-        ValueError: There are too many, or they hold too much.
-        TypeError: One of them is something else, or made from another message.
+        ValueError: There are too many children, or they are too large.
+        TypeError: A child is not a message, or was made from another message.
     """
     if len(returned) > MOST_CHILDREN:
         raise ValueError(
-            f"handle_message returned {len(returned):,} messages for one, which may have {MOST_CHILDREN:,}: put what "
-            "belongs together into one of them"
+            f"handle_message must return at most {MOST_CHILDREN:,} messages for a message, got {len(returned):,}. "
+            "Combine several results in one message"
         )
     children = []
-    for number, one in enumerate(returned):
-        if not message.is_same(one):
-            what = "another Message" if isinstance(one, Message) else type(one).__name__
+    for number, item in enumerate(returned):
+        if not message.is_same(item):
+            what = "another Message" if isinstance(item, Message) else type(item).__name__
             raise TypeError(
-                f"handle_message must return messages made from the one it was given; number {number} is {what}"
+                f"handle_message must return messages made from the message it was given; item {number} is {what}"
             )
-        child = one._checked("handle_message")._but(child=number)
+        child = item._checked("handle_message")._but(child=number)
         children.append(child)
     if (size := sum(map(_bytes, children))) > MOST_BYTES:
         raise ValueError(
-            f"handle_message returned {size:,} bytes for one message, whose {len(children):,} children may hold "
-            f"{MOST_BYTES:,} together: put into each what is its own"
+            f"handle_message must return at most {MOST_BYTES:,} bytes for a message, got {size:,} bytes in "
+            f"{len(children):,} messages. Remove data that they have in common"
         )
     actions = [child.actions for child in children if child.actions]
     family = message._but(children=tuple(children), actions=actions[-1] if actions else message.actions)
@@ -81,7 +81,7 @@ def with_children(message: Message, returned: list[Message]) -> Message:
 
 
 def held_bytes(children: Sequence[Message]) -> int:
-    """About what a task holds of children: their data, where that is bytes or text, and a KiB for each."""
+    """Return an estimate of the memory of children: their data, if it is bytes or text, and a KiB for each."""
     return sum(map(_bytes, children)) + 1_024 * len(children)
 
 
@@ -92,24 +92,23 @@ def _bytes(message: Message) -> int:
 def ends_of(
     rows: pa.RecordBatch, messages: Sequence[tuple[int, Message]], rescuable: Iterable[Message] = ()
 ) -> pa.RecordBatch:
-    """What messages say of the parents whose rows they lie in; nothing of one that is well and acknowledged as usual.
+    """Return the ends of children (or parents). Messages that are ok and have no ack actions of their own are omitted.
 
     Args:
-        rows: With the columns `position`, `source` and `message_id`.
-        messages: Each with the index of its row.
-        rescuable: Failed ones that `handle_failed` may rescue.
+        rows: Rows of the parents, with the columns `position`, `source` and `message_id`.
+        messages: Messages, each with the index of its row.
+        rescuable: Failed messages that `handle_failed` may rescue.
     """
-    may_rescue = {id(one) for one in rescuable}
-    saying = [(row, one) for row, one in messages if one.failure is not None or one.actions]
-    taken = rows.select(["position", "source", "message_id"]).take(pa.array([row for row, _ in saying], pa.int64()))
+    may_rescue = {id(message) for message in rescuable}
+    ended = [(row, message) for row, message in messages if message.failure is not None or message.actions]
+    taken = rows.select(["position", "source", "message_id"]).take(pa.array([row for row, _ in ended], pa.int64()))
     cells = []
-    for _, one in saying:
-        failure, (on_success, on_failure) = one.failure, one.actions or (None, None)
+    for _, message in ended:
+        failure, (on_success, on_failure) = message.failure, message.actions or (None, None)
         why = (None,) * len(_FAILURE) if failure is None else tuple(map(words, failure[: len(_FAILURE)]))
-        ends = words(one.batcher), words(one.batch_key), on_success, on_failure
-        cells.append(
-            (-1 if one.child is None else one.child, *why, *ends, failure and failure.retry, id(one) in may_rescue)
-        )
+        ends = words(message.batcher), words(message.batch_key), on_success, on_failure
+        child = -1 if message.child is None else message.child
+        cells.append((child, *why, *ends, failure and failure.retry, id(message) in may_rescue))
     names = ["child", *_FAILURE, "batcher", "batch_key", "on_success", "on_failure", "retry", "may_rescue"]
     table = dict(zip(names, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(names, ())
     return pa.RecordBatch.from_pydict(

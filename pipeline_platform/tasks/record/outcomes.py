@@ -1,4 +1,4 @@
-"""What became of messages: the rows of their batchers, and an outcome for each."""
+"""Recording outcomes: an outcome for each message, and its rows in the tables of batchers."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,16 +30,16 @@ _RECORDED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
 class Outcomes:
-    """Writes, for messages that a callback is done with, what became of each.
+    """Writes the outcomes of messages that a callback has processed.
 
     Attributes:
-        step: Whose messages they are.
-        pipeline: The instance whose `handle_failed` sees failures before they are recorded; None for no callbacks.
-        watch: Learns where code of the author's is.
-        tally: What was written.
-        most_rows: Rows that a try takes up at once in a host that gives back what it writes; None where all.
-        early_acks: Acknowledges early; None where nobody does.
-        ack_policy: How messages are acknowledged.
+        step: Step of the messages.
+        pipeline: Instance whose `handle_failed` gets failures before they are recorded; None to call no callbacks.
+        watch: Watch that is notified of calls of user code.
+        tally: Counts of the rows written.
+        most_rows: Maximum number of rows of a try whose results return to the task; None for no limit.
+        early_acks: Early acknowledger; None without `ack_immediately`.
+        ack_policy: Ack actions of messages.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Outcomes:
 
     @contextmanager
     def chunk(self, messages: int) -> Iterator[None]:
-        """Emit a chunk of so many messages, with what comes of them meanwhile."""
+        """Emit a span of a chunk with its number of messages and the outcomes recorded within it."""
         names = {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)}
         counts = self.tally.counts
         with span("chunk", self.step.pipeline, messages=messages) as chunk:
@@ -74,12 +74,12 @@ class Outcomes:
             chunk.add(handled=came["handled"], failed=came["failed"], returned=came["returned"], staged=staged)
 
     def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
-        """Write rows that are no outcome."""
+        """Write rows of a table other than `outcomes`."""
         self._sink.write(table, window, rows)
 
     @contextmanager
     def without_callbacks(self) -> Iterator[None]:
-        """Show `handle_failed` nothing meanwhile."""
+        """Suspend calls of `handle_failed`."""
         pipeline, self.pipeline = self.pipeline, None
         try:
             yield
@@ -87,7 +87,7 @@ class Outcomes:
             self.pipeline = pipeline
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
-        """Record messages that `handle_message` is done with, one for each row of `batch`, in its order."""
+        """Record messages that `handle_message` has processed, one for each row of `batch`, in its order."""
         block = Block(batch, window, messages)
         self._route(block, enumerate(messages))
         can_rescue = self.step.pipeline.processors.rescue
@@ -115,7 +115,7 @@ class Outcomes:
             self._route_children(block, parents)
 
     def _route_children(self, block: Block, parents: list[int]) -> None:
-        """Write the children of messages for their batchers; none of a message of which a child fails."""
+        """Write the children of messages for their batchers. If a child fails, none of its siblings is written."""
         # Without the payloads: a message may have thousands of children.
         payloads = pa.nulls(block.rows.num_rows, pa.binary())
         rows = block.rows.set_column(block.rows.schema.get_field_index("data"), "data", payloads)
@@ -150,7 +150,7 @@ class Outcomes:
             self._await_children(block, sorted(waiting))
 
     def _await_children(self, block: Block, parents: list[int]) -> None:
-        """Write which messages end when their children do, and how they are acknowledged."""
+        """Write the parents that wait for their children, and their ack actions."""
         rows = block.take(["position", "data"], parents)
         size = pc.binary_length(rows.column("data")).cast(pa.int64())
         waiting = pa.RecordBatch.from_arrays([rows.column("position"), size], schema=PARENTS)
@@ -167,15 +167,15 @@ class Outcomes:
         batch_id: str,
         called: Container[int] = (),
     ) -> None:
-        """Record one batch that `handle_batch` is done with, one message for each row of `batch`, in its order.
+        """Record one batch that `handle_batch` has processed, one message for each row of `batch`, in its order.
 
         Args:
-            name: The batcher.
-            batch: The rows.
-            window: Theirs.
-            messages: Ok or failed.
-            batch_id: Of the batch.
-            called: Numbers of the messages that `handle_batch` got: the data of others is not decoded.
+            name: Name of the batcher.
+            batch: Rows of the batch.
+            window: Window of the rows.
+            messages: Messages of the rows, ok or failed.
+            batch_id: Id of the batch.
+            called: Rows of the messages that `handle_batch` got. The data of other messages is not decoded.
         """
         block, options = Block(batch, window, messages), self._batchers[name]
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
@@ -192,9 +192,9 @@ class Outcomes:
         )
 
     def _set_children_apart(self, block: Block, may_rescue: Callable[[Message], bool]) -> None:
-        """Write what children say of their messages, which end later, and leave the other messages in a block."""
-        children = [(index, one) for index, one in enumerate(block.messages) if one.child is not None]
-        ends = ends_of(block.rows, children, [one for _, one in children if may_rescue(one)])
+        """Write the ends of children, whose parents end later, and remove the children from the block."""
+        children = [(index, message) for index, message in enumerate(block.messages) if message.child is not None]
+        ends = ends_of(block.rows, children, [child for _, child in children if may_rescue(child)])
         self.write(ends_table(self.step.receive_id), block.window, ends)
         for indexes in block.done, block.failed:
             indexes[:] = [index for index in indexes if block.messages[index].child is None]
@@ -202,21 +202,21 @@ class Outcomes:
     def ended_parents(
         self, rows: pa.RecordBatch, window: str, messages: list[Message], may_rescue: Callable[[Message], bool]
     ) -> None:
-        """Record messages whose children are at their end, one for each row. One that is rescued leaves no row."""
+        """Record messages whose children have ended, one for each row. A rescued message adds no row to a table."""
         block = Block(rows, window, messages)
         for index, message in enumerate(messages):
             (block.done if message.failure is None else block.failed).append(index)
         self._finish(block, may_rescue, lambda rescued: block.done.extend(index for index, _ in rescued))
 
     def failed(self, batch: pa.RecordBatch, window: str, failures: Sequence[Failure]) -> None:
-        """Record rows that fail for good, each for its own reason."""
+        """Record rows as failed, each with its failure. `handle_failed` cannot rescue them."""
         messages = [
             message.failed(why) for message, why in zip(Message.each(batch, self.ack_policy), failures, strict=True)
         ]
         self._finish(Block(batch, window, messages, failed=list(range(len(messages)))))
 
     def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
-        """Record rows of one batcher that came as columns."""
+        """Record rows of a batcher, given as columns."""
         self._write_columns(name, rows, window, [*columns, rows.column("batch_key").fill_null(DEFAULT)])
         self.record_handled(rows, window)
 
@@ -230,35 +230,35 @@ class Outcomes:
         """Record deliveries that are not handled.
 
         Args:
-            rows: The deliveries.
-            window: Theirs.
-            decided: An earlier receive decided the message, so it is acknowledged as handled. Else this receive handles
-                another copy, which may yet be given back, and this copy is left to its lease.
+            rows: Rows of the deliveries.
+            window: Window of the rows.
+            decided: Whether an earlier receive decided the message; then it is acknowledged as handled. Otherwise this
+                receive handles another copy, which may still be released, and the lease of this copy expires.
         """
         self.tally.outcome("duplicates", window, rows.num_rows)
         self._write_outcomes(rows, window, "duplicate", self.step.ack_policy.on_success if decided else "noop")
 
     def given_back(self, rows: pa.RecordBatch, window: str) -> None:
-        """Record messages that nobody began to handle: the source delivers them again, and open failures stay open.
+        """Record messages that were not started as returned: the source redelivers them, and open failures stay open.
 
-        One that was acknowledged early would not come again, so it fails.
+        Messages that were acknowledged early would not be redelivered, so they fail.
         """
         if early := self._early(rows):
             begun = [index in early for index in range(rows.num_rows)]
-            reason = "it was acknowledged early, and the run stopped before handle_message"
+            reason = "acknowledged early, but the run stopped before handle_message"
             self.failed(rows.filter(pa.array(begun)), window, [Failure("not handled", reason)] * len(early))
-            rows = rows.filter(pa.array([not one for one in begun]))
+            rows = rows.filter(pc.invert(pa.array(begun)))
         self.tally.counts["given_back"] += rows.num_rows
         self.tally.outcome("returned", window, rows.num_rows)
         self._write_outcomes(rows, window, "returned", self.step.ack_policy.giving_back or "noop")
 
     def no_batcher(self, batcher: str, stage: str) -> Failure:
-        """Why a message fails that is to go where no batcher is."""
-        reason = f"no batcher {words(batcher, 200)}; there are {sorted(self._batchers)}"
+        """Return the failure of a message whose batcher does not exist."""
+        reason = f"{words(batcher, 200)} is not a batcher. Batchers: {sorted(self._batchers)}"
         return Failure("unknown batcher", reason, "", stage)
 
     def _write(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
-        """Write messages for a batcher: to where they wait for their batch, or, of a batch, to its table."""
+        """Write messages for a batcher: staged, or to its table if they have a `batch_id` or need none."""
         self._put(name, block, *self._columns.build(name, block, indexes, batch_id), batch_id)
 
     def _put(
@@ -286,12 +286,12 @@ class Outcomes:
         batch_id: str | None = None,
         children: pa.Array | None = None,
     ) -> None:
-        """Write rows of a batcher's table: the columns of its data, and then their batch keys."""
+        """Write rows of a batcher's table. `columns` are those of its data, then the batch keys."""
         count, row_type = rows.num_rows, self._columns.row_types.get(name)
         self.tally.counts[f"rows:{name}"] += count
         self.tally.keys(name, columns[-1])
         names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
-        table = dict(zip(names, columns, strict=True)) | {one: rows.column(one) for one in IDENTITY}
+        table = dict(zip(names, columns, strict=True)) | {column: rows.column(column) for column in IDENTITY}
         table["batch_id"] = pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count)
         table["receive_id"] = pa.repeat(self.step.receive_id, count)
         table["child"] = pa.nulls(count, pa.int32()) if children is None else children
@@ -303,12 +303,12 @@ class Outcomes:
         may_rescue: Callable[[Message], bool] = lambda _: False,
         take_back: Callable[[list[tuple[int, Message]]], None] = lambda _: None,
     ) -> None:
-        """Show `handle_failed` what failed, let it rescue what it may, and record all.
+        """Pass failed messages to `handle_failed`, write the rescued messages, and record all outcomes.
 
         Args:
-            block: The messages.
-            may_rescue: Whether `handle_failed` may bring this one back.
-            take_back: Writes those that it brought back, each with its index. What fails then fails for good.
+            block: Block of the messages.
+            may_rescue: Whether `handle_failed` may rescue a message.
+            take_back: Writes rescued messages, given with their indexes. A message that fails in it stays failed.
         """
         if block.failed and self.pipeline is not None:
             losers = [(index, block.messages[index]) for index in sorted(block.failed)]
@@ -326,7 +326,7 @@ class Outcomes:
         self.record(block)
 
     def record(self, block: Block) -> None:
-        """Write the outcomes of messages that are handled or failed, and record the failures."""
+        """Write the outcomes of done and failed messages, and record the failures."""
         ack_policy, done, failed = self.ack_policy, sorted(block.done), sorted(block.failed)
         early = self._early(block.rows)
         if done:
@@ -345,7 +345,7 @@ class Outcomes:
             )
             for message, redelivered in zip(losers, again, strict=True)
         ]
-        # What goes back to the source comes again by intent: that decides nothing.
+        # A message returned to the source is redelivered on purpose, so its outcome is not a decision.
         ends = [ack_policy.ends(action) for action in actions]
         for place, index in enumerate(failed):
             if index in early:
@@ -361,7 +361,7 @@ class Outcomes:
             self._failures.record(rows, block.window, list(compress(losers, ends)))
 
     def _early(self, rows: pa.RecordBatch) -> dict[int, Entry]:
-        """What was acknowledged early, by the index of the row."""
+        """Return the early acknowledgements, by the index of the row."""
         return {} if self.early_acks is None else self.early_acks.among(rows, by_forks=self.pipeline is None)
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
@@ -373,7 +373,7 @@ class Outcomes:
     def _write_outcomes(
         self, rows: pa.RecordBatch, window: str, outcome: str | list[str], action: str | list[str]
     ) -> None:
-        """Write the outcomes of rows: one for all, or one each."""
+        """Write the outcomes of rows. `outcome` and `action` are for all rows, or lists with a value per row."""
         table = {name: rows.column(name) for name in _RECORDED}
         for name, value in ("receive_id", self.step.receive_id), ("outcome", outcome), ("action", action):
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())

@@ -1,4 +1,4 @@
-"""Rows that say themselves where they go, to the tables of their batchers; a row that fits nowhere fails alone."""
+"""Writing rows that contain their routing to the tables of their batchers. A row that does not fit fails alone."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
-"""What the names of the columns that fields are taken from begin with: a model may have a field `received_at`."""
+"""Prefix of the columns of model fields: a model may have a field `received_at`."""
 ROUTES = ("position", "batcher", "batch_key", "_failure")
-"""What rows have beside that, and beside what they were received with. A row has failed if it has a failure."""
+"""Columns of the routing. A row has failed if its `_failure` is not null."""
 
 KEPT = ("source", "message_id", "attempt", "ack_ref", "ack_id")
-"""What is written of their delivery."""
+"""Columns of the delivery that are written."""
 
 _FIRST = 16
-"""Payloads that are looked up first, before it is known how large they are."""
+"""Payloads that are looked up first, while their size is unknown."""
 
 
 def fields_of_all(pipeline: type[Pipeline]) -> list[str]:
-    """The fields of all batchers' models; for a batcher without one its data are the column `data`."""
+    """Return the fields of all batchers' models. A batcher without a model has the column `data`."""
     models = [options.table_schema for options in pipeline.batchers.values()]
     names = [name for model in models for name in (["data"] if model is None else arrow_schema(model).names)]
     return list(dict.fromkeys(names))
 
 
 def failure_of(status: pa.Array, reason: pa.Array) -> pa.Array:
-    """The column `_failure`. An unknown status fails too: a misspelt `failed` must not pass."""
+    """Return the column `_failure`. An unknown status fails too: a misspelt `failed` must not pass."""
     failed = pc.fill_null(pc.not_equal(status, "ok"), False)
     return pc.if_else(failed, pc.fill_null(reason, ""), pa.scalar(None, pa.string()))
 
@@ -47,12 +47,12 @@ class RoutedRows:
     """Writes rows of one window.
 
     Args:
-        outcomes: Where to.
-        window: Theirs.
-        positions: Those of all rows of the try, in order: the watch knows them by their places there.
-        received: Gives the rows at some positions as they were received.
-        batch_mode: Of messages for a batcher with a callback.
-        refused: Failures of payloads, by position, of which rows have the reason alone.
+        outcomes: Recorder of the rows.
+        window: Window of the rows.
+        positions: Positions of all rows of the try, in order. The watch identifies rows by their index in them.
+        received: Function that returns the rows at some positions, as received.
+        batch_mode: Batch mode of messages for batchers with a callback.
+        refused: Failures of payloads, by position. Rows have only their reasons.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RoutedRows:
         self.fail(rows.filter(misfits), lambda row: self._misfits[row["position"]])
 
     def fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
-        """Let rows fail; they have `ROUTES`, or some of these."""
+        """Record rows as failed. Their columns include some or all of `ROUTES`."""
         known = rows.select([name for name in ROUTES if name in rows.schema.names])
         for some, delivered in self._delivered(known):
             routes = some.to_pylist()
@@ -118,12 +118,12 @@ class RoutedRows:
             self._outcomes.columns(name, some, self._window, columns)
 
     def _fitting(self, rows: pa.RecordBatch, name: str) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
-        """Rows that fit the columns of a batcher, and these; the other rows are noted."""
+        """Yield the rows that fit the columns of a batcher, and these columns. Other rows become misfits."""
         known = self._outcomes.step.row_type(name)
         assert known is not None
         try:
             columns = known.cast([rows.column(FIELD + name) for name in known.casts])
-        except BaseException as error:  # an enum's own code may raise anything
+        except BaseException as error:  # user code of an enum may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):
                     yield from self._fitting(half, name)
@@ -133,7 +133,7 @@ class RoutedRows:
             yield rows, columns
 
     def _stage(self, name: str, rows: pa.RecordBatch) -> None:
-        """Hand rows to a batcher with a callback, as messages whose data is a dict of its model's fields."""
+        """Stage rows for a batcher with a callback, as messages whose data is a dict of its model's fields."""
         if (known := self._outcomes.step.row_type(name)) is None:
             self._hand_over(name, rows, None)
             return
@@ -148,9 +148,9 @@ class RoutedRows:
                 if fields is None:
                     data = some.column(f"{FIELD}data").to_pylist()
                 else:
-                    columns = [some.column(FIELD + one) for one in fields]
+                    columns = [some.column(FIELD + field) for field in fields]
                     data = pa.RecordBatch.from_arrays(columns, fields).to_pylist(maps_as_pydicts="strict")
-            except (ValueError, OverflowError) as error:  # a date that Python has no value for
+            except (ValueError, OverflowError) as error:  # a date out of Python's range
                 if some.num_rows == 1:
                     failure = Failure.of(error, "lake")
                     self.fail(some, lambda _, failure=failure: failure)  # type: ignore[misc]
@@ -169,7 +169,7 @@ class RoutedRows:
         return Message.each(delivered, self._outcomes.ack_policy, self._batch_mode)
 
     def _delivered(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
-        """Some rows at a time, and the same as they were received: few at first, and more as long as they are small."""
+        """Yield slices of rows, with the same rows as received. Slices start small, and grow if payloads are small."""
         options, start, step = self._options, 0, _FIRST
         while start < rows.num_rows:
             some = rows.slice(start, step)

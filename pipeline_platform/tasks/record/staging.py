@@ -1,4 +1,4 @@
-"""Messages that wait for their batch: what handling writes of them, and batching reads."""
+"""Staged messages: the files in which handled messages wait for their batch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -38,19 +38,21 @@ STAGED = pa.schema(
         ("child", pa.int32()),
     ]
 )
-"""The delivery, and what handling made of its data. `size` is the bytes of both payloads: batches are cut by it. `own`
-is the partition that it is batched in, by `partition_by`; `partition` is the source's. The row of a `child` lacks the
-payload as delivered, which thousands may share."""
+"""A staged message: its delivery, and its data after handling.
+
+`size` is the bytes of both payloads, used for cutting. `own` is the partition from `partition_by`; `partition` is the
+source's. The row of a `child` has no delivered payload, because thousands of children may share it.
+"""
 
 CUT_BY = only(STAGED, "batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own")
-"""What cutting reads of it."""
+"""Columns that cutting reads."""
 
 DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
 _HANDLED = STAGED.names[len(DELIVERY) : STAGED.names.index("size")]
 
 
 def staged_table(receive_id: str, batcher: str) -> str:
-    """Where the messages of a batcher with a callback wait."""
+    """Return the table of the staged messages of a batcher with a callback."""
     return f"_receives/{receive_id}/{batcher}"
 
 
@@ -58,10 +60,11 @@ def handled_columns(messages: Sequence[Message], model: ModelClass | None) -> li
     """Build the columns of `STAGED` that handling fills.
 
     Raises:
-        Exception: Data does not cross to batching; see `encode`.
+        Exception: Data cannot be encoded for batching; see `encode`.
     """
     cells = [
-        (*encode(one.data, model), one.batch_key, one.batch_mode, *(one.actions or (None, None))) for one in messages
+        (*encode(message.data, model), message.batch_key, message.batch_mode, *(message.actions or (None, None)))
+        for message in messages
     ]
     columns = zip(_HANDLED, zip(*cells, strict=True), strict=True)
     return [pa.array(values, STAGED.field(name).type) for name, values in columns]
@@ -70,14 +73,14 @@ def handled_columns(messages: Sequence[Message], model: ModelClass | None) -> li
 def staged_rows(
     delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array, child: pa.Array
 ) -> pa.RecordBatch:
-    """Put the columns `DELIVERY`, those of `handled_columns`, the partitions and the numbers of children together."""
+    """Combine the columns `DELIVERY`, the `handled_columns`, the partitions and the child numbers into rows."""
     value, *_ = handled
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
     return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own, child], schema=STAGED)
 
 
 def to_be_cut(rows: pa.Table, window: str) -> pa.Table:
-    """What `cut_and_deal` takes, of the columns `CUT_BY` of staged rows."""
+    """Return the input of `cut_and_deal` from the columns `CUT_BY` of staged rows."""
     rows = rows.append_column("window", pa.repeat(window, rows.num_rows))
     return rows.append_column("flush", pc.equal(rows["batch_mode"], "flush")).drop_columns("batch_mode")
 
@@ -92,14 +95,14 @@ def staged_messages(
 ) -> Iterator[Message]:
     """Yield the message of each row of `STAGED` with its window.
 
-    One in `failures` fails undecoded, and so does one that cannot be decoded.
+    Messages in `failures` fail undecoded. Messages that cannot be decoded fail.
     """
     messages = watch.each("decode", _undecoded(rows, batcher, ack_policy))
     for message, encoding in zip(messages, rows.column("encoding").to_pylist(), strict=True):
         try:
             if message._row not in failures:
                 message.data = decode(message.data, encoding, model)
-        except BaseException as error:  # code of the model's own, an enum's say, may raise anything
+        except BaseException as error:  # user code of the model (an enum, for example) may raise anything
             yield message.failed(Failure.of(error, "lake"))
         else:
             yield message.failed(failures[message._row]) if message._row in failures else message

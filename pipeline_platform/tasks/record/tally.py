@@ -1,4 +1,4 @@
-"""What a task counts for the driver and for people: numbers, reasons, batch keys and a sample of failures, bounded."""
+"""Counts of a task for the driver and for people: numbers, reasons, batch keys and a sample of failures, bounded."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -12,10 +12,10 @@ from pipeline_platform.model.message import Message
 _SAMPLE = 10
 _KEYS = 100
 _KEY = 200
-"""Characters of a batch key that are counted by and shown: keys are data, of any length."""
+"""Characters of a batch key that are counted and shown. Keys are data and may have any length."""
 _REASON = 300
 _DISTINCT = 10_000
-"""Reasons or batch keys that a task counts at once: beyond that it forgets the rarest."""
+"""Maximum number of reasons or batch keys that a task counts. Beyond it, the rarest are dropped."""
 
 
 class Tally:
@@ -23,7 +23,7 @@ class Tally:
 
     Attributes:
         counts: Numbers by name.
-        more: What else the driver gets.
+        more: Other values for the driver.
     """
 
     def __init__(self, batchers: Iterable[str] = ()) -> None:
@@ -34,7 +34,7 @@ class Tally:
         self._sample: list[dict[str, Any]] = []
 
     def outcome(self, outcome: str, window: str, messages: int) -> None:
-        """Count messages in all, and by window: a run may have several."""
+        """Count messages in total and by window."""
         if messages:
             self.counts[outcome] += messages
             self.counts[f"{outcome}@{window}"] += messages
@@ -48,12 +48,12 @@ class Tally:
         _forget_rare(counted)
 
     def reason(self, reason: str) -> None:
-        """Count why something failed."""
+        """Count the reason of a failure."""
         self._reasons[reason[:_REASON]] += 1
         _forget_rare(self._reasons)
 
     def failure(self, message: Message) -> None:
-        """Count a failed message, and show it if it is among the first."""
+        """Count a failed message. The first ones are kept as a sample."""
         failure = message.failure or Failure("failed", "")
         self.reason(words(f"{failure.kind}: {failure.reason}"))
         if len(self._sample) < _SAMPLE:
@@ -61,7 +61,7 @@ class Tally:
             self._sample.append({"message_id": message.message_id, **shown, "attempt": message.attempt})
 
     def notes(self) -> dict[str, Any]:
-        """What the driver gets."""
+        """Return the values for the driver."""
         return {
             **self.counts,
             **self.more,
@@ -71,12 +71,12 @@ class Tally:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """All of it, for `load` in another process."""
+        """Return the state as JSON, for `load` in another process."""
         counted = {"counts": self.counts, "reasons": self._reasons, "keys": self._keys}
         return {**counted, "more": self.more, "sample": self._sample}
 
     def load(self, counted: dict[str, Any]) -> None:
-        """Be what another tally, which went on from this one, gave as `to_json`."""
+        """Replace the state by that of another tally, from its `to_json`."""
         self.counts, self._reasons = Counter(counted["counts"]), Counter(counted["reasons"])
         self._keys = {name: Counter(keys) for name, keys in counted["keys"].items()}
         self.more, self._sample = counted["more"], counted["sample"]
