@@ -4,7 +4,6 @@ import json
 import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
-from functools import partial
 from getpass import getuser
 from typing import Annotated, Any, Literal
 
@@ -14,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.launch import launch, windows_of
+from pipeline_platform.cli.launch import plan_retries
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.planned_runs import DryRun, Wait, carry_out, windows_text
 from pipeline_platform.cli.terminal import plain, say
+from pipeline_platform.cli.time_range import Since, Until, windows_between
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection
@@ -58,6 +59,8 @@ def list_(
     state: Annotated[Literal[State, "closed"], typer.Option(help="Failures in this state.")] = "open",
     kind: Kind = None,
     reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
     limit: Annotated[int, typer.Option(min=1, help="Groups that are shown at most.")] = 50,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +70,7 @@ def list_(
         raise typer.BadParameter("closed failures have no kind and reason: choose them by window", param_hint="--state")
     chosen = "open" if closed else state
     with loading.opened() as opened:
+        window = _windows(opened, pipeline, window, since, until)
         failed = _failed(opened, pipeline, window, state=chosen, kind=kind, reason=reason, due_by=now)
         groups = grouped(failed, now, closed=closed)
     if as_json:
@@ -151,20 +155,30 @@ def retry(
     state: Chosen = None,
     kind: Kind = None,
     reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
     every: Every = False,
+    dry_run: DryRun = False,
+    wait: Wait = False,
 ) -> None:
     """Launch runs that retry failures, on the instance in DAGSTER_HOME: a run for each range of windows."""
-    chosen = Selection(**_selected(message_id, source, window, state, kind, reason, every=every))
-    runs = messages = 0
+    chosen = Selection(**_selected(message_id, source, window or since or until, state, kind, reason, every=every))
     with loading.opened() as opened:
-        say_wait = partial(say, err=True)
-        say_wait(f"looking for failures of {pipeline} in {opened.lake.root}")
-        for launched in launch(opened, opened.pipeline(pipeline), chosen, window or (), log=say_wait):
-            runs, messages = runs + 1, messages + launched.messages
-            retried = f"{counted(launched.messages, 'failure')} of {windows_of(launched.windows)}"
-            say(f"run {launched.run_id} retries {retried}")
-    launches = f"{counted(messages, 'failure')} in {counted(runs, 'run')}."
-    say(launches if runs else "No failure is such: nothing was launched.")
+        say(f"Looking for failures of {pipeline} in {opened.lake.root}.", err=True)
+        of, windows = opened.pipeline(pipeline), _windows(opened, pipeline, window, since, until)
+        runs = plan_retries(opened, of, chosen, windows or ())
+        if not runs:
+            say("No matching failures; nothing launched.")
+            return
+        carry_out(
+            of,
+            f"{of.name}_backfill",
+            runs,
+            lambda run: f"retries {counted(run.messages, 'failure')} of {windows_text(run.windows)}",
+            "failure",
+            dry_run=dry_run,
+            wait=wait,
+        )
 
 
 @app.command()
@@ -178,11 +192,14 @@ def close(
     state: Chosen = None,
     kind: Kind = None,
     reason: Reason = None,
+    since: Since = None,
+    until: Until = None,
     every: Every = False,
 ) -> None:
     """Close failures that need no retry; `reopen` opens them again."""
-    selected = _selected(message_id, source, window, state, kind, reason, every=every)
+    selected = _selected(message_id, source, window or since or until, state, kind, reason, every=every)
     with loading.opened() as opened:
+        window = _windows(opened, pipeline, window, since, until)
         failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
         closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or getuser(), why)
     say(f"{counted(closed, 'failure')} closed.")
@@ -207,7 +224,7 @@ def reopen(
 def _selected(
     message_id: str | None,
     source: str | None,
-    window: list[str] | None,
+    window: list[str] | str | None,
     state: State | None = None,
     kind: str | None = None,
     reason: str | None = None,
@@ -219,6 +236,18 @@ def _selected(
     if every == any(one is not None for one in (*criteria.values(), window, state)):
         raise typer.BadParameter("say which failures: --id, --source, --window, ... (see --help); or --all alone")
     return {**criteria, "state": state or "open"}
+
+
+def _windows(
+    opened: loading.Deployment, pipeline: str, window: list[str] | None, since: str | None, until: str | None
+) -> list[str] | None:
+    """Return the windows that options choose; None for all."""
+    of_range = windows_between(opened.pipeline(pipeline), since, until)
+    if of_range is None:
+        return window
+    if window:
+        raise typer.BadParameter("Choose windows with either --window or --since.", param_hint="--window")
+    return of_range
 
 
 def _failed(opened: loading.Deployment, pipeline: str, windows: list[str] | None, **selection: Any) -> FailedMessages:

@@ -1,24 +1,14 @@
 """Runs that retry failures, launched on the deployment's Dagster instance: for the commands and for Python."""
 
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.launch_runs import launching
+from pipeline_platform.cli.planned_runs import Launched, PlannedRun, launch_all
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection, State
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import expect_window
-
-
-class Launched(NamedTuple):
-    """A run that was launched, the neighbouring windows that it is about, and how many failures it is to drive."""
-
-    run_id: str
-    windows: list[str]
-    messages: int
 
 
 def retry_failures(
@@ -54,25 +44,31 @@ def retry_failures(
     """
     selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id, source=source)
     with loading.opened(module) as opened:
-        return list(launch(opened, opened.pipeline(pipeline), selection, windows, module))
+        of = opened.pipeline(pipeline)
+        runs = plan_retries(opened, of, selection, windows)
+        return list(launch_all(f"{of.name}_backfill", runs, module or loading.chosen()))
 
 
-def launch(
-    opened: loading.Deployment,
-    pipeline: type[Pipeline],
-    selection: Selection,
-    windows: Sequence[str] = (),
-    module: str | None = None,
-    log: Callable[[str], object] = lambda _: None,
-) -> Iterator[Launched]:
-    """Launch them, and yield each as it is launched; see `retry_failures`. `log` gets what is waited for."""
+def plan_retries(
+    opened: loading.Deployment, pipeline: type[Pipeline], selection: Selection, windows: Sequence[str] = ()
+) -> list[PlannedRun]:
+    """Return a run for each contiguous range of windows with selected failures.
+
+    Args:
+        opened: The deployment.
+        pipeline: Pipeline of the failures.
+        selection: Failures to retry.
+        windows: Only failures of these windows; all windows if empty.
+
+    Raises:
+        SetUpError: Failures of several sources have the selected id.
+        ValueError: A key in `windows` is not valid.
+    """
     from pipeline_platform.orchestration.asset_windows import contiguous
     from pipeline_platform.orchestration.jobs import run_request
 
     for window in windows:
         expect_window(window)
-    if not os.environ.get("DAGSTER_HOME"):
-        raise loading.SetUpError("DAGSTER_HOME is not set: name the folder of the instance that is to run it")
     failed = FailedMessages(
         name=pipeline.name,
         lake=opened.lake,
@@ -84,19 +80,10 @@ def launch(
         raise loading.SetUpError(
             f"failures of the sources {', '.join(sources)} have the id {selection.message_id!r}: name one as source"
         )
-    waiting, of_module, job = failed.chosen_by_window(), module or loading.chosen(), f"{pipeline.name}_backfill"
-    if not waiting:
-        return
-    log(f"launching {job}: Dagster loads {of_module or 'the workspace'} for it")
-    with launching(job, of_module) as launch_one:
-        for neighbours in contiguous(pipeline, waiting):
-            messages = sum(waiting[window] for window in neighbours)
-            expected = min(messages, opened.control.processors_of(pipeline).per_run)
-            request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
-            partition = {"dagster/partition": request.partition_key} if request.partition_key else {}
-            yield Launched(launch_one(request.run_config, {**request.tags, **partition}), neighbours, messages)
-
-
-def windows_of(neighbours: Sequence[str]) -> str:
-    """Neighbouring windows, in words."""
-    return " to ".join(dict.fromkeys((neighbours[0], neighbours[-1])))
+    waiting, runs = failed.chosen_by_window(), []
+    for neighbours in contiguous(pipeline, waiting):
+        messages = sum(waiting[window] for window in neighbours)
+        expected = min(messages, opened.control.processors_of(pipeline).per_run)
+        request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
+        runs.append(PlannedRun(neighbours, messages, request))
+    return runs

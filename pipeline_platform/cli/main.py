@@ -15,9 +15,11 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
 from pipeline_platform.cli.new_command import new
+from pipeline_platform.cli.pull_command import pull
 from pipeline_platform.cli.push_command import push
 from pipeline_platform.cli.receives_command import receives
 from pipeline_platform.cli.repair_command import repair
+from pipeline_platform.cli.replay_command import replay
 from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
 from pipeline_platform.cli.terminal import say
@@ -47,6 +49,8 @@ for command in (
     limits.drain,
     limits.limit,
     limits.scale,
+    pull,
+    replay,
     push,
     new,
     repair,

@@ -67,6 +67,16 @@ class ReplayedMessages(LakeSource):
         """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
         return Backlog(sum(stored.rows for files in self._outcomes().values() for stored in files))
 
+    def by_window(self) -> dict[str, int]:
+        """Return the number of messages of each window; windows without messages are left out. All ids are read."""
+        counts = {}
+        for window, outcomes in sorted(self._outcomes().items()):
+            paths = [stored.path for stored in outcomes]
+            of = max(1, -(-sum(stored.rows for stored in outcomes) // BUCKET_ROWS))
+            if count := sum(self._decided(paths, bucket, of).num_rows for bucket in range(of)):
+                counts[window] = count
+        return counts
+
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Share out each window by a hash of the message's id; `demand` does not cut a window short.
 

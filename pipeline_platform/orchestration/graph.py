@@ -221,7 +221,7 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
                 demand=config.demand,
                 context=config.overrides(),
                 selection=_selection(pipeline, config.failures),
-                although_paused=config.although_paused,
+                although_paused=config.ignores_pause(context.log.warning),
                 log=context.log.info,
             )
             received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}

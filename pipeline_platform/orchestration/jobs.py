@@ -65,11 +65,23 @@ def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunS
 
 
 def receive_config(
-    pipeline: type[Pipeline], origin: Origin, demand: int | None = None, producer: str = "", selection: Selection = ALL
+    pipeline: type[Pipeline],
+    origin: Origin,
+    demand: int | None = None,
+    producer: str = "",
+    selection: Selection = ALL,
+    *,
+    ignore_pause: bool = False,
 ) -> dict[str, Any]:
     """The run config of a run on some origin; without a demand it takes on what a run may."""
     failures = selection.model_dump(mode="json", exclude_defaults=True)
-    given = {"origin": origin, "demand": demand, "producer": producer or None, "failures": failures or None}
+    given = {
+        "origin": origin,
+        "demand": demand,
+        "producer": producer or None,
+        "failures": failures or None,
+        "ignore_pause": ignore_pause or None,
+    }
     config = {name: value for name, value in given.items() if value is not None}
     return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
 
@@ -93,6 +105,8 @@ def run_request(
     run_key: str | None = None,
     producer: str = "",
     selection: Selection = ALL,
+    *,
+    ignore_pause: bool = False,
 ) -> dg.RunRequest:
     """Ask for a run on neighbouring windows, in order.
 
@@ -109,7 +123,7 @@ def run_request(
     pulls_from = {tags.producer: producer} if producer else {}
     return dg.RunRequest(
         run_key,
-        receive_config(pipeline, origin, demand, producer, selection),
+        receive_config(pipeline, origin, demand, producer, selection, ignore_pause=ignore_pause),
         {tags.origin: origin, tags.demand: str(expected), **pulls_from, **NO_RETRIES, **({} if partition else bounds)},
         partition_key=partition,
     )

@@ -1,5 +1,6 @@
 """What a run takes on, as the launchpad asks for it."""
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any, get_args
 
@@ -38,9 +39,10 @@ class ReceiveConfig(dg.Config):
         description="Most messages to take on; if unset, as many as a run may. A replay takes all in any case.",
     )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
-    although_paused: bool = Field(
-        default=False, description="Take on messages although the pipeline is paused. If unset, the run ends empty."
+    ignore_pause: bool = Field(
+        default=False, description="Receive messages although the pipeline is paused. If unset, the run ends empty."
     )
+    although_paused: bool | None = Field(default=None, description="Deprecated: the former name of `ignore_pause`.")
     producer: str | None = Field(
         default=None,
         description="Name of the producer to pull from, where the pipeline has several. If unset, the run's tag "
@@ -52,6 +54,13 @@ class ReceiveConfig(dg.Config):
         "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `source`, `message_id`. "
         "Empty for all.",
     )
+
+    def ignores_pause(self, log: Callable[[str], None]) -> bool:
+        """Whether the run receives messages although the pipeline is paused; warn of the old option by `log`."""
+        if self.although_paused is None:
+            return self.ignore_pause
+        log("`although_paused` in the run config is deprecated and will be removed. Use `ignore_pause`.")
+        return self.ignore_pause or self.although_paused
 
     def overrides(self) -> dict[str, Any]:
         """The fields of the context that are given."""

@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipeline_platform.cli import launch
+from pipeline_platform.cli import launch, launch_runs
 from pipeline_platform.cli.main import app
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.failures import LATER, NOON, event, record
@@ -46,7 +46,7 @@ def launched(monkeypatch):
         assert (job, module) == ("keeping_backfill", None)
         return nullcontext(launch_one)
 
-    monkeypatch.setattr(launch, "launching", launching)
+    monkeypatch.setattr(launch_runs, "launching", launching)
     return runs
 
 
@@ -214,7 +214,7 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(cli, lake,
     assert "1 failure in 1 run." in cli("retry", "keeping", "--id", "a", "--source", "other").stdout
     assert "1 failure in 1 run." in cli("retry", "keeping", "--id", "gone").stdout, "what is closed is not driven"
     assert "1 failure in 1 run." in cli("retry", "keeping", "--source", "other").stdout
-    assert "No failure is such" in cli("retry", "keeping", "--id", "a", "--source", "third").stdout
+    assert "No matching failures" in cli("retry", "keeping", "--id", "a", "--source", "third").stdout
     assert [config["failures"] for config, _ in launched] == [
         {"message_id": "a", "source": "other"},
         {"message_id": "gone"},

@@ -12,9 +12,11 @@ import pytest
 
 from pipeline_platform.cli.launch_runs import launching
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipelines.flights import Flights
 from tests.fixtures.failures import event, record
+from tests.fixtures.small_lake import put
 
 ROOT = Path(__file__).parents[2]
 QUEUE = "run_coordinator: {module: dagster._core.run_coordinator, class: QueuedRunCoordinator}"
@@ -52,6 +54,24 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
     assert run.tags["dagster/partition"] == window
     assert run.tags["pipeline_platform.origin/flights"] == "failed"
+
+
+def test_a_replay_is_a_run_in_the_queue_of_the_instance(cli, tmp_path):
+    window, lake = window_now(Flights, datetime.now(UTC)), Lake(root=str(tmp_path / "lake"))
+    outcomes = Tables(lake, Flights)["outcomes"]
+    outcomes.ensure()
+    message = {"source": "s", "message_id": "a", "attempt": 1, "receive_id": "r1", "outcome": "handled"}
+    put(outcomes, "r1", message, window=window)
+
+    said = cli("replay", "flights", "--since", "1s", "--ignore-pause")
+
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        (run,) = instance.get_runs()
+    assert said.splitlines() == [f"run {run.run_id} replays 1 message of {window}", "1 message in 1 run."]
+    assert (run.job_name, run.status) == ("flights_replay", dg.DagsterRunStatus.QUEUED)
+    receive = run.run_config["ops"]["flights"]["ops"]["receive_messages"]["config"]
+    assert receive == {"origin": "messages", "ignore_pause": True}
+    assert run.tags["pipeline_platform/replay"] == "flights"
 
 
 DG = """

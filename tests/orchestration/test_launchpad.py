@@ -26,7 +26,7 @@ ops:
     ops:
       receive_messages:
         config:
-          although_paused: false
+          ignore_pause: false
 """
 LAUNCHPAD = """query($job: String!) {
   runConfigSchemaOrError(selector: {

@@ -1,0 +1,130 @@
+"""Runs that a command launches: printed by a dry run, launched on the instance in DAGSTER_HOME, and followed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from pipeline_platform.cli import launch_runs, loading
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.run_progress import follow
+from pipeline_platform.cli.terminal import say
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.pipeline import Pipeline
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be launched, and launch nothing.")]
+Wait = Annotated[
+    bool, typer.Option("--wait/--no-wait", help="Wait until the runs end, and exit with 1 if a run failed.")
+]
+IgnorePause = Annotated[bool, typer.Option("--ignore-pause", help="Launch although the pipeline is paused.")]
+
+
+class PlannedRun(NamedTuple):
+    """A run to launch.
+
+    Attributes:
+        windows: Contiguous windows of the run.
+        messages: Messages that the run is expected to handle.
+        request: Run config and tags.
+    """
+
+    windows: Sequence[str]
+    messages: int
+    request: dg.RunRequest
+
+
+class Launched(NamedTuple):
+    """A launched run, its contiguous windows, and the number of messages that it is expected to handle."""
+
+    run_id: str
+    windows: Sequence[str]
+    messages: int
+
+
+def launch_all(
+    job: str, runs: Iterable[PlannedRun], module: str | None = None, log: Callable[[str], object] = lambda _: None
+) -> Iterator[Launched]:
+    """Launch runs of one job, and yield each run once it is launched.
+
+    Args:
+        job: Name of the job.
+        runs: Runs to launch; none launch nothing.
+        module: Module of the deployment; by default what `loading.location_of` finds.
+        log: Called before the deployment is loaded, which takes seconds.
+
+    Raises:
+        SetUpError: DAGSTER_HOME is not set, or Dagster does not launch a run.
+    """
+    if not os.environ.get("DAGSTER_HOME"):
+        raise loading.SetUpError("DAGSTER_HOME is not set. Set it to the folder of the Dagster instance.")
+    if not (planned := list(runs)):
+        return
+    log(f"Launching {job}: Dagster loads {module or 'the workspace'}.")
+    with launch_runs.launching(job, module) as launch_one:
+        for run in planned:
+            partition = {"dagster/partition": run.request.partition_key} if run.request.partition_key else {}
+            run_id = launch_one(run.request.run_config, {**run.request.tags, **partition})
+            yield Launched(run_id, run.windows, run.messages)
+
+
+def carry_out(
+    pipeline: type[Pipeline],
+    job: str,
+    runs: Sequence[PlannedRun],
+    describe: Callable[[PlannedRun | Launched], str],
+    noun: str,
+    *,
+    dry_run: bool,
+    wait: bool,
+) -> None:
+    """Launch runs and print a line for each; with `dry_run`, only print them.
+
+    Args:
+        pipeline: Pipeline of the runs.
+        job: Name of the job.
+        runs: Runs to launch, at least one.
+        describe: Returns what a run does, such as `retries 2 failures of 2026-11-01T0900`.
+        noun: Noun for the messages of the total.
+        dry_run: Whether to launch nothing.
+        wait: Whether to wait for the runs, and print their progress.
+
+    Raises:
+        SetUpError: DAGSTER_HOME is not set, or Dagster does not launch a run.
+        typer.Exit: With `wait`, a run failed; its code is 1.
+    """
+    if dry_run:
+        for run in runs:
+            say(f"would launch {job}: {describe(run)}")
+        say(f"Dry run: launched none of {counted(len(runs), 'run')}.")
+        return
+    launched = []
+    for started in launch_all(job, runs, loading.chosen(), log=lambda text: say(text, err=True)):
+        launched.append(started)
+        say(f"run {started.run_id} {describe(started)}")
+    total = counted(sum(run.messages for run in launched), noun)
+    say(f"{total} in {counted(len(launched), 'run')}.")
+    if wait and not follow(pipeline, [run.run_id for run in launched]):
+        raise typer.Exit(1)
+
+
+def refuse_paused(control: ControlStore, pipeline: type[Pipeline], producer: str = "", *, ignore_pause: bool) -> None:
+    """Raise a `SetUpError` if a run of a pipeline or of its producer would take no messages because of a pause."""
+    key = pipeline.limits_key(producer)
+    reason = control.paused(key)
+    if reason is None:
+        return
+    if control.draining(key) is not None:
+        raise loading.SetUpError(f"{key} is draining: {reason}. Wait until `pipeline-platform drain` has ended.")
+    if not ignore_pause:
+        raise loading.SetUpError(f"{key} is paused: {reason}. Resume the pipeline, or add --ignore-pause.")
+
+
+def windows_text(windows: Sequence[str]) -> str:
+    """Return contiguous windows as text: the only window, or the first and the last."""
+    return " to ".join(dict.fromkeys((windows[0], windows[-1])))

@@ -1,0 +1,116 @@
+"""`pipeline-platform pull`: one run that pulls from a source, launched manually."""
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.dagster_instance import dagster_instance, known
+from pipeline_platform.cli.failure_commands import Name
+from pipeline_platform.cli.limit_commands import chosen
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.planned_runs import DryRun, IgnorePause, PlannedRun, Wait, carry_out, refuse_paused
+from pipeline_platform.cli.terminal import say
+from pipeline_platform.control.demand import no_room
+from pipeline_platform.control.quota import Quota
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.backlog import ENDLESS
+from pipeline_platform.source.contract import SourceError
+
+if TYPE_CHECKING:
+    from pipeline_platform.orchestration.sensors.producer_state import ProducerState
+
+Of = Annotated[
+    str,
+    typer.Option(
+        "--producer",
+        help="Producer to pull from, if the pipeline has several. Default: the producer with the largest backlog.",
+    ),
+]
+Demand = Annotated[int | None, typer.Option(min=1, help="Most messages to pull. Default: as many as a run may handle.")]
+
+
+def pull(
+    pipeline: Name,
+    producer: Of = "",
+    demand: Demand = None,
+    ignore_pause: IgnorePause = False,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+) -> None:
+    """Launch one run that pulls from the source, on the instance in DAGSTER_HOME.
+
+    The run pulls into the current window. It stays within the capacity and the rate limit, like runs of the sensor.
+    """
+    from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
+    from pipeline_platform.orchestration.jobs import run_request
+
+    with chosen(pipeline, producer) as (opened, of):
+        producer = producer or _largest(opened, of)
+        refuse_paused(opened.control, of, producer, ignore_pause=ignore_pause)
+        messages = _room(opened, of, producer, demand, explain=dry_run)
+        try:
+            window = window_now(of)
+        except NoWindowError as error:
+            raise loading.SetUpError(str(error)) from None
+        request = run_request(
+            of, "source", [window], expected=messages, demand=demand, producer=producer, ignore_pause=ignore_pause
+        )
+        source = of.producers_of(producer)[producer].source
+        carry_out(
+            of,
+            f"{of.name}_pull",
+            [PlannedRun([window], messages, request)],
+            lambda run: f"pulls up to {counted(run.messages, 'message')} from {source} into window {run.windows[0]}",
+            "message",
+            dry_run=dry_run,
+            wait=wait,
+        )
+
+
+def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> str:
+    """Return the producer with the largest backlog; an empty name if the pipeline has one producer."""
+    from pipeline_platform.orchestration.producer_choice import with_most_waiting
+
+    if not pipeline.producers:
+        return ""
+    resources = SimpleNamespace(**opened.sources, control=opened.control)
+    producer = with_most_waiting(pipeline, resources, lambda _: None)
+    say(f"Pulling from producer {producer}, which has the largest backlog. Use --producer to choose.", err=True)
+    return producer
+
+
+def _room(
+    opened: loading.Deployment, pipeline: type[Pipeline], producer: str, demand: int | None, *, explain: bool
+) -> int:
+    """Return the most messages that a run could lease now, whatever its source has; with `explain`, print why."""
+    from pipeline_platform.orchestration.sensors.producer_state import state_of
+
+    quota = Quota(pipeline, opened.control, producer)
+    source = opened.sources[pipeline.producers_of(producer)[producer].source]
+    with dagster_instance() as instance:
+        state = state_of(pipeline, producer, source, opened.control, known(instance))
+    used = state.in_flight.of_capacity
+    free = max(0, quota.capacity - used)
+    asked = quota.for_a_pull() if demand is None else demand
+    if explain:
+        say(f"backlog: {_backlog(state)}")
+        say(f"capacity: {counted(quota.capacity, 'message')}, {used:,} in flight, {free:,} free")
+        if state.limits.permits is not None:
+            say(f"rate limit: {counted(state.limits.permits, 'permit')} until the run would end")
+        say(f"demand: {counted(asked, 'message')}, at most {quota.per_run:,} in a run")
+    if not free:
+        reason = no_room(state.limits, state.in_flight)
+        say(f"The run leases no messages unless capacity is released before it starts: {reason}.", err=True)
+    return min(asked, quota.per_run, free)
+
+
+def _backlog(state: "ProducerState") -> str:
+    if isinstance(state.backlog, SourceError):
+        return f"unknown, the source {state.backlog.summary}: {state.backlog}"
+    if state.at_source is None:
+        return "not reported by this source"
+    if state.at_source >= ENDLESS // 2:
+        return "endless"
+    return f"{'at least ' if state.backlog.at_least else ''}{counted(state.at_source, 'message')}"
