@@ -55,7 +55,7 @@ SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").appe
 `handle_message` returned no list."""
 
 DECIDED, FENCED, TAKEN = 1, 2, 3
-"""What the transaction of a receive says in `outcomes`: it decided, it never may, or another run has taken it over."""
+"""States of a receive in `outcomes`. Release 0.3 wrote 3 for a receive that a re-execution took over: undecided."""
 
 _CUT = "error sending request"
 """What delta-rs says of a store that it lost in the middle of a request which it does not send twice by itself."""

@@ -38,7 +38,6 @@ class Step:
         lake: Where tasks read and write.
         receive_id: Whose lease the messages are under.
         run_id: Of the run that has it.
-        owner: As `Receive.owner`.
         traceparent: Of the run's step; empty where nobody traces.
         source: Where `ack_immediately` acknowledges; None where the pipeline does not, or has no source.
         variables: Environment variables of the run that callbacks get. Not part of `repr`: they may be secrets.
@@ -51,7 +50,6 @@ class Step:
     lake: Lake
     receive_id: str
     run_id: str = field(default="", kw_only=True)
-    owner: int = field(default=0, kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
     variables: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
@@ -61,7 +59,7 @@ class Step:
         """What tells the source early; None where nobody does."""
         if self.source is None:
             return None
-        return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
+        return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id)
 
     def writer(self, name: str) -> Writer:
         """The files of one task; `name` is part of their names, for people who look."""

@@ -77,10 +77,10 @@ class EarlyAcks(ABC):
 class SourceEarlyAcks(EarlyAcks):
     """Acknowledges at a source, in its largest unit, what was noted in the lake before."""
 
-    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
+    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str) -> None:
         super().__init__(source.ack_policy)
         self._source, self._receive_id, self._warned = source, receive_id, False
-        self._notes = Notes(lake, pipeline, receive_id, owner)
+        self._notes = Notes(lake, pipeline, receive_id)
         self.look()
 
     def look(self) -> None:
@@ -90,11 +90,9 @@ class SourceEarlyAcks(EarlyAcks):
     def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         entries = {key: self._entry(key, message) for key, message in messages.items()}
         path = self._notes.write(entries.values())
-        # Asked after that: who gives the receive up, or takes it over, forbids it first, and then looks what is noted.
+        # After the note: a run that fences the receive first closes the notes, then reads them.
         if not self._notes.is_open():
-            raise RuntimeError(
-                f"receive {self._receive_id} was given up or taken over while its run stalled: nothing is acknowledged"
-            )
+            raise RuntimeError(f"receive {self._receive_id}: fenced while its run stalled; nothing was acknowledged")
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
             answer = ONCE.acknowledge(self._source, ack_ref, action, group)
