@@ -19,7 +19,7 @@ from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
-from pipeline_platform.run.finish import expect_here, finish
+from pipeline_platform.run.finish import finish_now
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.stopping import heeding
@@ -90,7 +90,8 @@ def receive_of(
             flow = flow_of(pipeline, context, receive.producer)
             if state.transaction.is_decided:
                 return flow, receive
-            _end(flow, receive, context)
+            finish_now(flow, receive, context.log.info)
+            context.log.info(f"Released the undecided receive {receive.receive_id} of run {receive.run_id}.")
         elif state.transaction.is_decided and config is None:
             context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
             return flow, None
@@ -113,15 +114,6 @@ def _receive_ids(context: dg.AssetExecutionContext, tag: str) -> tuple[str | Non
 def _tags(context: dg.AssetExecutionContext) -> dict[str, str]:
     run = context.instance.get_run_by_id(context.run.run_id)
     return dict((run or context.run).tags)
-
-
-def _end(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    """Fence and release an undecided receive, even if its run is still alive."""
-    expect_here(flow, receive)
-    if flow.control.end(receive.receive_id):
-        flow.work(receive.receive_id).interrupt()
-    finish(flow, receive, context.log.info)
-    context.log.info(f"Released the undecided receive {receive.receive_id} of run {receive.run_id}.")
 
 
 def _received(

@@ -38,6 +38,21 @@ def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info)
     return not letters.error and not not_taken.messages
 
 
+def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
+    """Finish a receive whose run may still be alive. Its claim ends first, so that the run decides nothing more.
+
+    Returns:
+        As `finish`.
+
+    Raises:
+        PipelineError: Another deployment began it.
+    """
+    _expect_here(flow, receive)
+    if flow.control.end(receive.receive_id):
+        flow.work(receive.receive_id).interrupt()
+    return finish(flow, receive, log)
+
+
 def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     """Finish the receives that crashed, failed and terminated runs left; return the ids of those that are finished.
 
@@ -115,7 +130,7 @@ def _expect_other_run(flow: Flow, receive: Receive) -> None:
     Raises:
         PipelineError: Its producer was removed, or another deployment began it.
     """
-    expect_here(flow, receive)
+    _expect_here(flow, receive)
     if intake_of(flow, receive).is_outside and receive.producer not in flow.pipeline.producers_of():
         option = f"producers[{receive.producer!r}]" if receive.producer else "producer"
         raise PipelineError(
@@ -124,7 +139,7 @@ def _expect_other_run(flow: Flow, receive: Receive) -> None:
         )
 
 
-def expect_here(flow: Flow, receive: Receive) -> None:
+def _expect_here(flow: Flow, receive: Receive) -> None:
     """Check that this deployment began a receive.
 
     Raises:

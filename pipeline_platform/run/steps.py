@@ -38,8 +38,8 @@ class Acknowledgement(NamedTuple):
     """Answer of a source for a receive.
 
     Attributes:
-        acknowledged: Messages that the source acknowledged. With `lost` and `unacknowledged` they are all messages of the
-            receive.
+        acknowledged: Messages that the source acknowledged. With `lost` and `unacknowledged` they are all messages of
+            the receive.
         lost: Messages whose lease expired, or whose queue was deleted. Redeliveries are known as duplicates.
         unacknowledged: Messages that the source refused: the next run acknowledges them.
         errors: A sample of errors, for people.
@@ -64,7 +64,8 @@ def advance(flow: Flow, receive: Receive, phase: Phase) -> None:
         handle_messages(flow, receive)
     if phase >= Phase.BATCHED:
         batch_messages(flow, receive)
-    if phase >= Phase.PUBLISHED and receive.demand and ReceiveState(flow, receive.receive_id).phase < Phase.PUBLISHED:
+    is_due = phase >= Phase.PUBLISHED and flow.ledger.manifest(receive).files
+    if is_due and ReceiveState(flow, receive.receive_id).phase < Phase.PUBLISHED:
         with alive(flow, receive):
             decide(flow, receive)
             publish(flow, receive)
@@ -118,8 +119,8 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
         fence_and_release(flow, receive)
         flow.control.end(receive.receive_id)
         raise PipelineError(
-            f"{receive.pipeline}: stopped this {intake_of(flow, receive).name} with {not_begun:,} unstarted messages: its "
-            "windows stay as they were. Start it again once the pipeline is resumed"
+            f"{receive.pipeline}: stopped this {intake_of(flow, receive).name} with {not_begun:,} unstarted messages. "
+            "Its windows stay as they were. Start it again once the pipeline is resumed"
         )
     return manifest
 
@@ -199,7 +200,8 @@ def publish(flow: Flow, receive: Receive) -> dict[str, int]:
 def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
     """Send dead letters, call the pipeline's own `acknowledge`, acknowledge at the source, and remove the record.
 
-    The record stays for a later run if the source refuses a message, `acknowledge` raises, or dead letters cannot be sent.
+    The record stays for a later run if the source refuses a message, `acknowledge` raises, or dead letters cannot be
+    sent.
 
     Args:
         flow: The pipeline and its resources.
@@ -269,9 +271,8 @@ def _expect_published(state: ReceiveState, receive: Receive) -> None:
     if state.phase is Phase.GIVEN_UP:
         raise FencedError.of(receive.receive_id)
     if state.phase < Phase.PUBLISHED:
-        raise UnhandledError(
-            f"receive {receive.receive_id} is {state.phase.name.lower()}, not published: publish it first"
-        )
+        phase = state.phase.name.lower()
+        raise UnhandledError(f"receive {receive.receive_id} is {phase}, not published: publish it first")
 
 
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:

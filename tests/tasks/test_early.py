@@ -142,7 +142,7 @@ def test_nobody_is_told_for_a_receive_that_was_given_up(lake, gone):
     manifest = early(lake, Early, source)
     assert source.told == []
     (failed,) = rows_of(lake, "early", manifest, "failed")
-    assert failed["reason"].startswith("receive r1 was given up or taken over")
+    assert failed["reason"].startswith("receive r1: fenced")
 
 
 @pytest.mark.parametrize("careful", [False, True])
