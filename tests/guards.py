@@ -27,12 +27,6 @@ lake/decision.py: lake/test_decision.py lake/test_removed_receives.py
     others.drop(outcomes.added_since(handle, looked)) => 0
     if not Transaction.of(table, handle, receive.receive_id, receive).is_decided => if True
     def fence( >> if found.is_decided:
-lake/decision.py: run/test_takeover.py
-    if found.owner != receive.owner:
-    if not found.is_of(run_id) and any(
-    < found.owner => < 2**99 + found.owner
-lake/ledger.py: run/test_takeover.py
-    self._lake.remove(self._path(mine))
 lake/decision.py: run/test_steps_again.py
     if received != known:
 lake/tables.py: lake/test_decision.py
@@ -59,8 +53,6 @@ lake/rewriting.py: run/test_fan_out.py
     {"messages", "outcomes", "failed"} if => set() if
 lake/closing.py: run/test_closing.py
     or table.lost_rows_since(handle, looked) => or False
-lake/early_acks.py: run/test_early.py
-    return is_ours and => return
 lake/early_acks.py: tasks/test_early.py
     "receive.json" in names => True
     "_given_up" not in names => True
@@ -71,23 +63,26 @@ lake/maintenance.py: lake/test_maintenance.py
 run/intake.py: run/test_steps_again.py
     if done := ReceiveState(self.flow, receive_id).unfinished:
     return min([self.version, => return max([self.version,
-run/clear_up.py: run/test_lease.py
-    is_free = not is_live and _is_ours(flow, record) => is_free = _is_ours(flow, record)
-run/clear_up.py: run/test_several_producers.py
-    is_free = not is_live and _is_ours(flow, record) => is_free = not is_live
-run/clear_up.py: lake/test_broken_receives.py
-    except Exception as error:  # whatever is wrong => except ZeroDivisionError as error:  # whatever is wrong
-run/clear_up.py: run/test_kafka_flow.py
+run/finish.py: run/test_lease.py
+    if not is_live and _is_ours(flow, record): => if _is_ours(flow, record):
+run/finish.py: run/test_several_producers.py
+    if not is_live and _is_ours(flow, record): => if not is_live:
+run/finish.py: lake/test_broken_receives.py
+    except Exception as error:  # one bad receive => except ZeroDivisionError as error:  # one bad receive
+run/finish.py: run/test_kafka_flow.py
     flow.source.abandon(receive_id, list)
-run/give_up.py: run/test_early.py
+run/finish.py: run/test_finish.py
+    flow.work(receive.receive_id).interrupt()
+run/release.py: run/test_early.py
     notes.close()
-    _keep_forgotten(flow, mine)
-run/give_up.py: run/test_takeover.py run/test_lease.py
+    _keep_forgotten(flow, receive) if acknowledged_early else None => None
+run/release.py: run/test_finish.py run/test_lease.py
     source.abandon(receive.receive_id, lambda: held(flow, receive))
 run/lease.py: run/test_steps_again.py
-    if not is_ours:
-run/lease.py: run/test_takeover.py
-    flow.work(receive.receive_id).interrupt()
+    if not has_claim:
+orchestration/run_receive.py: orchestration/test_reexecuted_steps.py
+    finish_now(flow, receive, context.log.info)
+    if state.transaction.is_decided:
 run/lease.py: run/test_lease.py
     if every_s => if False
     CLAIM_S / 3 => CLAIM_S * 3

@@ -32,11 +32,11 @@ def receives(
     A lease below zero ended so long ago; without one, no run holds the receive: the next run finishes it or gives it
     up. Ages and leases are in seconds.
     """
-    from pipeline_platform.run import clear_up
+    from pipeline_platform.run import finish
 
     with loading.opened() as opened:
         chosen = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
-        taken = sum(clear_up.take_over(opened.flow(one)) for one in chosen) if take_over else 0
+        taken = sum(finish.adopt(opened.flow(one)) for one in chosen) if take_over else 0
         found = [row for one in chosen for row in _rows(opened, one)]
     if as_json:
         typer.echo(json.dumps(found))

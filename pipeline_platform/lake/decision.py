@@ -1,14 +1,11 @@
-"""The decision of a receive: one compare-and-swap on `outcomes`, after which what it wrote is what there is.
+"""The decision of a receive: one compare-and-swap on `outcomes` makes the outcomes of its messages final.
 
-A receive drops the messages that others decided since it looked from everything it wrote, in the few files that hold
-them, and tries the swap again. So a message is decided once, however many runs hold it.
+Before each try, a receive looks which of its messages other receives decided since its last look, and drops these from
+the few files that contain them. So a message is decided once, however many runs received it.
 
-Who may decide is part of the same compare-and-swap. The version of the receive's transaction holds what became of it
-and its owner: the run that began it, or the last run that took it over, which commits that before it does anything
-else. A run that finds another owner there was fenced.
+A fence is a commit to the same table: a receive that is fenced can never decide.
 """
 
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -25,35 +22,26 @@ from pipeline_platform.lake.tables import (
     DECIDED,
     FENCED,
     KEEP_TRANSACTIONS,
-    TAKEN,
     CommitConflictError,
     Table,
     Tables,
     side_by_side,
 )
 
-_RUN_BITS = 32
-"""Of an owner, the lowest: its run. The others count who took the receive over before."""
 _MARK_BITS = 2
-"""Of a transaction's version, the lowest: DECIDED, FENCED or TAKEN. The others are the owner."""
+"""Bits of a transaction's version that contain its mark, DECIDED or FENCED. Release 0.3 kept an owner in the others."""
 
 
 class FencedError(Exception):
-    """The receive was given up while its run stalled, or another run works on it: this run may not go on."""
+    """The receive was fenced: its run stalled, failed or was re-executed, and may not go on with it."""
 
     @classmethod
-    def given_up(cls, receive_id: str) -> Self:
-        """Nobody decided it, and nobody will."""
+    def of(cls, receive_id: str) -> Self:
+        """Return the error for a receive."""
         return cls(
-            f"receive {receive_id} was given up while its run stalled or had failed: its messages come back when their "
-            "lease is over, and nothing is left to do here"
+            f"receive {receive_id}: fenced, because its run stalled, failed or was re-executed. Its messages were "
+            "released to the source, and a later run handles them. Nothing is left to do in this run"
         )
-
-    @classmethod
-    def taken(cls, receive_id: str, run_id: str) -> Self:
-        """A re-execution works on it, or finished it."""
-        why = "it was given up while the run stalled, or a re-execution took it over"
-        return cls(f"receive {receive_id} is not run {run_id}'s any more: {why}")
 
 
 class UnhandledError(Exception):
@@ -68,46 +56,32 @@ class Decision(NamedTuple):
 
 
 class Transaction(NamedTuple):
-    """What `outcomes` says of a receive, or another table once it shows it: None and 0 where it says nothing.
+    """State of a receive in one table.
 
-    The owner is the run that decided it or took it over; 0 for the run that began it.
+    Attributes:
+        mark: DECIDED, FENCED, or None if the table has no commit of the receive.
+        owner: Folder of manifests of a receive that a re-execution decided under release 0.3; 0 for any other.
     """
 
     mark: int | None
-    owner: int
+    owner: int = 0
 
     @classmethod
     def of(cls, table: Table, handle: DeltaTable, receive_id: str, record: Receive | None) -> Self:
-        """Look it up: by its rows where the receive is older than the transactions that the table keeps."""
+        """Look it up, by the rows of the receive if it is older than the transactions that the table keeps."""
         version = table.transaction_version(handle, receive_id)
         if version is not None:
             return cls(version % 2**_MARK_BITS, version >> _MARK_BITS)
-        if record is None or not _holds(table, handle, record):
-            return cls(None, 0)
-        return cls(DECIDED, max(Ledger(table.lake, table.pipeline).owners(receive_id), default=0))
+        return cls(DECIDED if record is not None and _holds(table, handle, record) else None)
 
     @property
     def is_decided(self) -> bool:
-        """Whether a run decided the receive."""
+        """Whether the receive is decided; for a table other than `outcomes`, published."""
         return self.mark == DECIDED
-
-    @property
-    def version(self) -> int:
-        """As Delta keeps it."""
-        return self.owner << _MARK_BITS | (self.mark or 0)
-
-    def is_of(self, run_id: str) -> bool:
-        """Whether this run was the last to take the receive over."""
-        return self.owner % 2**_RUN_BITS == zlib.crc32(run_id.encode()) and self.owner > 0
-
-    def taken_by(self, run_id: str) -> Self:
-        """What it says once a run has taken the receive over."""
-        times = (self.owner >> _RUN_BITS) + 1
-        return self._replace(mark=TAKEN, owner=times << _RUN_BITS | zlib.crc32(run_id.encode()))
 
 
 def transaction_of(table: Table, receive_id: str, record: Receive | None) -> Transaction:
-    """What a table says of a receive now. Once it is decided, it stays so."""
+    """Return the state of a receive in a table now. A decided receive stays decided."""
     if (known := table.known(receive_id)) is not None and known % 2**_MARK_BITS == DECIDED:
         return Transaction(DECIDED, known >> _MARK_BITS)
     with table.look() as handle:
@@ -129,13 +103,17 @@ def decide(
     still_ours: Callable[[], bool] = lambda: True,
     on_success: str = "ack",
 ) -> Decision:
-    """Commit the outcomes of a receive, once; to decide again what is decided does nothing.
+    """Commit the outcomes of a receive, once. Does nothing if it is decided already.
 
-    `still_ours` says before each swap whether the lease still holds. By the action `on_success` the source learns of a
-    message that another receive decided.
+    Args:
+        tables: Tables of the pipeline.
+        ledger: Manifests of the receive.
+        receive: The receive; all its messages have outcomes.
+        still_ours: Returns whether the leases still hold; called before each try.
+        on_success: Ack action for messages that another receive decided.
 
     Raises:
-        FencedError: It was given up, or its lease or the receive itself is another run's.
+        FencedError: The receive was fenced, or its lease expired and could not be renewed.
         UnhandledError: Some message of it has no outcome, or more than one: a step was left out.
         LogExpiredError: It is older than the log of `outcomes`.
     """
@@ -146,14 +124,12 @@ def decide(
         with outcomes.look() as handle, suppress(CommitConflictError):
             found = Transaction.of(outcomes, handle, receive_id, receive)
             if found.mark == FENCED or (not found.is_decided and ledger.get(receive_id) is None):
-                raise FencedError.given_up(receive_id)
-            if found.owner != receive.owner:
-                raise FencedError.taken(receive_id, receive.run_id)
+                raise FencedError.of(receive_id)
             if found.is_decided:
                 return Decision(dropped, tries)
-            # From the look on, a commit that fences it or takes it over makes the swap fail.
+            # A fence that is committed after the look makes the swap fail.
             if not still_ours():
-                raise FencedError(f"the lease of receive {receive_id} is over and could not be renewed")
+                raise FencedError(f"receive {receive_id}: its lease expired and could not be renewed")
             try:
                 dropped += others.drop(outcomes.added_since(handle, looked))
                 manifest = ledger.manifest(receive)
@@ -164,8 +140,7 @@ def decide(
                 raise
             looked, tries = handle.version(), tries + 1
             removed, left = replacement.at(handle)
-            state, published = Transaction(DECIDED, receive.owner).version, _newest(manifest)
-            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, state=state, not_before=published)
+            outcomes.swap(handle, receive_id, [*files, *left], removed=removed, not_before=_newest(manifest))
             return Decision(dropped, tries)
 
 
@@ -189,37 +164,8 @@ def _newest(manifest: Manifest) -> datetime | None:
     return max(map(datetime.fromisoformat, times), default=None)
 
 
-def take_over(tables: Tables, ledger: Ledger, receive: Receive, run_id: str) -> tuple[Receive, bool]:
-    """Make a run the owner of a receive that another began: nothing that others still do to it counts from here on.
-
-    Returns:
-        The receive as this run's, and False; or as it was decided, and True.
-
-    Raises:
-        FencedError: It was given up, or another run took it over from this one.
-    """
-    outcomes, receive_id = tables["outcomes"], receive.receive_id
-    while True:
-        with outcomes.look() as handle, suppress(CommitConflictError):
-            found = Transaction.of(outcomes, handle, receive_id, receive)
-            # A later one is of a take-over that was not committed.
-            before = [owner for owner in ledger.owners(receive_id) if owner >> _RUN_BITS < found.owner >> _RUN_BITS]
-            if not found.is_of(run_id) and any(Transaction(TAKEN, owner).is_of(run_id) for owner in before):
-                raise FencedError.taken(receive_id, run_id)
-            if found.mark == FENCED:
-                raise FencedError.given_up(receive_id)
-            receive = receive.model_copy(update={"run_id": run_id, "owner": found.owner})
-            if found.is_decided or found.is_of(run_id):
-                return receive, found.is_decided
-            taken = found.taken_by(run_id)
-            # They stay there if this fails: the commit may have come through all the same.
-            mine = ledger.hand_over(receive, taken.owner)
-            outcomes.swap(handle, receive_id, [], state=taken.version)
-            return mine, False
-
-
 def fence(tables: Tables, receive: Receive) -> Receive | None:
-    """Forbid a receive to decide; return it as the run that decided it left it, or None if none has."""
+    """Forbid an undecided receive to decide. Return the receive if it is decided already, else None."""
     outcomes, receive_id = tables["outcomes"], receive.receive_id
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):

@@ -8,7 +8,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline_platform.lake.ledger import owners_among
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
 
@@ -42,8 +41,8 @@ class Entry(NamedTuple):
 class Notes:
     """The notes of one receive: a small file for each call, in the receive's folder."""
 
-    def __init__(self, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
-        self._lake, self._receive, self._owner = lake, f"{pipeline}/_receives/{receive_id}", owner
+    def __init__(self, lake: Lake, pipeline: str, receive_id: str) -> None:
+        self._lake, self._receive = lake, f"{pipeline}/_receives/{receive_id}"
         self._folder = f"{self._receive}/_told"
         self._read: dict[str, list[Entry]] = {}
 
@@ -65,14 +64,10 @@ class Notes:
         return {entry[:2]: entry for entries in self._read.values() for entry in entries}
 
     def close(self) -> None:
-        """Let nobody acknowledge more: the receive is given up. What is noted by then may have been acknowledged."""
+        """Forbid further acknowledgements: the receive is about to be fenced."""
         self._lake.write(f"{self._receive}/_given_up", b"")
 
     def is_open(self) -> bool:
-        """Whether this owner may acknowledge what it noted before this call: it is asked in that order.
-
-        A run that takes the receive over leaves a folder first, and then looks what is noted.
-        """
+        """Whether messages that were noted before this call may be acknowledged. The order matters."""
         names = self._lake.names(self._receive)
-        is_ours = all(owner <= self._owner for owner in owners_among(names))
-        return is_ours and "receive.json" in names and "_given_up" not in names
+        return "receive.json" in names and "_given_up" not in names

@@ -54,8 +54,8 @@ SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").appe
 """What every batcher's table has beside the data. `child` numbers the rows of one message, from 0; it is null where
 `handle_message` returned no list."""
 
-DECIDED, FENCED, TAKEN = 1, 2, 3
-"""What the transaction of a receive says in `outcomes`: it decided, it never may, or another run has taken it over."""
+DECIDED, FENCED = 1, 2
+"""States of a receive in `outcomes`. Release 0.3 wrote 3 for a receive that a re-execution took over: undecided."""
 
 _CUT = "error sending request"
 """What delta-rs says of a store that it lost in the middle of a request which it does not send twice by itself."""

@@ -6,35 +6,26 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dagster as dg
-from pydantic import ValidationError
 
-from pipeline_platform.imports import import_apart
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.ledger import Origin, Receive
-from pipeline_platform.launcher.run_process import end_claims
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.model.options import Batcher, Splitter
-from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.safe_text import printable
-from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.failing import failing_with_reason
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.producer_choice import with_most_waiting
-from pipeline_platform.orchestration.receive_config import RunOrigin, receive_config_of
+from pipeline_platform.orchestration.receive_config import receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
+from pipeline_platform.orchestration.run_receive import has_one_process, receive_of, working_step
 from pipeline_platform.run import batching, steps
-from pipeline_platform.run.begin import begin, resume
-from pipeline_platform.run.flow import Flow, no_source
+from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive, keep_until_next_step
 from pipeline_platform.run.outages import naming_outages
-from pipeline_platform.run.receive_state import ReceiveState
+from pipeline_platform.run.receive_state import Phase
 from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
-from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import SourceError
-from pipeline_platform.spark.late_tasks import naming_late_tasks
 
 
 def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
@@ -50,10 +41,11 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     """
     keys = asset_keys(pipeline)
     receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, keys)
-    handle, commit = _step_op(pipeline, "handle_messages", _handle), _step_op(pipeline, "commit", _commit)
+    handle = _step_op(pipeline, "handle_messages", _handle, Phase.RECEIVED)
     has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
-    batches = [_step_op(pipeline, "handle_batches", _handle_batches)] if has_batches else []
-    handle_failed = _step_op(pipeline, "handle_failed", _handle_failed)
+    batches = [_step_op(pipeline, "handle_batches", _handle_batches, Phase.HANDLED)] if has_batches else []
+    handle_failed = _step_op(pipeline, "handle_failed", _handle_failed, Phase.BATCHED)
+    commit = _step_op(pipeline, "commit", _commit, Phase.BATCHED)
 
     @dg.graph(name=pipeline.name, description=pipeline.description(), out={out: dg.GraphOut() for out in keys})
     def ops() -> dict[str, Any]:
@@ -102,71 +94,6 @@ def _size(options: Batcher) -> str:
     return f"{options.batch_bytes:,} bytes, cut by a splitter" if by_step else f"{options.batch_size} messages"
 
 
-_FLOWS: dict[str, Flow] = {}
-"""Of the run that this process works on, by producer: the steps of a run share what they know of their receive."""
-
-
-def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, producer: str = "") -> Flow:
-    """The producer with the resources of a run, the same for all steps in one process."""
-    chosen, key = pipeline.producers_of(producer).get(producer), pipeline.limits_key(producer)
-    resources, flow = context.resources, _FLOWS.get(key)
-    if _has_one_process(context):
-        resources.control.run_id = context.run.run_id
-    if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
-        import_apart("pandas")  # PyArrow imports it with the first value that it makes
-        flow = _FLOWS[key] = Flow(
-            pipeline=pipeline,
-            source=getattr(resources, chosen.source) if chosen else no_source(pipeline, resources.lake),
-            lake=resources.lake,
-            control=resources.control,
-            session=lambda: resources.spark.spark_session,
-            producer=producer,
-            dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
-            variables=resources.spark.variables,
-        )
-    return flow
-
-
-def at_work(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> tuple[Flow, Receive | None]:
-    """What this run received, or the run that it re-executes, as this run's from now on; with the flow of its producer.
-
-    Returns:
-        No receive if there was no room for messages, or another run finished it.
-
-    Raises:
-        PipelineError: No run received anything.
-        FencedError: The receive was given up, or another run works on it by now.
-    """
-    flow, tags, lineage = flow_of(pipeline, context), RunTags.of(pipeline), list(_lineage(context))
-    received = next((run for run in lineage if run.tags.get(tags.receive_id)), None)
-    if received is None:
-        raise PipelineError(
-            f"{pipeline.name}: run {context.run.run_id} received nothing, nor did a run that it re-executes: "
-            "execute `receive_messages` and all steps after it"
-        )
-    receive_id = received.tags[tags.receive_id]
-    state = ReceiveState(flow, receive_id)
-    receive = state.record
-    if receive is None:
-        if received.tags.get(tags.demand) != "0":
-            state.expect_finished([run.run_id for run in lineage])
-            context.log.warning(f"receive {receive_id} is finished: nothing is left to do here")
-        return flow, None
-    flow = flow_of(pipeline, context, receive.producer)
-    if receive.run_id == context.run.run_id:
-        return flow, receive
-    end_claims(context.instance, flow.control, pipeline.name)
-    return flow, resume(flow, receive, context.run.run_id)
-
-
-def _lineage(context: dg.AssetExecutionContext) -> Iterator[dg.DagsterRun]:
-    """The run, the one that it re-executes, and so on, with the tags that they have now: a run starts without them."""
-    run_id: str | None = context.run.run_id
-    while run_id and (run := context.instance.get_run_by_id(run_id)):
-        yield run
-        run_id = run.parent_run_id
-
-
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
     sources = {producer.source for producer in pipeline.producers_of().values()}
@@ -182,12 +109,8 @@ def _failing_with_reason(context: dg.AssetExecutionContext) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _step_of(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> Iterator[None]:
-    """One step of a receive. Another step follows."""
-    with heeding(flow, receive), naming_late_tasks(context.resources.spark.ui, receive.receive_id, context.log.info):
-        yield
-    if not _has_one_process(context):
+def _end_step(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
+    if not has_one_process(context):
         keep_until_next_step(flow, receive)
 
 
@@ -201,82 +124,29 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
 
     @_op(pipeline, "receive_messages")
     def receive_messages(context: dg.AssetExecutionContext, config: configured) -> None:
-        """Leases messages and writes them down, once; everything later reads what is written here."""
-        tags = RunTags.of(pipeline)
-        by_hand = "failed" if context.selected_asset_keys == {asset_keys(pipeline)["failed"]} else "source"
-        origin: Origin = (config.origin or RunOrigin(context.run.tags.get(tags.origin, by_hand))).value
-        producer = config.producer or context.run.tags.get(tags.producer, "")
+        """Leases messages from the source and writes them to the lake, from which all later steps read."""
         with _failing_with_reason(context):
-            if origin == "source" and pipeline.producers and not producer:
-                producer = with_most_waiting(pipeline, context.resources, context.log.info)
-            flow = flow_of(pipeline, context, producer)
-            if origin == "source":
-                _expect_one_process(flow, context)
-            end_claims(context.instance, flow.control, pipeline.name)
-            receive = begin(
-                flow,
-                origin=origin,
-                run_id=context.run.run_id,
-                windows=context.partition_keys,
-                demand=config.demand,
-                context=config.overrides(),
-                selection=_selection(pipeline, config.failures),
-                although_paused=config.ignores_pause(context.log.warning),
-                log=context.log.info,
-            )
-            received = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
-            if producer:
-                received[tags.producer] = producer
-            context.instance.add_run_tags(context.run.run_id, received)
-            with _step_of(flow, receive, context):
-                manifest = steps.receive_messages(flow, receive)
-                context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+            flow, receive = receive_of(pipeline, context, config)
+            if receive is not None:
+                _end_step(flow, receive, context)
 
     return receive_messages
 
 
-def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
-    """The failures that a run's configuration chooses; a `PipelineError` if it is no such choice."""
-    try:
-        return Selection.model_validate(given)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise PipelineError(
-            f"{pipeline.name}: `failures` of the run config: {'.'.join(map(str, first['loc']))} is "
-            f"{shown(first['input'])}: {first['msg']}; there is {', '.join(Selection.model_fields)}"
-        ) from None
-
-
-def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
-    """Refuse executors that give each step a process, where the steps share the source's connection."""
-    if isinstance(flow.source, ConnectedSource) and not _has_one_process(context):
-        executor = context.job_def.executor_def.name
-        raise SourceError(
-            f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
-            "the connection that receives messages has to acknowledge them. Run the pipeline's own job, or give yours "
-            "dg.in_process_executor"
-        )
-
-
-def _has_one_process(context: dg.AssetExecutionContext) -> bool:
-    """Whether all steps of the run share this process."""
-    execution: Any = context.run.run_config.get("execution") or {}
-    in_one = {dg.in_process_executor.name, "execute_in_process_executor"}
-    return context.job_def.executor_def.name in in_one or "in_process" in (execution.get("config") or {})
-
-
 Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
-"""What an op does with what its run received; not called if that was nothing."""
+"""Work of an op on the receive of its run."""
 
 
-def _step_op(pipeline: type[Pipeline], name: str, step: Step) -> dg.OpDefinition:
+def _step_op(pipeline: type[Pipeline], name: str, step: Step, after: Phase) -> dg.OpDefinition:
     @_op(pipeline, name, description=step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
         with _failing_with_reason(context):
-            flow, receive = at_work(pipeline, context)
+            flow, receive = receive_of(pipeline, context)
             if receive is not None:
-                with _step_of(flow, receive, context):
+                with working_step(flow, receive, context):
+                    steps.advance(flow, receive, after)
                     step(flow, receive, context)
+                _end_step(flow, receive, context)
 
     return op
 
@@ -341,8 +211,10 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Acknowledges, in groups, what is decided and published; then reports the windows' figures."""
         with _failing_with_reason(context):
-            flow, receive = at_work(pipeline, context)
+            flow, receive = receive_of(pipeline, context)
             with nullcontext() if receive is None else heeding(flow, receive):
+                if receive is not None:
+                    steps.advance(flow, receive, Phase.PUBLISHED)
                 red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
         if red:
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})

@@ -1,4 +1,4 @@
-"""How a run begins: it clears up after dead runs and claims room; or it goes on with what another run received."""
+"""The begin of a receive: earlier receives are finished, then capacity is claimed."""
 
 import logging
 import uuid
@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline_platform.lake.decision import publish, take_over
 from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
-from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.intake import INTAKES, Intake, intake_of
+from pipeline_platform.run.intake import INTAKES, Intake
 from pipeline_platform.run.run_events import emitting_begin
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.telemetry.tracing import traceparent
@@ -80,7 +79,7 @@ def begin(
         return receive
     if INTAKES[origin].is_outside:
         patiently(flow.source.check_ready, flow.source.patience)
-    clear_up(flow, log)
+    finish_others(flow, log)
     selection = selection.at(datetime.now(UTC))
     receive_id = receive.receive_id
     try:
@@ -100,7 +99,7 @@ def begin(
                 flow.control.end(receive_id)
                 return receive
             # A run that it waited for may have died, and its tasks would handle on.
-            found = clear_up(flow, log) if granted and intake.is_alone else []
+            found = finish_others(flow, log) if granted and intake.is_alone else []
             if not (found and intake.is_whole):
                 break
             flow.control.end(receive_id)  # there are more messages to replay now
@@ -171,31 +170,3 @@ def _check_producer(flow: Flow, intake: type[Intake]) -> None:
             f"{flow.pipeline.name}: a {intake.name} is of all producers: leave `producer` ({flow.producer}) out of the "
             "run config"
         )
-
-
-def resume(flow: Flow, receive: Receive, run_id: str) -> Receive:
-    """Go on with what another run received: a re-execution of its later steps.
-
-    From here on that other run can decide nothing, even if it is alive. What it has decided is published here.
-
-    Returns:
-        The same receive, as this run's.
-
-    Raises:
-        FencedError: It was given up, or yet another run took it over from this one.
-        PipelineError: There is no room for it now.
-    """
-    receive, is_decided = take_over(flow.tables, flow.ledger, receive, run_id)
-    if is_decided:
-        publish(flow.tables, receive, flow.ledger.manifest(receive))  # its last step may be the only one to run
-        return receive
-    held = min(flow.ledger.manifest(receive, "receive").rows("messages"), receive.demand)
-    alone = intake_of(flow, receive).is_alone
-    bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": Intake.room_within_s, "alone": alone}
-    granted = flow.quota.claim(receive.receive_id, run_id, held, _LOG.info, **bounds)
-    if granted < held:
-        raise PipelineError(
-            f"{flow.pipeline.name}: no room for the {held} messages of receive {receive.receive_id} while other "
-            "runs are under way: re-execute when they are done, or let the next run receive them again"
-        )
-    return receive

@@ -49,43 +49,35 @@ def alive(flow: Flow, receive: Receive) -> Iterator[None]:
 
 @contextmanager
 def working(flow: Flow, receive: Receive) -> Iterator[None]:
-    """Keep a receive alive while a step works on it, and end what the run before this one may have left at work.
+    """Renew the leases of a receive while a step works on it.
 
     Raises:
-        FencedError: It is another run's: it was given up, or a re-execution works on it. Raised too in place of what
-            the step raises once that is so, such as that its files are gone.
+        FencedError: The receive was fenced. Replaces an error of the step that follows from it, such as missing files.
     """
     try:
-        is_ours = beat(flow, receive)
-    except ControlStoreError:  # a failover is no reason to stop, and the decision asks again
-        _LOG.exception("could not ask whose receive %s is", receive.receive_id)
-        is_ours = True
-    if not is_ours:
-        raise FencedError.taken(receive.receive_id, receive.run_id)
-    if receive.owner:
-        flow.work(receive.receive_id).interrupt()
+        has_claim = beat(flow, receive)
+    except ControlStoreError:  # the store may fail over; the decision asks again
+        _LOG.exception("could not renew the claim of receive %s", receive.receive_id)
+        has_claim = True
+    if not has_claim:
+        raise FencedError.of(receive.receive_id)
     with alive(flow, receive):
         try:
             yield
         except FencedError:
             raise
         except Exception as error:
-            if fenced := _fence(flow, receive):
-                raise fenced from error
+            if _is_fenced(flow, receive):
+                raise FencedError.of(receive.receive_id) from error
             raise
 
 
-def _fence(flow: Flow, receive: Receive) -> FencedError | None:
-    """Return why this run may not go on with a receive; None if it may, or if that cannot be looked up."""
+def _is_fenced(flow: Flow, receive: Receive) -> bool:
     try:
-        state = ReceiveState(flow, receive.receive_id)
-        if state.phase is Phase.GIVEN_UP:
-            return FencedError.given_up(receive.receive_id)
-        is_ours = state.transaction.owner == receive.owner
-        return None if is_ours else FencedError.taken(receive.receive_id, receive.run_id)
-    except Exception:  # the step's own error is what to report
-        _LOG.exception("could not look up whether receive %s was given up", receive.receive_id)
-        return None
+        return ReceiveState(flow, receive.receive_id).phase is Phase.GIVEN_UP
+    except Exception:  # the step's own error is the one to report
+        _LOG.exception("could not look up whether receive %s is fenced", receive.receive_id)
+        return False
 
 
 def keep_until_next_step(flow: Flow, receive: Receive) -> None:

@@ -1,57 +1,57 @@
-"""The state of a receive: how far it is, whose it is, and what comes next; by ledger, transactions and claim."""
+"""The phase of a receive, by its record and manifests in the lake, its transactions, and its claim."""
 
-from collections.abc import Sequence
 from enum import IntEnum
 from functools import cached_property
 
 from pipeline_platform.lake import decision
-from pipeline_platform.lake.decision import FencedError, Transaction, UnhandledError
+from pipeline_platform.lake.decision import Transaction
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import FENCED
 from pipeline_platform.run.flow import Flow
 
 
 class Phase(IntEnum):
-    """How far a receive is, and with it what comes next."""
+    """Progress of a receive. The comments say what follows."""
 
-    GIVEN_UP = 0  # nothing: its messages are back at their source
-    PLANNED = 1  # it leases messages and writes them down
-    RECEIVED = 2  # it handles them; without messages it is acknowledged at once
-    HANDLED = 3  # it batches and is decided; up to here the next run gives up what a dead one left
-    DECIDED = 4  # it is published: by its run, or by any that meets it
-    PUBLISHED = 5  # it is acknowledged
-    ACKNOWLEDGED = 6  # nothing: it is finished
+    GIVEN_UP = 0  # nothing: it was fenced, and its messages were released
+    PLANNED = 1  # its messages are leased and written
+    RECEIVED = 2  # they are handled; a receive without messages is acknowledged at once
+    HANDLED = 3  # they are batched
+    BATCHED = 4  # its outcomes are decided
+    DECIDED = 5  # its tables are published, by its run or any later one
+    PUBLISHED = 6  # it is acknowledged
+    ACKNOWLEDGED = 7  # nothing
 
 
 class ReceiveState:
-    """The state of one receive. Each part of it is looked up when it is first asked for, once."""
+    """The state of one receive. Each part is looked up once, on first access."""
 
     def __init__(self, flow: Flow, receive_id: str) -> None:
         self._flow, self._receive_id = flow, receive_id
 
     @cached_property
     def record(self) -> Receive | None:
-        """As it was begun; None once it is finished or given up."""
+        """Its record; None once it is finished or released."""
         return self._flow.ledger.get(self._receive_id)
 
     @cached_property
     def transaction(self) -> Transaction:
-        """Who owns it, and whether that run decided it."""
+        """Its commit to `outcomes`: decided, fenced, or none yet."""
         return decision.transaction_of(self._flow.tables["outcomes"], self._receive_id, self.record)
 
     @cached_property
     def receive(self) -> Receive | None:
-        """As the run that owns it has it; None once it is finished or given up."""
+        """The receive with the folder of its manifests; None once it is finished or released."""
         return self.record and self.record.model_copy(update={"owner": self.transaction.owner})
 
     @property
     def unfinished(self) -> Receive | None:
-        """As the run that decided it left it, for anybody to finish; None if it is not decided, or finished."""
+        """The receive if it is decided and not finished: any run may publish and acknowledge it."""
         return self.receive if self.transaction.is_decided else None
 
     @cached_property
     def phase(self) -> Phase:
-        """How far it is.
+        """Its phase.
 
         Raises:
             ReceiveError: Its record or a manifest cannot be read.
@@ -65,41 +65,13 @@ class ReceiveState:
         if self.transaction.mark == FENCED:
             return Phase.GIVEN_UP
         steps = ledger.steps(receive)
-        return Phase.HANDLED if "handle" in steps else Phase.RECEIVED if "receive" in steps else Phase.PLANNED
+        if "handle" not in steps:
+            return Phase.RECEIVED if "receive" in steps else Phase.PLANNED
+        manifest = ledger.manifest(receive)
+        return Phase.BATCHED if manifest.rows("messages") == manifest.rows("outcomes") else Phase.HANDLED
 
     @property
     def is_live(self) -> bool:
-        """Whether a run works on it: its claim is not over."""
+        """Whether a run works on it: its claim has not expired."""
         claims = self._flow.control.in_flight(self._flow.pipeline.name, of_all=True)
         return any(claim.receive_id == self._receive_id for claim in claims)
-
-    def expect_published(self, receive: Receive) -> None:
-        """Refuse to acknowledge what this run has not decided, or what not every table shows.
-
-        Raises:
-            FencedError: It was given up or taken over: its messages are another run's now.
-            UnhandledError: A step was left out.
-        """
-        if self.phase is Phase.GIVEN_UP:
-            raise FencedError.given_up(self._receive_id)
-        if self.transaction.owner != receive.owner:
-            raise FencedError.taken(self._receive_id, receive.run_id)
-        if self.phase is Phase.PLANNED:
-            raise UnhandledError(
-                f"receive {self._receive_id} did not come to the end of `receive_messages`, and may hold messages: "
-                "execute all steps again, and it receives anew. The next run gives this receive up"
-            )
-        if self.phase < Phase.PUBLISHED:
-            what = "published" if self.transaction.is_decided else "decided"
-            raise UnhandledError(f"receive {self._receive_id} is not {what}: execute `commit` first")
-
-    def expect_finished(self, run_ids: Sequence[str]) -> None:
-        """Refuse a receive without a record unless it is decided, and by the run that asks or one that it re-executes.
-
-        Raises:
-            FencedError: It was given up, and its messages come back; or a re-execution took it over from this run.
-        """
-        if not self.transaction.is_decided:
-            raise FencedError.given_up(self._receive_id)
-        if self.transaction.owner and not any(map(self.transaction.is_of, run_ids)):
-            raise FencedError.taken(self._receive_id, run_ids[0])

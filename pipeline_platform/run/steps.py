@@ -1,7 +1,6 @@
 """The steps of a run, in order: receive, handle, batch, decide, publish, acknowledge. The ops of a pipeline call them.
 
-Every step leaves its manifest in the lake. So this run or the next can take it again, and it changes nothing that it
-has changed before.
+Each step writes a manifest to the lake, so that a later process or run sees which steps are done.
 """
 
 import time
@@ -10,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline_platform.lake import decision
-from pipeline_platform.lake.decision import Decision
+from pipeline_platform.lake.decision import Decision, FencedError, UnhandledError
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
@@ -20,11 +19,11 @@ from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import batching, dead_letters, handling, notifying
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.give_up import give_up
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import given_back, renew, working
+from pipeline_platform.run.lease import alive, given_back, renew, working
 from pipeline_platform.run.notifying import NotTaken
 from pipeline_platform.run.receive_state import Phase, ReceiveState
+from pipeline_platform.run.release import fence_and_release
 from pipeline_platform.run.run_events import add_counts, emitting, tasks_of
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import SourceError
@@ -36,16 +35,16 @@ from pipeline_platform.telemetry.spans import Span
 
 
 class Acknowledgement(NamedTuple):
-    """What the source answered for a receive.
+    """Answer of a source for a receive.
 
     Attributes:
-        acknowledged: Messages that it has acknowledged. With `lost` and `unacknowledged` it adds up to all of the
-            receive.
-        lost: Messages that this receive no longer holds: another will find them decided, or they went with their queue.
-        unacknowledged: Messages that it would not take: the next run acknowledges it.
-        errors: In words, a sample.
-        letters: What became of dead messages.
-        not_taken: Messages of which the pipeline's own `acknowledge` could not be notified, and what it raised.
+        acknowledged: Messages that the source acknowledged. With `lost` and `unacknowledged` they are all messages of
+            the receive.
+        lost: Messages whose lease expired, or whose queue was deleted. Redeliveries are known as duplicates.
+        unacknowledged: Messages that the source refused: the next run acknowledges them.
+        errors: A sample of errors, for people.
+        letters: Dead letters that were sent.
+        not_taken: Messages for which the pipeline's own `acknowledge` raised, with the errors.
     """
 
     acknowledged: int
@@ -56,13 +55,27 @@ class Acknowledgement(NamedTuple):
     not_taken: NotTaken = NotTaken()
 
 
-def receive_messages(flow: Flow, receive: Receive) -> Manifest:
-    """Lease messages under the receive's id and write them down, once; everything later reads what is written.
+def advance(flow: Flow, receive: Receive, phase: Phase) -> None:
+    """Bring a receive, whose messages are leased, to a phase: perform the steps that are missing.
 
-    Where it was asked to stop, it leases none.
+    A run that skips steps, such as a re-execution of its last ones, thus performs them as well.
+    """
+    if phase >= Phase.HANDLED:
+        handle_messages(flow, receive)
+    if phase >= Phase.BATCHED:
+        batch_messages(flow, receive)
+    is_due = phase >= Phase.PUBLISHED and flow.ledger.manifest(receive).files
+    if is_due and ReceiveState(flow, receive.receive_id).phase < Phase.PUBLISHED:
+        with alive(flow, receive):
+            decide(flow, receive)
+            publish(flow, receive)
+
+
+def receive_messages(flow: Flow, receive: Receive) -> Manifest:
+    """Lease messages and write them to the lake, from which all later steps read. A run that is to stop leases none.
 
     Raises:
-        FencedError: Its claim is over: the run stalled since it began, and was given up.
+        FencedError: The receive was fenced: its run stalled after it began.
     """
     if not receive.demand:
         return Manifest()
@@ -89,45 +102,44 @@ def _read(flow: Flow, receive: Receive) -> Manifest:
 
 
 def handle_messages(flow: Flow, receive: Receive) -> Manifest:
-    """Put what was received through the callbacks; write all that came of it.
+    """Call the callbacks for the messages of a receive, and write rows, failures and outcomes.
 
     Raises:
-        PipelineError: The run was asked to stop, and a part of what it takes on would be worse than nothing.
+        PipelineError: A replay was asked to stop. It counts only as a whole.
+        FencedError: The receive was fenced.
     """
     received, before = (flow.ledger.manifest(receive, step) for step in ("receive", "handle"))
     if not received.of_table("messages"):
         return Manifest()
-    if before.files and ReceiveState(flow, receive.receive_id).unfinished:
-        return before  # executed again after the decision: what was written is what there is
+    if before.notes:
+        return before
     with working(flow, receive):
-        # An earlier try may have sent messages to other batchers; the decision takes what lies here.
-        flow.ledger.forget_after(receive, "receive")
         manifest = _step(flow, receive, "handle", "handle", partial(handling.handle, flow, receive, received))
     if (not_begun := manifest.total("given_back")) and intake_of(flow, receive).is_whole:
-        give_up(flow, receive)
+        fence_and_release(flow, receive)
         flow.control.end(receive.receive_id)
         raise PipelineError(
-            f"{receive.pipeline}: this {intake_of(flow, receive).name} was asked to stop, and {not_begun:,} of its "
-            "messages were not begun: its windows stay as they were. Start it again once the pipeline is resumed"
+            f"{receive.pipeline}: stopped this {intake_of(flow, receive).name} with {not_begun:,} unstarted messages. "
+            "Its windows stay as they were. Start it again once the pipeline is resumed"
         )
     return manifest
 
 
 def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Manifest]:
-    """Put messages through `handle_batch`, all batchers side by side. What a batcher wrote before is kept.
+    """Call `handle_batch` for the staged messages of a receive, all batchers in parallel.
 
-    Once all batchers are done, messages end whose children waited for them.
+    Batchers that are done are left as they are. Afterwards, messages whose children waited for batches get outcomes.
 
     Args:
         flow: The pipeline and its resources.
-        receive: Which; handled.
-        batchers: Names of some with a callback; all of them if none is given.
+        receive: A handled receive.
+        batchers: Names of batchers with a callback; all of them by default.
 
     Returns:
-        What was written, by batcher.
+        Manifests by batcher.
     """
     options, handled = flow.pipeline.batchers, flow.ledger.manifest(receive, "handle")
-    names = batchers or [name for name, one in options.items() if isinstance(one, Batcher)]
+    names = batchers or [name for name, batcher in options.items() if isinstance(batcher, Batcher)]
     written = {name: flow.ledger.manifest(receive, f"batch-{name}") for name in names}
     staged = [name for name in names if handled.of_table(staged_table(receive.receive_id, name))]
     left = [name for name in staged if not written[name].notes]
@@ -160,14 +172,14 @@ def _step(flow: Flow, receive: Receive, step: str, name: str, work: Callable[[],
 
 
 def decide(flow: Flow, receive: Receive) -> Decision:
-    """Commit what became of every message, once; see `lake.decision`.
+    """Make the outcomes of a receive final, once; see `lake.decision`.
 
     Raises:
-        FencedError: Another run gave the receive up for dead meanwhile.
+        FencedError: The receive was fenced.
     """
     state = ReceiveState(flow, receive.receive_id)
-    if receive.demand and state.record is None:
-        state.expect_published(receive)  # long ago, by another run
+    if receive.demand and state.record is None and not state.transaction.is_decided:
+        raise FencedError.of(receive.receive_id)
     if not receive.demand or not flow.ledger.manifest(receive, "receive").rows("messages"):
         return Decision(0, 0)
     with emitting("decide", flow, receive) as event:
@@ -178,7 +190,7 @@ def decide(flow: Flow, receive: Receive) -> Decision:
 
 
 def publish(flow: Flow, receive: Receive) -> dict[str, int]:
-    """Make what was decided visible in every table; return the rows by table."""
+    """Commit the rows of a decided receive to its tables; return the number of rows by table."""
     with emitting("publish", flow, receive) as event:
         rows = decision.publish(flow.tables, receive, flow.ledger.manifest(receive))
         event.add(rows=sum(rows.values()))
@@ -186,19 +198,19 @@ def publish(flow: Flow, receive: Receive) -> dict[str, int]:
 
 
 def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE) -> Acknowledgement:
-    """Send dead letters, notify the pipeline's own `acknowledge`, acknowledge, and forget the receive.
+    """Send dead letters, call the pipeline's own `acknowledge`, acknowledge at the source, and remove the record.
 
-    It stays for the next run where the source would not take something, `acknowledge` raised, or dead letters could
-    not be sent.
+    The record stays for a later run if the source refuses a message, `acknowledge` raises, or dead letters cannot be
+    sent.
 
     Args:
         flow: The pipeline and its resources.
-        receive: Which; published.
-        acknowledger: How patiently to ask a source that refuses.
+        receive: A published receive.
+        acknowledger: How often to ask a source that refuses.
 
     Raises:
-        FencedError: It is not decided, or another run's by now: nothing may be acknowledged.
-        UnhandledError: What it leased was never written down, or what was decided is not published.
+        FencedError: The receive was fenced: nothing may be acknowledged.
+        UnhandledError: The receive is not published.
     """
     with emitting("acknowledge", flow, receive) as event:
         answer = _acknowledge(flow, receive, acknowledger, event)
@@ -212,7 +224,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     files = manifest.of_table("outcomes") if intake.is_outside else []
     state = ReceiveState(flow, receive.receive_id)
     if receive.demand and (manifest.files or state.phase is not Phase.RECEIVED):
-        state.expect_published(receive)
+        _expect_published(state, receive)
     letters = dead_letters.send(flow, receive, manifest)
     not_taken = notifying.notify(flow, receive) if files else NotTaken()
     looks = manifest.total("duplicates") or manifest.total(DROPPED)
@@ -231,8 +243,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost
-    answered = (one for notes in answer.notes for one in notes["errors"])
-    errors = [one for one in (letters.error, *not_taken.errors, *answered) if one]
+    answered = (error for notes in answer.notes for error in notes["errors"])
+    errors = [error for error in (letters.error, *not_taken.errors, *answered) if error]
     if left == answer.total("withheld"):  # those are delivered again
         try:
             patiently(lambda: _finish(flow, receive, manifest), source.patience)
@@ -248,14 +260,23 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
         flow.control.finish(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.expire(receive.receive_id)
-    refusals = [f"{one['ack_id']}: {one['reason']}" for notes in answer.notes for one in notes["refusals"]]
+    refused = (refusal for notes in answer.notes for refusal in notes["refusals"])
+    refusals = [f"{refusal['ack_id']}: {refusal['reason']}" for refusal in refused]
     losses = [f"lost: {why}" for why in sorted({notes["why lost"] for notes in answer.notes if notes["why lost"]})]
     said = [*unpublished, *errors, *losses, *refusals][:10]
     return Acknowledgement(acknowledged, lost, left, said, letters, not_taken)
 
 
+def _expect_published(state: ReceiveState, receive: Receive) -> None:
+    if state.phase is Phase.GIVEN_UP:
+        raise FencedError.of(receive.receive_id)
+    if state.phase < Phase.PUBLISHED:
+        phase = state.phase.name.lower()
+        raise UnhandledError(f"receive {receive.receive_id} is {phase}, not published: publish it first")
+
+
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
-    """Finish a receive at its source; before that, give back what it is to leave out."""
+    """End a receive at its source, and release the messages that were not started."""
     source = intake_of(flow, receive).source
     if source.gives_back_offsets and manifest.total("given_back"):
         parts = (partial(given_back, flow, receive, begun=begun) for begun in (False, True))
@@ -264,10 +285,10 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
 
 
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:
-    """Publish what other runs decided and have not published: here their messages are acknowledged as duplicates.
+    """Publish the decided receives of other runs, whose messages this run acknowledges as duplicates.
 
     Returns:
-        In words, what cannot be published, or waits for the pipeline's own `acknowledge`.
+        For people: receives that cannot be published, or wait for the pipeline's own `acknowledge`.
     """
     unpublished = []
     for receive_id in sorted({*flow.ledger.unfinished()} - {receive.receive_id}):
@@ -282,5 +303,5 @@ def _publish_others(flow: Flow, receive: Receive) -> list[str]:
 
 
 def unfinishable(receive_id: str, error: Exception) -> str:
-    """What people read of a receive that stays as it is."""
-    return f"receive {receive_id} cannot be finished and is left as it is: {type(error).__name__}: {error}"
+    """Describe a receive that stays unfinished."""
+    return f"Could not finish receive {receive_id}, which stays as it is: {type(error).__name__}: {error}"

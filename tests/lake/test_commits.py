@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake.decision import decide, fence, publish, take_over
+from pipeline_platform.lake.decision import decide, fence, publish
 from pipeline_platform.lake.maintenance import MaintenanceError, maintain
 from pipeline_platform.lake.tables import CommitError, Table, Tables
 from pipeline_platform.model.options import Retention
@@ -45,7 +45,6 @@ def worked(tables: Tables, receive_id: str = "r1") -> Run:
 COMMITS: dict[str, tuple[str, Callable[[Tables, Run], object]]] = {
     "decide": ("outcomes", lambda tables, run: decide(tables, run.ledger, run.receive)),
     "fence": ("outcomes", lambda tables, run: fence(tables, run.receive)),
-    "take over": ("outcomes", lambda tables, run: take_over(tables, run.ledger, run.receive, "another")),
     "publish": ("kept", lambda tables, run: publish(tables, run.receive, run.ledger.manifest(run.receive))),
     "widen": (
         "kept",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pipeline_platform.lake.decision import take_over
+from pipeline_platform.lake.decision import fence
 from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.storage import Lake, _sync_entry
 from pipeline_platform.lake.tables import Tables
@@ -86,7 +86,7 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
     # As when another has committed a moment ago.
     tables["outcomes"].open().alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
     run = receive(tables, "r2", b"c").work()
-    take_over(tables, run.ledger, run.receive, "another run")
+    fence(tables, run.receive)
     assert len(disk.commits) == 5
     for folder, version, _, on_disk in disk.commits:
         assert on_disk >= {f"{folder}/_delta_log/{version:020d}.json", f"{folder}/_delta_log"}

@@ -72,7 +72,7 @@ def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(locatio
         run = location.again(failed, from_failure=True, copied_tags=False)
 
     assert run.status == SUCCESS
-    assert seen == [[(run.run_id, 2)]]
+    assert seen[0] == [(run.run_id, 2)]
     assert location.texts() == ["one", "two"]
 
 
@@ -102,12 +102,12 @@ def test_the_next_run_finishes_what_a_failed_one_decided(location):
     late = location.again(failed, from_failure=True)
 
     assert run.status == SUCCESS
-    assert "cleared up after runs that died" in location.log(run)
+    assert "of earlier runs, which crashed" in location.log(run)
     assert location.texts() == ["one", "two"]
     assert location.rows("lines").sort("text")["window"].to_list() == [WINDOW, NEXT]
     assert location.waiting() == 0
     assert late.status == SUCCESS
-    assert "is finished: nothing is left to do here" in location.log(late)
+    assert "is finished: nothing is left to do" in location.log(late)
     assert location.checks(late)["acknowledged"].description == "Had nothing to acknowledge."
 
 

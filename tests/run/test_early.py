@@ -1,22 +1,20 @@
 """Acknowledged before the decision: each message once as an outcome or an open failure, whatever dies."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from pipeline_platform import Message, Producer
+from pipeline_platform import Producer
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake import decision
 from pipeline_platform.lake.tables import CommitConflictError
 from pipeline_platform.run import begin as beginning
-from pipeline_platform.run import give_up, steps
-from pipeline_platform.run.begin import resume
-from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run import release, steps
+from pipeline_platform.run.finish import finish_now, finish_others
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.early import POINTS, Early, handle_here, killed
-from tests.fixtures.flow import finish, received, rows, run
-from tests.run.test_takeover import failing_once
+from tests.fixtures.flow import received, rows, run
+from tests.run.test_finish import failing_once
 
 
 def acknowledged(flow: Flow) -> dict[str, list[str]]:
@@ -53,50 +51,28 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
     assert flow.ledger.unfinished() == []
 
 
-class Returns(Early):
-    """Gives all back, and tells nothing early."""
-
-    name = "early"
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        return message.failed("later").configure_ack(on_failure="nack")
-
-
-def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled):
-    """Or a message would be lost that the other run gives back: the source would have forgotten it."""
-    flow = filled(Early, [b"early"])
-    stale = received(flow)
-    later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
-    steps.handle_messages(returning, later)
-    handle_here(flow, stale)
-    finish(returning, later)
-    assert rows(flow, "outcomes")["outcome"].to_list() == ["returned"]
-    assert flow.source.backlog().messages == 1
-
-
 def test_a_task_that_lives_while_its_receive_is_given_up_tells_the_source_nothing(filled, monkeypatch):
     flow, fence = filled(Early, [b"early"]), decision.fence
     stalled = received(flow)
     flow.control.end(stalled.receive_id)
     monkeypatch.setattr(decision, "fence", lambda *given: handle_here(flow, stalled) or fence(*given))
-    assert clear_up(flow) == [stalled.receive_id]
+    assert finish_others(flow) == [stalled.receive_id]
     assert flow.source.backlog().messages == 1
 
 
-def test_what_a_run_told_before_it_was_taken_over_is_not_told_again(filled):
+def test_a_message_that_was_acknowledged_early_is_an_open_failure_once_its_receive_is_finished(filled):
     flow = filled(Early, [b"early"])
     stale = received(flow)
     handle_here(flow, stale)
-    later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
-    steps.handle_messages(returning, later)
-    finish(returning, later)
+    finish_now(flow, stale)
     assert acknowledged(flow) == {"early": ["failed"]}
     assert rows(flow, "outcomes")["action"].to_list() == ["told early"]
     assert rows(flow, "failed")["state"].to_list() == ["open"]
+    assert set(rows(flow, "messages")["receive_id"]) == set(rows(flow, "outcomes")["receive_id"]) != {stale.receive_id}
 
 
 @pytest.mark.parametrize("moment", ["KeepForgotten", "decide", "acknowledge"])
-def test_a_clear_up_that_fails_half_way_is_done_again(filled, monkeypatch, moment):
+def test_a_recovery_that_fails_half_way_is_done_again(filled, monkeypatch, moment):
     flow = filled(Early, [b"early", b"plain"])
     dead = killed(flow, "before the decision")
     # What the class says by then does not matter.
@@ -106,10 +82,10 @@ def test_a_clear_up_that_fails_half_way_is_done_again(filled, monkeypatch, momen
         raise OSError("no space")
 
     with monkeypatch.context() as patch:
-        room = {"KeepForgotten": give_up, "decide": decision, "acknowledge": steps}[moment]
+        room = {"KeepForgotten": release, "decide": decision, "acknowledge": steps}[moment]
         patch.setattr(room, moment, fail)
-        assert clear_up(later) == []
-    assert clear_up(later) == [dead]
+        assert finish_others(later) == [], dead
+    assert finish_others(later)
     run(flow)
 
     assert acknowledged(flow) == {"early": ["failed"], "plain": ["handled"]}
@@ -118,12 +94,12 @@ def test_a_clear_up_that_fails_half_way_is_done_again(filled, monkeypatch, momen
 
 
 @pytest.mark.parametrize("error", [CommitConflictError, OSError])
-def test_a_clear_up_whose_commit_lost_its_answer_loses_no_message(filled, monkeypatch, error):
+def test_a_recovery_whose_commit_lost_its_answer_loses_no_message(filled, monkeypatch, error):
     flow = filled(Early, [b"early", b"plain"])
     killed(flow, "before the decision")
     with monkeypatch.context() as patch:
         failing_once(patch, error, commits=True)
-        clear_up(flow)
+        finish_others(flow)
     run(flow)
     assert acknowledged(flow) == {"early": ["failed"], "plain": ["handled"]}
 
@@ -133,7 +109,7 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
     flow = filled(Early, [b"early", b"plain", b"early too"])
     dead = killed(flow, moment)
 
-    assert clear_up(flow) == [dead]
+    assert finish_others(flow) == [dead]
     run(flow)
 
     forgotten = {
@@ -153,7 +129,7 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
 
 
 @pytest.mark.parametrize("waits", [False, True])
-def test_a_replay_takes_on_what_its_own_clear_up_records(filled, monkeypatch, waits):
+def test_a_replay_includes_messages_that_its_own_recovery_records(filled, monkeypatch, waits):
     """Also where the run before it dies only while the replay waits for its turn."""
     flow = filled(Early, [b"first"])
     first = run(flow).receive_id
@@ -163,9 +139,10 @@ def test_a_replay_takes_on_what_its_own_clear_up_records(filled, monkeypatch, wa
         taking_turns = {"partition_by": staticmethod(lambda _: 1), "producer": Producer(source="queue")}
         flow = replace(flow, pipeline=type("Early", (Early,), taking_turns))
         looks = iter([False])
-        monkeypatch.setattr(beginning, "clear_up", lambda *args: clear_up(*args) if next(looks, True) else [])
+        monkeypatch.setattr(beginning, "finish_others", lambda *args: finish_others(*args) if next(looks, True) else [])
 
     receive = run(flow, "messages")
 
-    assert (receive.demand, receive.replaces) == (2, tuple(sorted([first, dead])))
+    replaced = set(receive.replaces)
+    assert (receive.demand, len(replaced), first in replaced, dead in replaced) == (2, 2, True, False)
     assert acknowledged(flow) == {"first": ["handled"], "early": ["handled"]}

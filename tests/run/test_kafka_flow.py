@@ -15,7 +15,7 @@ from confluent_kafka import Consumer
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.run import steps
-from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
@@ -114,7 +114,7 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
             steps.acknowledge(flow, receive)
         monkeypatch.undo()
         flow.control.let_go("test")
-        clear_up(flow)
+        finish_others(flow)
     else:
         steps.acknowledge(flow, receive)
 
@@ -190,7 +190,7 @@ def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow):
     send(flow, *numbers(0, 30))
     stalled = begun(flow)
     flow.control.let_go("test")
-    assert clear_up(flow) == [stalled.receive_id]
+    assert finish_others(flow) == [stalled.receive_id]
     flow.source.plan(100, 1, stalled.receive_id)
     assert flow.source.backlog().messages == 0
     run(flow)

@@ -12,7 +12,6 @@ import pytest
 from pipeline_platform import Message, Share
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
-from pipeline_platform.run.begin import resume
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
@@ -76,14 +75,6 @@ def test_a_run_that_goes_on_with_what_another_process_wrote_reads_each_manifest_
     looks.clear()
     finish(in_a_new_process(lake), receive)
     assert looks == {**ONCE_EACH, "receive.parquet": 1, "handle.parquet": 1}
-
-
-def test_a_run_that_takes_a_receive_over_copies_each_manifest_and_reads_its_copy_once(lake, looks):
-    receive = handled(in_a_new_process(lake, b"a", b"fail"))
-    flow = in_a_new_process(lake)
-    looks.clear()
-    finish(flow, resume(flow, receive, "another run"))
-    assert looks == {**ONCE_EACH, "receive.parquet": 2, "handle.parquet": 2}
 
 
 def test_a_handle_is_lent_to_one_at_a_time_and_shows_what_others_committed(lake):

@@ -13,8 +13,8 @@ from pipeline_platform.lake.tables import CommitError, Table
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import resume
-from pipeline_platform.run.clear_up import clear_up
+from pipeline_platform.run.finish import finish_now, finish_others
+from pipeline_platform.run.receive_state import Phase
 from tests.fixtures.flow import begun, finish, flow_of, handled, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.log import Journal, paper_log
@@ -109,7 +109,7 @@ def test_a_replay_waits_for_what_it_replaces_to_be_published(filled, monkeypatch
         with pytest.raises(CommitError, match="words refuses"):
             begun(flow, origin="messages")
     finish(flow, handled(flow, origin="messages"))
-    clear_up(flow)
+    finish_others(flow)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
 
@@ -118,24 +118,25 @@ def test_a_replay_has_published_what_was_decided_while_it_began(filled, monkeypa
     receive = worked(flow)
 
     def decided_after(*given: Any) -> list[str]:
-        found = clear_up(*given)
+        found = finish_others(*given)
         steps.decide(flow, receive)
         return found
 
-    monkeypatch.setattr(beginning, "clear_up", decided_after)
+    monkeypatch.setattr(beginning, "finish_others", decided_after)
     finish(flow, handled(flow, origin="messages"))
     finish(flow, receive)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
 
-def test_acknowledging_alone_publishes_what_is_decided_first(filled):
-    """As when the disk was full while tables were written, and only the last step is executed again."""
+def test_only_a_published_receive_is_acknowledged(filled):
+    """As when the disk was full while tables were written."""
     flow = filled(Obedient, [b"one", b"two"])
     receive = worked(flow)
     steps.decide(flow, receive)
-    with pytest.raises(UnhandledError, match="is not published"):
+    with pytest.raises(UnhandledError, match="decided, not published"):
         steps.acknowledge(flow, receive)
-    answer = steps.acknowledge(flow, resume(flow, receive, "another run"))
+    steps.advance(flow, receive, Phase.PUBLISHED)
+    answer = steps.acknowledge(flow, receive)
     assert (answer.acknowledged, answer.unacknowledged) == (2, 0)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
@@ -166,18 +167,6 @@ class Mended(Obedient):
         return message.put_data({"word": message.data.decode()}).put_batcher("words")
 
 
-def test_what_an_earlier_try_batched_is_not_kept_beside_what_is_handled_again(filled):
-    flow = filled(Obedient, [b"batch a", b"batch b"])
-    receive = worked(flow)
-    flow = dataclasses.replace(flow, pipeline=Mended)
-    steps.handle_messages(flow, receive)
-    steps.batch_messages(flow, receive, "batches")
-    publish(flow, receive)
-    assert sorted(rows(flow, "words")["word"]) == ["batch a", "batch b"]
-    assert rows(flow, "batches").height == 0
-    assert rows(flow, "outcomes").height == 2
-
-
 def test_offsets_that_wait_for_what_others_decided_are_asked_for_again(tmp_path, tasks_here, monkeypatch):
     """They are in nobody's backlog: the claim alone has the sensor ask for the run that moves over them."""
     journal = Journal()
@@ -190,7 +179,7 @@ def test_offsets_that_wait_for_what_others_decided_are_asked_for_again(tmp_path,
         patch.setattr(steps, "_publish_others", lambda *_: ["receive x cannot be finished"])
         assert steps.acknowledge(flow, receive).unacknowledged == 2
     assert [claim.receive_id for claim in flow.control.over("obedient")] == [receive.receive_id]
-    clear_up(flow)
+    finish_others(flow)
     assert journal.at("p") == 2
 
 
@@ -203,11 +192,11 @@ def test_a_failure_that_another_run_ended_and_has_not_published_is_not_ended_aga
     first = handled(mended, origin=origin, run_id="first")
 
     def decided_after(*given: Any) -> list[str]:
-        found = clear_up(*given)
+        found = finish_others(*given)
         steps.decide(mended, first)
         return found
 
-    monkeypatch.setattr(beginning, "clear_up", decided_after)
+    monkeypatch.setattr(beginning, "finish_others", decided_after)
     second = handled(mended, origin="failed", run_id="second")
     finish(mended, first)
     finish(mended, second)
@@ -225,15 +214,15 @@ def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "handled"]
 
 
-def test_a_run_whose_receive_another_executes_again_keeps_and_decides_nothing(filled):
-    """Its process outlived its being cancelled, and comes to its end while the other is at work."""
+def test_a_run_whose_receive_another_run_fenced_writes_and_decides_nothing(filled):
+    """Its process outlived its termination, and ends while the other run works."""
     flow = filled(Obedient, [b"one"])
-    receive = worked(flow)
-    again = resume(flow, receive, "another run")
+    receive = received(flow)
+    finish_now(flow, receive)
+    again = worked(flow, run_id="another run")
 
-    with pytest.raises(FencedError, match="re-execution"):
-        steps.handle_messages(flow, receive)
-    with pytest.raises(FencedError, match="a re-execution took it over"):
+    steps.advance(flow, receive, Phase.BATCHED)
+    with pytest.raises(FencedError):
         steps.decide(flow, receive)
     flow.control.let_go("test")
     assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]
@@ -246,7 +235,7 @@ def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled):
     flow = filled(Obedient, [b"one"])
     receive = begun(flow)
     flow.control.end(receive.receive_id)  # it stalled, and another run has taken its place
-    clear_up(flow)
-    with pytest.raises(FencedError, match="given up while the run stalled"):
+    finish_others(flow)
+    with pytest.raises(FencedError, match="fenced"):
         steps.receive_messages(flow, receive)
     assert flow.source.backlog().messages == 1

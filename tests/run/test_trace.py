@@ -127,7 +127,7 @@ def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow)
         assert held.lease_until
         assert held.lease_until > held.started_at
         phases.append(held.phase)
-    assert phases == ["received", "handled", "decided", "published"]
+    assert phases == ["received", "batched", "decided", "published"]
     assert (one(flow, "1").run_id, one(flow, "1").acknowledged_at) == ("test", None)
 
     steps.acknowledge(flow, receive)

@@ -10,7 +10,7 @@ from pipeline_platform.control import quota
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.run_size import rate_of
 from pipeline_platform.lake.replay import ReplayedMessages
-from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.begin import begin
 from pipeline_platform.run.intake import Intake
 from tests.fixtures.flow import begun, flow_of, rows, run
 from tests.fixtures.flow_pipelines import Obedient, Paced
@@ -108,14 +108,6 @@ def test_a_run_that_waited_for_a_dead_one_clears_up_after_it_before_it_receives(
 
     assert interrupted == [dead.receive_id]
     assert flow.ledger.unfinished() == [receive.receive_id]
-
-
-def test_a_re_execution_waits_for_its_turn(made):
-    flow = made(Lengths, Memory(deliveries_=numbered(b"one")))
-    begun(flow, run_id="other", demand=1)
-    run = Run(flow.tables, flow.source, "old").work()
-    with pytest.raises(PipelineError, match="no room for the 1 messages of receive old while other runs are under way"):
-        resume(flow, run.receive, "again")
 
 
 def test_a_pull_that_nobody_sized_takes_on_what_the_rate_limit_gives_while_a_run_lasts(filled):

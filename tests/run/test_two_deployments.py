@@ -6,7 +6,8 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.run import clear_up, steps
+from pipeline_platform.run import finish as finishing
+from pipeline_platform.run import steps
 from tests.fixtures.flow import begun, finish, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 
@@ -31,10 +32,8 @@ def test_a_receive_of_another_deployment_is_left_to_it_and_named(here, there):
     receive = begun(there, log=log.append)
 
     (said,) = log
-    assert (
-        f"receive {mine.receive_id} cannot be finished and is left as it is: PipelineError: it belongs to another"
-        in said
-    )
+    assert f"receive {mine.receive_id}" in said
+    assert "it belongs to another deployment" in said
     assert "(control store sqlite:///" in said
     assert "run `pipeline-platform receives obedient --take-over`" in said
     steps.receive_messages(there, receive)
@@ -63,10 +62,10 @@ def test_after_a_lost_control_store_its_receives_are_taken_over_and_end(here, tm
     run(new)
     assert set(new.ledger.unfinished()) == {decided.receive_id, undecided.receive_id}
 
-    assert clear_up.take_over(new) == 2
+    assert finishing.adopt(new) == 2
     run(new)
 
     assert new.ledger.unfinished() == []
     assert sorted(rows(new, "outcomes")["outcome"]) == ["handled"] * 3
     assert here.source.backlog().messages == 0
-    assert clear_up.take_over(new) == 0
+    assert finishing.adopt(new) == 0

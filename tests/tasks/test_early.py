@@ -143,7 +143,7 @@ def test_a_released_receive_sends_no_early_acks(lake, gone):
     manifest = early(lake, Early, source)
     assert source.told == []
     (failed,) = rows_of(lake, "early", manifest, "failed")
-    assert failed["reason"].startswith("receive r1: ")
+    assert failed["reason"].startswith("receive r1: fenced")
 
 
 @pytest.mark.parametrize("careful", [False, True])

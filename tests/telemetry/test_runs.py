@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from pipeline_platform import telemetry
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin, resume
+from pipeline_platform.run.begin import begin
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry import EVENTS, configuration
 from pipeline_platform.telemetry.exporter import Exporter
@@ -161,12 +161,12 @@ def test_another_process_goes_on_with_the_trace_that_the_receive_names(here, exp
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
     again = dataclasses.replace(flow)
-    steps.handle_messages(again, resume(again, again.ledger.get(receive.receive_id), "another"))
+    steps.handle_messages(again, again.ledger.get(receive.receive_id))
     handle, begun = (next(one for one in exported.spans if one.name == name) for name in ("handle", "begin"))
     assert handle.context.trace_id == begun.context.trace_id
     assert handle.parent.span_id == begun.context.span_id
     assert handle.parent.is_remote
-    assert handle.attributes["pipeline_platform.run_id"] == "another"
+    assert handle.attributes["pipeline_platform.run_id"] == "test"
 
 
 def test_metrics_count_each_message_once(here, exported):

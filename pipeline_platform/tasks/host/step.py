@@ -38,7 +38,6 @@ class Step:
         lake: Lake in which tasks read and write.
         receive_id: Receive of the messages.
         run_id: Run of the receive.
-        owner: As `Receive.owner`.
         traceparent: Trace of the run's step; empty without tracing.
         source: Source for `ack_immediately`; None if the pipeline does not use it or has no source.
         variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
@@ -51,7 +50,6 @@ class Step:
     lake: Lake
     receive_id: str
     run_id: str = field(default="", kw_only=True)
-    owner: int = field(default=0, kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
     variables: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
@@ -61,7 +59,7 @@ class Step:
         """Return the early acknowledger; None without `ack_immediately`."""
         if self.source is None:
             return None
-        return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id, self.owner)
+        return SourceEarlyAcks(self.source, self.lake, self.pipeline.name, self.receive_id)
 
     def writer(self, name: str) -> Writer:
         """Return a writer of the files of one task. `name` becomes part of their names."""

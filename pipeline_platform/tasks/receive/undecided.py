@@ -1,4 +1,4 @@
-"""Messages acknowledged by `ack_immediately` whose run crashed before its decision: each becomes an open failure."""
+"""Messages that were acknowledged early by a run that never decided: each becomes an open failure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _STORED = [name for name in MESSAGES.names if name != "window"]
 
 _FAILURE = Failure(
     "not decided",
-    "acknowledged by ack_immediately, but its run ended before its decision; it may or may not have been handled",
+    "ack_immediately acknowledged it, and its run ended before its decision: it may have been handled or not",
     "",
     "ack_immediately",
 )
@@ -26,13 +26,19 @@ _FAILURE = Failure(
 
 @dataclass(frozen=True)
 class KeepForgotten(Step):
-    """Task `n` records the rows of `parts[n]` that were acknowledged early, both as failures and as received."""
+    """Task `n` keeps the rows of `parts[n]` that the source has forgotten, as failures and as received messages.
+
+    Attributes:
+        parts: Received rows of the fenced receive, by task.
+        fenced: Id of the fenced receive, whose tasks noted what they acknowledged.
+    """
 
     parts: Sequence[Sequence[RowRange]]
+    fenced: str
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        noted = Notes(self.lake, self.pipeline.name, self.receive_id).read()
+        noted = Notes(self.lake, self.pipeline.name, self.fenced).read()
         with self.writer(f"forgotten-{index}") as writer:
             outcomes = Outcomes(self, writer)
             assert outcomes.early_acks is not None
@@ -43,6 +49,8 @@ class KeepForgotten(Step):
                 gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in keys_of(block)]
                 if any(gone):
                     rows, window = block.filter(pa.array(gone)), block.column("window")[0].as_py()
+                    ids = pa.repeat(self.receive_id, rows.num_rows)
+                    rows = rows.set_column(rows.schema.get_field_index("receive_id"), "receive_id", ids)
                     writer.write("messages", window, rows.select(_STORED))
                     outcomes.failed(rows, window, [_FAILURE] * rows.num_rows)
             manifest = writer.close(**outcomes.tally.notes(), task=index)

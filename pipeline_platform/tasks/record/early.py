@@ -77,10 +77,10 @@ class EarlyAcks(ABC):
 class SourceEarlyAcks(EarlyAcks):
     """Acknowledges messages in the source's largest unit, after writing notes about them to the lake."""
 
-    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str, owner: int = 0) -> None:
+    def __init__(self, source: Source, lake: Lake, pipeline: str, receive_id: str) -> None:
         super().__init__(source.ack_policy)
         self._source, self._receive_id, self._warned = source, receive_id, False
-        self._notes = Notes(lake, pipeline, receive_id, owner)
+        self._notes = Notes(lake, pipeline, receive_id)
         self.look()
 
     def look(self) -> None:
@@ -90,12 +90,9 @@ class SourceEarlyAcks(EarlyAcks):
     def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
         entries = {key: self._entry(key, message) for key, message in messages.items()}
         path = self._notes.write(entries.values())
-        # After the write: a run that fences or takes over the receive closes the notes first, and then reads them.
+        # After the note: a run that fences the receive first closes the notes, then reads them.
         if not self._notes.is_open():
-            raise RuntimeError(
-                f"receive {self._receive_id}: another run released it or took it over while this run stalled. "
-                "The messages were not acknowledged early"
-            )
+            raise RuntimeError(f"receive {self._receive_id}: fenced while its run stalled; nothing was acknowledged")
         left = dict(entries)
         for (ack_ref, action), group in _groups(entries.values()).items():
             answer = ONCE.acknowledge(self._source, ack_ref, action, group)

@@ -1,0 +1,200 @@
+"""The receive of a Dagster run: its own, or the one that a run before it decided and could not finish."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dagster as dg
+from pydantic import ValidationError
+
+from pipeline_platform.imports import import_apart
+from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.launcher.run_process import end_claims
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.strict_options import shown
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.producer_choice import with_most_waiting
+from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.finish import finish_now
+from pipeline_platform.run.flow import Flow, no_source
+from pipeline_platform.run.receive_state import Phase, ReceiveState
+from pipeline_platform.run.stopping import heeding
+from pipeline_platform.source.connection import ConnectedSource
+from pipeline_platform.source.contract import SourceError
+from pipeline_platform.spark.late_tasks import naming_late_tasks
+
+_FLOWS: dict[str, Flow] = {}
+"""Flows of the run that this process works on, by producer. Steps in one process share caches of manifests and tables.
+Dagster passes no Python object between steps but its resources, and these are the deployment's own."""
+
+
+def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, producer: str = "") -> Flow:
+    """Return the flow of a producer with the resources of a run, the same for all steps in one process."""
+    chosen, key = pipeline.producers_of(producer).get(producer), pipeline.limits_key(producer)
+    resources, flow = context.resources, _FLOWS.get(key)
+    if has_one_process(context):
+        resources.control.run_id = context.run.run_id
+    if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
+        import_apart("pandas")  # PyArrow imports it with the first value that it makes
+        flow = _FLOWS[key] = Flow(
+            pipeline=pipeline,
+            source=getattr(resources, chosen.source) if chosen else no_source(pipeline, resources.lake),
+            lake=resources.lake,
+            control=resources.control,
+            session=lambda: resources.spark.spark_session,
+            producer=producer,
+            dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
+            variables=resources.spark.variables,
+        )
+    return flow
+
+
+def receive_of(
+    pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig | None = None
+) -> tuple[Flow, Receive | None]:
+    """Return the receive of a run, whose messages are leased. The first step that asks begins it, whichever step it is.
+
+    A re-execution is a run of its own. If the run before it decided a receive, the re-execution finishes that receive.
+    An undecided receive is fenced and released, and the re-execution begins one of its own.
+
+    Args:
+        pipeline: The class.
+        context: Of a step.
+        config: Of `receive_messages`, in that step. Other steps read it from the config of the run.
+
+    Returns:
+        The flow of the receive's producer, and the receive; None if there is nothing to do.
+
+    Raises:
+        FencedError: The receive of this run was fenced.
+    """
+    flow, tags = flow_of(pipeline, context), RunTags.of(pipeline)
+    own, earlier = _receive_ids(context, tags.receive_id)
+    if own:
+        state = ReceiveState(flow, own)
+        if (receive := state.receive) is None:
+            if not state.transaction.is_decided and _tags(context)[tags.demand] != "0":
+                raise FencedError.of(own)
+            return flow, None
+        flow = flow_of(pipeline, context, receive.producer)
+        if state.phase is not Phase.PLANNED:
+            return flow, receive
+        earlier = own  # the step that leased did not finish
+    if earlier:
+        state = ReceiveState(flow, earlier)
+        if (receive := state.receive) is not None:
+            flow = flow_of(pipeline, context, receive.producer)
+            if state.transaction.is_decided:
+                return flow, receive
+            finish_now(flow, receive, context.log.info)
+            context.log.info(f"Released the undecided receive {receive.receive_id} of run {receive.run_id}.")
+        elif state.transaction.is_decided and config is None:
+            context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
+            return flow, None
+    return _received(pipeline, context, config or _config_of(pipeline, context))
+
+
+def _receive_ids(context: dg.AssetExecutionContext, tag: str) -> tuple[str | None, str | None]:
+    """Return the ids of the run's own receive and of that of the run that it re-executes, as far as there are any."""
+    run_ids = []
+    run_id: str | None = context.run.run_id
+    while run_id and (run := context.instance.get_run_by_id(run_id)):  # with the tags that it has now
+        run_ids.append(run.tags.get(tag))
+        run_id = run.parent_run_id
+    own, *before = run_ids
+    # A re-execution starts with a copy of the tags of the run before it.
+    copied = bool(before) and own == before[0]
+    return None if copied else own, next(filter(None, before), None)
+
+
+def _tags(context: dg.AssetExecutionContext) -> dict[str, str]:
+    run = context.instance.get_run_by_id(context.run.run_id)
+    return dict((run or context.run).tags)
+
+
+def _received(
+    pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig
+) -> tuple[Flow, Receive | None]:
+    tags = RunTags.of(pipeline)
+    only_failed = context.selected_asset_keys == {dg.AssetKey([pipeline.name, "failed"])}
+    default = context.run.tags.get(tags.origin, "failed" if only_failed else "source")
+    origin: Origin = (config.origin or RunOrigin(default)).value
+    producer = config.producer or context.run.tags.get(tags.producer, "")
+    if origin == "source" and pipeline.producers and not producer:
+        producer = with_most_waiting(pipeline, context.resources, context.log.info)
+    flow = flow_of(pipeline, context, producer)
+    if origin == "source":
+        _expect_one_process(flow, context)
+    end_claims(context.instance, flow.control, pipeline.name)
+    receive = begin(
+        flow,
+        origin=origin,
+        run_id=context.run.run_id,
+        windows=context.partition_keys,
+        demand=config.demand,
+        context=config.overrides(),
+        selection=_selection(pipeline, config.failures),
+        although_paused=config.ignores_pause(context.log.warning),
+        log=context.log.info,
+    )
+    begun = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
+    if producer:
+        begun[tags.producer] = producer
+    context.instance.add_run_tags(context.run.run_id, begun)
+    with working_step(flow, receive, context):
+        manifest = steps.receive_messages(flow, receive)
+        context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+    return flow, receive
+
+
+@contextmanager
+def working_step(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> Iterator[None]:
+    """Heed signals to stop, and name slow tasks, while a step works on a receive."""
+    with heeding(flow, receive), naming_late_tasks(context.resources.spark.ui, receive.receive_id, context.log.info):
+        yield
+
+
+def _config_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> ReceiveConfig:
+    """Return the config of `receive_messages`, which a re-execution of later steps has from the run before it."""
+    config: Any = context.run.run_config
+    for key in ("ops", pipeline.name, "ops", "receive_messages", "config"):
+        config = (config or {}).get(key)
+    return receive_config_of(pipeline)(**(config or {}))
+
+
+def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
+    """Return the failures that a run's configuration selects.
+
+    Raises:
+        PipelineError: The configuration is not a valid selection.
+    """
+    try:
+        return Selection.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise PipelineError(
+            f"{pipeline.name}: `failures` of the run config: {'.'.join(map(str, first['loc']))} is "
+            f"{shown(first['input'])}: {first['msg']}. Valid fields: {', '.join(Selection.model_fields)}"
+        ) from None
+
+
+def _expect_one_process(flow: Flow, context: dg.AssetExecutionContext) -> None:
+    """Refuse executors that give each step a process, if the steps share the connection of the source."""
+    if isinstance(flow.source, ConnectedSource) and not has_one_process(context):
+        executor = context.job_def.executor_def.name
+        raise SourceError(
+            f"source {flow.source.name!r}: executor {executor!r} gives each step of a run a process of its own, but "
+            "the connection that receives messages has to acknowledge them. Run the pipeline's own job, or give yours "
+            "dg.in_process_executor"
+        )
+
+
+def has_one_process(context: dg.AssetExecutionContext) -> bool:
+    """Whether all steps of the run share this process."""
+    execution: Any = context.run.run_config.get("execution") or {}
+    in_one = {dg.in_process_executor.name, "execute_in_process_executor"}
+    return context.job_def.executor_def.name in in_one or "in_process" in (execution.get("config") or {})

@@ -1,0 +1,153 @@
+"""The one recovery of receives: decided ones are published and acknowledged, others fenced and released."""
+
+import logging
+from collections.abc import Callable
+
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.pipeline import PipelineError
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.receive_state import ReceiveState
+from pipeline_platform.run.release import fence_and_release
+
+_LOG = logging.getLogger(__name__)
+
+
+def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
+    """Finish a receive of a run that does not work on it any more.
+
+    Args:
+        flow: The pipeline and its resources, with the source of the receive.
+        receive: The receive, in any phase.
+        log: Gets the reason if the receive cannot be finished yet.
+
+    Returns:
+        Whether the receive is finished. If not, a later run tries again.
+    """
+    decided = ReceiveState(flow, receive.receive_id).unfinished or fence_and_release(flow, receive)
+    if decided is None:
+        return True
+    steps.publish(flow, decided)
+    answer = steps.acknowledge(flow, decided)
+    letters, not_taken = answer.letters, answer.not_taken
+    if letters.error:
+        log(f"Kept receive {decided.receive_id} until its {letters.unsent} dead letters are sent: {letters.error}")
+    elif not_taken.messages:
+        log(f"Kept receive {decided.receive_id} until the pipeline's own `acknowledge` succeeds: {not_taken.errors[0]}")
+    return not letters.error and not not_taken.messages
+
+
+def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
+    """Finish a receive whose run may still be alive. Its claim ends first, so that the run decides nothing more.
+
+    Returns:
+        As `finish`.
+
+    Raises:
+        PipelineError: Another deployment began it.
+    """
+    _expect_here(flow, receive)
+    if flow.control.end(receive.receive_id):
+        flow.work(receive.receive_id).interrupt()
+    return finish(flow, receive, log)
+
+
+def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
+    """Finish the receives that crashed, failed and terminated runs left; return the ids of those that are finished.
+
+    Receives of another producer are only published: acknowledging them takes that producer's source.
+
+    Args:
+        flow: The pipeline and its resources.
+        log: Gets what was finished, and a line for each receive that cannot be finished, which stays as it is.
+    """
+    # Backfills and replays have no producer: any run may finish them.
+    expired = [claim.receive_id for claim in flow.control.over(flow.quota.key, flow.pipeline.name)]
+    for claim in flow.control.over(flow.pipeline.name, of_all=True):
+        flow.work(claim.receive_id).interrupt()  # it would occupy the Spark cores that this run needs
+    # Records before claims: a receive claims capacity before it writes its record.
+    leasing, unfinished = flow.source.holders(), flow.ledger.unfinished()
+    finished = []
+    for receive_id in unfinished:
+        try:
+            if _finish_other(flow, receive_id, log):
+                finished.append(receive_id)
+        except Exception as error:  # one bad receive must not keep runs from starting
+            log(steps.unfinishable(receive_id, error))
+    for receive_id in leasing - {*unfinished}:
+        if not ReceiveState(flow, receive_id).is_live:
+            flow.source.abandon(receive_id, list)  # a stalled run leased these after its receive was fenced
+    for receive_id in expired:
+        flow.control.end(receive_id, if_over=True)
+    if finished:
+        receives = "receive" if len(finished) == 1 else "receives"
+        log(f"Finished {receives} {', '.join(finished)} of earlier runs, which crashed, failed or were refused")
+    return finished
+
+
+def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:
+    state = ReceiveState(flow, receive_id)
+    is_live, record = state.is_live, state.record
+    if record is None:
+        if not is_live:
+            flow.ledger.remove(receive_id)  # files that a task wrote after the receive was finished
+        return False
+    if not is_live and _is_ours(flow, record):
+        return finish(flow, record, log)
+    if decided := state.unfinished:
+        # Of a live run, too: what this run looks up or replays must be published before it is acknowledged here.
+        steps.publish(flow, decided)
+    if not is_live:
+        _expect_other_run(flow, record)
+    return False
+
+
+def _is_ours(flow: Flow, receive: Receive) -> bool:
+    """Whether a run of this flow can finish a receive: it needs the source of a receive that was pulled."""
+    if is_elsewhere(flow, receive):
+        return False
+    return not intake_of(flow, receive).is_outside or (flow.has_source and receive.producer == flow.producer)
+
+
+def adopt(flow: Flow) -> int:
+    """Let the next runs finish the receives of deployments that no longer exist; return the number of receives."""
+    found, _ = flow.ledger.under_way()
+    theirs = [receive for receive in found if is_elsewhere(flow, receive)]
+    for receive in theirs:
+        flow.ledger.begin(receive.model_copy(update={"control": flow.control.reader().id, "place": ""}))
+    return len(theirs)
+
+
+def is_elsewhere(flow: Flow, receive: Receive) -> bool:
+    """Whether another deployment began a receive: this one cannot see whether its run is alive."""
+    return receive.control not in ("", flow.control.reader().id)
+
+
+def _expect_other_run(flow: Flow, receive: Receive) -> None:
+    """Check that some later run can finish a receive.
+
+    Raises:
+        PipelineError: Its producer was removed, or another deployment began it.
+    """
+    _expect_here(flow, receive)
+    if intake_of(flow, receive).is_outside and receive.producer not in flow.pipeline.producers_of():
+        option = f"producers[{receive.producer!r}]" if receive.producer else "producer"
+        raise PipelineError(
+            f"it pulled from `{option}`, which {flow.pipeline.name} no longer has: put it back into the class until "
+            "its next run has finished this receive"
+        )
+
+
+def _expect_here(flow: Flow, receive: Receive) -> None:
+    """Check that this deployment began a receive.
+
+    Raises:
+        PipelineError: Another deployment began it.
+    """
+    if is_elsewhere(flow, receive):
+        raise PipelineError(
+            f"it belongs to another deployment, {receive.place}: give each deployment a lake of its own, or its "
+            "pipelines other names. If that deployment or its control store no longer exists, run `pipeline-platform "
+            f"receives {flow.pipeline.name} --take-over`: the next run finishes the receive, or releases its messages"
+        )
