@@ -87,7 +87,7 @@ class CalledSource(LeasedSource):
                 "Raise it, or lower the demand of a run",
                 *(self.name, asked, took, self.lease_option, self.lease_s),
             )
-        return not asked or sum(one.lost for one in left) < asked
+        return not asked or sum(entry.lost for entry in left) < asked
 
     def abandon(self, receive_id: str, held: Held) -> None:
         """Give back at once what a dead receive wrote down; what it did not waits for its lease to end."""
@@ -220,7 +220,7 @@ def in_groups(
     succeeded, failed_in_a_row = False, 0
     error: Exception | None = None
 
-    def one(group: Sequence[str]) -> Sequence[Refused]:
+    def send(group: Sequence[str]) -> Sequence[Refused]:
         nonlocal succeeded, failed_in_a_row, error
         if failed_in_a_row >= FAILED_CALLS:
             reason = f"not tried after {FAILED_CALLS} failed calls: {error}"
@@ -235,7 +235,7 @@ def in_groups(
 
     groups = [ack_ids[start : start + per_call] for start in range(0, len(ack_ids), per_call)]
     with ThreadPoolExecutor(THREADS) as pool:
-        refused = [entry for group in pool.map(one, groups) for entry in group]
+        refused = [entry for group in pool.map(send, groups) for entry in group]
     if error is not None and not succeeded:
         raise error
     return refused

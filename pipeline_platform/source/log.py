@@ -115,10 +115,10 @@ class LogSource(Source):
     def backlog(self) -> Backlog:
         """Count the offsets that no receive was given; gaps count, too, where the log `has_gaps`."""
         before, extents, places = self._look()
-        starts = {one: _start(places[one], extent, before.get(one)) for one, extent in extents.items()}
-        free = (free_offsets(extent, places[one], starts[one].offset) for one, extent in extents.items())
-        is_held = {one: any(span.holder for span in places[one].spans) for one in extents}
-        lost = [f"{one} {starts[one].what}" for one in sorted(extents) if starts[one].is_loss and not is_held[one]]
+        starts = {partition: _start(places[partition], extent, before.get(partition)) for partition, extent in extents.items()}
+        free = (free_offsets(extent, places[partition], starts[partition].offset) for partition, extent in extents.items())
+        is_held = {partition: any(span.holder for span in places[partition].spans) for partition in extents}
+        lost = [f"{partition} {starts[partition].what}" for partition in sorted(extents) if starts[partition].is_loss and not is_held[partition]]
         marks = [extent.readers for extent in extents.values() if extent.readers is not None]
         more = f"; and {len(lost) - _NAMED} partitions more" if len(lost) > _NAMED else ""
         return Backlog(
@@ -135,15 +135,15 @@ class LogSource(Source):
 
         def choose(now: Mapping[str, Place]) -> tuple[list[Offsets], dict[str, int]]:
             reached.update({partition: place.reached for partition, place in now.items()})
-            found = {one: _start(now[one], extent, before.get(one)) for one, extent in extents.items()}
-            for one, start in found.items():
+            found = {partition: _start(now[partition], extent, before.get(partition)) for partition, extent in extents.items()}
+            for partition, start in found.items():
                 if start.what:
-                    logger.log(start.level, "%s: %s %s", self.name, one, start.what)
-            starts = {one: start.offset for one, start in found.items()}
+                    logger.log(start.level, "%s: %s %s", self.name, partition, start.what)
+            starts = {partition: start.offset for partition, start in found.items()}
             free = {
-                one: free_offsets(extent, now[one], starts[one])
-                for one, extent in extents.items()
-                if not (self.one_receive_per_partition and any(span.holder for span in now[one].spans))
+                partition: free_offsets(extent, now[partition], starts[partition])
+                for partition, extent in extents.items()
+                if not (self.one_receive_per_partition and any(span.holder for span in now[partition].spans))
             }
             return fair(free, demand), starts
 
@@ -158,7 +158,7 @@ class LogSource(Source):
         offsets: dict[str, list[tuple[int, bool]]] = {}
         for is_free, groups in (False, begun()), (True, not_begun()):
             for partition, ack_ids in groups:
-                offsets.setdefault(partition, []).extend((_offset(self.name, one), is_free) for one in ack_ids)
+                offsets.setdefault(partition, []).extend((_offset(self.name, ack_id), is_free) for ack_id in ack_ids)
         if strange := offsets.keys() - self.positions.places(self.name).keys():
             raise SourceError(f"source {self.name!r}: ack_ref {min(strange)!r} is none of its partitions: mend read()")
         free = [
@@ -191,9 +191,9 @@ class LogSource(Source):
         extents = self.extents()
         fresh = {partition: extent for partition, extent in extents.items() if partition not in before}
         if fresh:
-            self.positions.begin(self.name, [self._begin(one, extent, before) for one, extent in fresh.items()])
+            self.positions.begin(self.name, [self._begin(partition, extent, before) for partition, extent in fresh.items()])
         places = self.positions.places(self.name)
-        uncommitted = {one: places[one].acknowledged_to for one, extent in extents.items() if extent.committed is None}
+        uncommitted = {partition: places[partition].acknowledged_to for partition, extent in extents.items() if extent.committed is None}
         if uncommitted:  # or reading would begin elsewhere where this place is forgotten
             self.commit(uncommitted)
         return before, extents, places
@@ -274,7 +274,7 @@ def fair(free: Mapping[str, Sequence[Offsets]], demand: int) -> list[Offsets]:
     sizes = {partition: sum(span.past - span.first for span in spans) for partition, spans in free.items()}
     chosen, left = [], demand
     # From the smallest: what it lacks to an equal share goes to the others.
-    for nth, partition in enumerate(sorted(sizes, key=lambda one: (sizes[one], one))):
+    for nth, partition in enumerate(sorted(sizes, key=lambda name: (sizes[name], name))):
         wanted = -(-left // (len(sizes) - nth))
         for span in free[partition]:
             size = min(span.past - span.first, wanted)

@@ -26,17 +26,17 @@ class Reader(NamedTuple):
 
 def others(readers: Iterable[Reader], me: Reader) -> str:
     """Say which deployments but this one have read a source lately; empty if none has."""
-    latest = {one.id: one for one in sorted(readers, key=lambda one: one.seen_at)}
-    named = [one for one in latest.values() if one.id != me.id and not one.is_late]
+    latest = {reader.id: reader for reader in sorted(readers, key=lambda reader: reader.seen_at)}
+    named = [reader for reader in latest.values() if reader.id != me.id and not reader.is_late]
     return "; ".join(
-        f"deployment {one.name}, last seen {datetime.fromtimestamp(one.seen_at, UTC):%H:%M} UTC, also reads this source"
-        for one in named
+        f"deployment {reader.name}, last seen {datetime.fromtimestamp(reader.seen_at, UTC):%H:%M} UTC, also reads this source"
+        for reader in named
     )
 
 
 def as_text(readers: Iterable[Reader]) -> str:
     """Marks of the few latest readers in a short text."""
-    return json.dumps(sorted(readers, key=lambda one: -one.seen_at)[:5], separators=(",", ":"))
+    return json.dumps(sorted(readers, key=lambda reader: -reader.seen_at)[:5], separators=(",", ":"))
 
 
 def of_text(text: str) -> list[Reader]:

@@ -167,7 +167,9 @@ def test_who_does_not_answer_is_away_and_named(caplog):
         away.extents()
     assert time.monotonic() - began < 30
     said = [
-        one.getMessage() for one in caplog.records if one.name == "pipeline_platform.connectors.kafka.cluster.client"
+        record.getMessage()
+        for record in caplog.records
+        if record.name == "pipeline_platform.connectors.kafka.cluster.client"
     ]
     assert any("onnect" in text for text in said), "what a client says is in Python's log"
 

@@ -90,6 +90,6 @@ def test_a_table_queue_keeps_a_letter_with_or_without_labels(tmp_path):
         queue.create()
         said = queue.labelled(LABELS)
         queue.send([b"x"], [said] if said else None)
-        rows = [row for share in queue.plan(9, 1, "r") for one in queue.read(share, "r") for row in one.to_pylist()]
+        rows = [row for share in queue.plan(9, 1, "r") for batch in queue.read(share, "r") for row in batch.to_pylist()]
         assert [row["data"] for row in rows] == [b"x"]
         assert (rows[0]["metadata"] is not None) == (column is not None)

@@ -259,7 +259,7 @@ def test_what_a_subscription_held_is_lost_once_it_is_gone_and_another_took_its_p
 
     refused = subscribed().ack(before, ["a", "b"])
 
-    assert [(one.ack_id, one.lost) for one in refused] == [("a", True), ("b", True)]
+    assert [(entry.ack_id, entry.lost) for entry in refused] == [("a", True), ("b", True)]
     assert refused[0].reason == f"{before} is no subscription any more"
 
 

@@ -95,10 +95,10 @@ def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_ma
     own_pubsub_server.start()
     monkeypatch.undo()
 
-    assert {one.ack_id for one in refused} == set(ids(rows)[2_500:])
-    assert not any(one.lost for one in refused)
+    assert {entry.ack_id for entry in refused} == set(ids(rows)[2_500:])
+    assert not any(entry.lost for entry in refused)
     assert "does not answer" in refused[0].reason
-    assert flights.ack(flights._path, [one.ack_id for one in refused]) == []
+    assert flights.ack(flights._path, [entry.ack_id for entry in refused]) == []
     assert received(flights, 1) == []
 
 
@@ -224,10 +224,10 @@ def test_ids_that_an_exactly_once_subscription_names_are_lost_or_to_be_tried_aga
 
     refused = mine(stub_server).acknowledge(action, MINE, ["gone", "odd", "soon", "unsaid"])
 
-    assert [(one.ack_id, one.lost) for one in refused] == [
+    assert [(entry.ack_id, entry.lost) for entry in refused] == [
         ("gone", True), ("odd", False), ("soon", False), ("unsaid", False),
     ]  # fmt: skip
-    assert [one.reason for one in refused[:3]] == list(WORDS.values())
+    assert [entry.reason for entry in refused[:3]] == list(WORDS.values())
     assert "said" in refused[3].reason
 
 

@@ -85,7 +85,7 @@ def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabb
     with caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
         refused = acknowledged(elsewhere, "ack", rows[:2]) + acknowledged(elsewhere, "ack", rows[2:])
 
-    assert [one.lost for one in refused] == [True] * 4
+    assert [entry.lost for entry in refused] == [True] * 4
     assert len(caplog.records) == 1, "it is said once"
     assert (
         acknowledged(source, "ack", rows)

@@ -62,7 +62,7 @@ def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_nex
 
     assert sorted(texts(again), key=int) == [str(n) for n in range(200)]
     assert {row["message_id"] for row in again if row["redelivered"]} >= {row["message_id"] for row in first}
-    assert [one.lost for one in acknowledged(source, "ack", first)] == [True] * len(first)
+    assert [entry.lost for entry in acknowledged(source, "ack", first)] == [True] * len(first)
     assert acknowledged(source, "ack", again) == []
 
 
@@ -73,10 +73,10 @@ def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(ser
     assert acknowledged(source, "ack", rows[:8]) == []
 
     with restarting(server), caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
-        refused = [one for start in (8, 14) for one in acknowledged(source, "ack", rows[start : start + 6])]
+        refused = [entry for start in (8, 14) for entry in acknowledged(source, "ack", rows[start : start + 6])]
         again = patiently(lambda: received(source), SOON)
 
-    assert [one.lost for one in refused] == [True] * 12
+    assert [entry.lost for entry in refused] == [True] * 12
     assert len([record for record in caplog.records if "could not be acknowledged" in record.getMessage()]) == 1
     assert [row["message_id"] for row in again] == [row["message_id"] for row in rows[8:]]
     assert all(row["redelivered"] for row in again), "what may have been decided is looked up"
@@ -93,7 +93,7 @@ def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_
 
     refused = acknowledged(source, "ack", rows)
 
-    assert [one.lost for one in refused] == [True] * 5
+    assert [entry.lost for entry in refused] == [True] * 5
     assert "CONNECTION_FORCED - told to" in refused[0].reason
     assert patiently(sensor.backlog, SOON).messages == 5, "it connects anew"
 
@@ -109,7 +109,7 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
 
     assert (len(rows), rest) == (5, [])
     assert "was deleted or moved" in caplog.text
-    assert [one.lost for one in acknowledged(source, "ack", rows)] == [True] * 5, "the server would take anything"
+    assert [entry.lost for entry in acknowledged(source, "ack", rows)] == [True] * 5, "the server would take anything"
     with pytest.raises(SourceError, match=r"is not there .*Create it"):
         received(source)
     connection = source._opened.connection

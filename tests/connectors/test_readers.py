@@ -41,7 +41,7 @@ def test_a_table_that_cannot_be_marked_is_read_all_the_same(queue, stores, run_s
 
     assert len(receive(queue, "a")) == 1
     assert queue.backlog().others is None
-    assert len([one for one in caplog.records if "which deployments read" in one.message]) == 1
+    assert len([record for record in caplog.records if "which deployments read" in record.message]) == 1
 
 
 def test_deployments_that_commit_in_one_group_are_named_to_each_other(kafka, kafka_topic, stores):
@@ -73,5 +73,5 @@ def test_a_store_keeps_its_id(stores):
 
 def test_what_is_no_mark_is_passed_over():
     assert readers.of_text("set by hand") == readers.of_text("[[1]]") == []
-    one = Reader("id", "host", 5.0)
-    assert readers.of_text(readers.as_text([one])) == [one]
+    reader = Reader("id", "host", 5.0)
+    assert readers.of_text(readers.as_text([reader])) == [reader]

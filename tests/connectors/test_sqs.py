@@ -242,7 +242,7 @@ def test_when_no_call_succeeds_the_source_is_to_blame(aws, queue):
 
 def test_what_a_queue_held_is_lost_once_it_is_gone_and_another_took_its_place(aws, queue):
     refused = source(queue_url=queue).ack(queue + "-before", ["a", "b"])
-    assert [(one.ack_id, one.lost) for one in refused] == [("a", True), ("b", True)]
+    assert [(entry.ack_id, entry.lost) for entry in refused] == [("a", True), ("b", True)]
     assert refused[0].reason.endswith("flights-before is no queue any more")
 
 

@@ -24,8 +24,8 @@ BEYOND_TWELVE_HOURS = (
 
 @pytest.fixture
 def fake(sqs_server):
-    with between(sqs_server) as one:
-        yield one
+    with between(sqs_server) as server:
+        yield server
 
 
 @pytest.fixture

@@ -66,7 +66,9 @@ class MemoryLogWithGaps(MemoryLog):
     has_gaps = True
 
     def extents(self) -> dict[str, Extent]:
-        return {one: extent._replace(past=3 * (extent.past or 0)) for one, extent in super().extents().items()}
+        return {
+            partition: extent._replace(past=3 * (extent.past or 0)) for partition, extent in super().extents().items()
+        }
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         for partition, first, past, reached in share.at["spans"]:

@@ -44,9 +44,9 @@ class Histories(RuleBasedStateMachine):
             self.finish(receive_id)
         while self.receive(1_000):
             self.finish(next(iter(self.open)))
-        everything = {(one, at) for one, past in self.journal.past.items() for at in range(past)}
+        everything = {(partition, at) for partition, past in self.journal.past.items() for at in range(past)}
         assert everything <= self.acknowledged | self.skipped
-        assert all(self.journal.at(one) == past for one, past in self.journal.past.items())
+        assert all(self.journal.at(partition) == past for partition, past in self.journal.past.items())
         assert all(not place.spans for place in self.source.positions.places("log").values())
         self.source.positions.close()  # type: ignore[attr-defined]
         self.folder.cleanup()
@@ -104,9 +104,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) > 1)
     @rule(data=st.data())
     def finish_two_at_once(self, data: st.DataObject) -> None:
-        one, other = data.draw(st.permutations(sorted(self.open)))[:2]
+        receive, other = data.draw(st.permutations(sorted(self.open)))[:2]
         self.journal.meanwhile = lambda: self.finish(other)
-        self.finish(one)
+        self.finish(receive)
         if self.journal.meanwhile is not None:  # there was nothing to tell
             self.journal.meanwhile = None
             self.finish(other)

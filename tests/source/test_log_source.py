@@ -210,16 +210,16 @@ def test_latest_begins_where_the_log_ended_at_the_first_look(log, journal):
 
 def test_two_first_looks_at_once_begin_at_the_same_place(log, journal):
     """The later one sees a longer log, and must not have the messages between skipped."""
-    one, other = log(latest=True), log(latest=True)
+    first, other = log(latest=True), log(latest=True)
 
     def another_looks() -> None:
         journal.add("p", 5)
         assert waiting(other) == 5
 
     journal.meanwhile = another_looks
-    assert waiting(one) == 0
+    assert waiting(first) == 0
     assert journal.at("p") == 10
-    assert planned(one, "a") == {"p": [*range(10, 15)]}
+    assert planned(first, "a") == {"p": [*range(10, 15)]}
 
 
 def test_a_partition_that_is_made_later_is_read_from_its_beginning(log, journal):

@@ -207,7 +207,7 @@ class SqsSource(calls.CalledSource):
             SourceError: SQS refused a message, named by its number from 0; others may have been sent.
             ValueError: There are more or fewer metadata than payloads.
         """
-        pairs = ((one, None) for one in payloads) if metadata is None else zip(payloads, metadata, strict=True)
+        pairs = ((payload, None) for payload in payloads) if metadata is None else zip(payloads, metadata, strict=True)
         calls_, sent = batches(self._entry(*each) for each in enumerate(pairs)), 0
         at_once = 1 if self._is_fifo else calls.THREADS
         _ = self._client

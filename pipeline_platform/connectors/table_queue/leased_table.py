@@ -202,7 +202,7 @@ class LeasedTable:
             (receive_id, float(seconds), rows.get(id_, 0) + self._count_new(connection, id_spans.parse(spans)))
             for id_, receive_id, seconds, spans in connection.execute(live.where(receives.c.leased_until.is_not(None)))
         ]
-        return [one for one in listed if one[2]]
+        return [receive for receive in listed if receive[2]]
 
     def look_up(self, connection: sa.Connection, id_: int | str | UUID) -> tuple[str | None, float] | None:
         """A message's receive, or None, and seconds until it comes again; None if there is no such message."""
