@@ -23,7 +23,7 @@ _EXPLANATIONS = {
 
 
 def connected(service: Any, emulator: str | None, **options: str | None) -> Any:
-    """Return a client of a service's class, with the options that are set: of Google, or of an emulator's `host:port`."""
+    """Return a client of a service's class with the options that are set: Google's, or of an emulator's `host:port`."""
     import grpc
 
     if not emulator:

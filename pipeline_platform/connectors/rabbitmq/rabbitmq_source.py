@@ -288,8 +288,8 @@ class RabbitmqSource(RabbitmqOptions):
             inbox.stop()
             if inbox.is_cancelled:
                 raise SourceError(
-                    f"source {self.name!r}: queue {self.queue!r} was deleted or moved during the receive. Create it again "
-                    "if it is missing."
+                    f"source {self.name!r}: queue {self.queue!r} was deleted or moved during the receive. Create it if "
+                    "it is missing."
                 )
         channel.close()
         self._expect_no_stream(connection)
