@@ -95,9 +95,9 @@ class KafkaSource(KafkaOptions):
         place = f"offset {offset} of {topic} [{n}]"
         if not extent.low <= offset < extent.end:
             return f"not found: {topic} [{n}] has offsets from {extent.low} to before {extent.end}"
-            if offset < committed:
-                return f"{place} is acknowledged: group {self.group_id} has committed {committed}"
-            return f"{place} is waiting or leased by a run: group {self.group_id} has committed {committed}"
+        if offset < committed:
+            return f"{place} is acknowledged: group {self.group_id} has committed {committed}"
+        return f"{place} is waiting or leased by a run: group {self.group_id} has committed {committed}"
 
     def is_younger(self, partition: str, known: Iterable[str]) -> bool:
         """Whether the topic was known before: it grew or was recreated. By a pattern, any topic found later counts."""

@@ -52,8 +52,7 @@ class PubsubSource(calls.CalledSource):
     )
     topic: str | None = Field(
         None,
-        description="Topic that send() publishes to: projects/<project>/topics/<name>, or its name together with "
-        "project.",
+        description="Topic for send(): projects/<project>/topics/<name>, or its name together with project.",
     )
     ack_deadline_s: int = Field(
         LONGEST_S,
@@ -77,8 +76,7 @@ class PubsubSource(calls.CalledSource):
     )
     credentials_file: str | None = Field(
         None,
-        description="JSON file of credentials, on every machine that runs tasks; by default the environment's "
-        "credentials.",
+        description="JSON file of credentials, on every machine that runs tasks; by default the environment's.",
     )
     emulator_host: str | None = Field(
         None,
@@ -86,8 +84,7 @@ class PubsubSource(calls.CalledSource):
     )
     api_endpoint: str | None = Field(
         None,
-        description="Host of Pub/Sub in one region, such as europe-west1-pubsub.googleapis.com; by default the global "
-        "endpoint.",
+        description="Host of Pub/Sub in a region, such as europe-west1-pubsub.googleapis.com; by default global.",
     )
 
     @field_validator("credentials_file")
@@ -294,7 +291,7 @@ class PubsubSource(calls.CalledSource):
     def _in_groups(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
         if not ack_ids:
             return []
-        _ = self._client  # made once, before the threads ask for it
+        _ = self._client  # created once, before the threads use it
         per_call = min(ACK_IDS, ACK_BYTES // max(map(len, ack_ids)))
         return calls.in_groups(
             lambda group: self._request(operation, subscription, group, **options), ack_ids, per_call

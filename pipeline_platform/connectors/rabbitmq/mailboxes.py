@@ -79,7 +79,7 @@ class Parcel(NamedTuple):
 
 
 class Inbox:
-    """Messages that a channel received: the ones not taken yet, and the ones not acknowledged yet."""
+    """Messages that a channel received and that were not taken or not acknowledged yet."""
 
     def __init__(self, channel: Channel, queue: str, messages: int, id_header: str | None) -> None:
         self.channel, self._queue, self._id_header = channel, queue, id_header

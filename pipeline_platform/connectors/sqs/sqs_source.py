@@ -171,8 +171,7 @@ class SqsSource(calls.CalledSource):
         return [Share(messages=messages) for messages in shares]
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Receive until the share's demand is met, the queue seems empty, a call fails or a third of the lease has
-        passed.
+        """Receive until the demand is met, the queue seems empty, a call fails or a third of the lease has passed.
 
         After a longer time the first messages could expire before the run has recorded them and renews their lease.
         """

@@ -163,7 +163,7 @@ class LeasedTable:
         return int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
 
     def _give_rows(self, connection: sa.Connection, receive: int | None, ids: sa.Select[Any]) -> int:
-        """Write a row for each selected message that has none; return their number. PostgreSQL plans the conflict best."""
+        """Write a row for each selected message without one. It relies on the conflict, which PostgreSQL plans best."""
         holder = sa.cast(sa.literal(receive), self.leases.c.receive.type)
         once = ids.add_columns(holder, sa.literal(1)).where(sa.true())
         new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)

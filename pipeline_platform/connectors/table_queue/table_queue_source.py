@@ -185,8 +185,7 @@ class TableQueue(LeasedSource):
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read the messages of a share that the receive still leases: redeliveries first, each group in the order of
-        ids.
+        """Read the messages of a share that the receive still leases: redeliveries first, then by id.
 
         `redelivered` is exact; a redelivery's metadata contain the number of `deliveries`. A payload that is not binary
         is its text in UTF-8, NULL is empty, and a row is JSON with binary columns as a backslash, x and hexadecimal
