@@ -90,7 +90,7 @@ class Flights(Pipeline):
     def handle_batch(
         self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Rules
     ) -> list[Message]:
-        """Write an alert for a batch. Its id is the batch's id, so a batch that is repeated after a crash writes it once."""
+        """Write an alert for a batch. Its id is the batch's: a batch repeated after a crash writes it once."""
         del batcher
         worst = max(messages, key=lambda message: float(message.data.dep_delay))
         text = (

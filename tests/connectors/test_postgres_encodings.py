@@ -45,7 +45,7 @@ def test_a_queue_in_a_database_of_sql_ascii_is_read_as_utf_8(queue):
     assert queue.backlog().messages == 0
 
 
-def test_text_that_is_not_utf_8_is_a_source_error_that_names_the_encoding(queue, ascii_url):
+def test_text_that_is_not_utf_8_is_a_source_error_with_the_encoding(queue, ascii_url):
     with psycopg.connect(ascii_url, autocommit=True) as connection:
         connection.execute(b"UPDATE orders SET note = '\xe9'")
     with pytest.raises(SourceError, match=r"invalid byte sequence .* has the encoding SQL_ASCII"):

@@ -36,7 +36,7 @@ def test_the_line_for_definitions_builds_a_source_at_that_address(name):
     assert "127.0.0.1:5" in str(source.model_dump())
 
 
-def test_without_a_name_it_says_what_it_does(capsys):
+def test_without_a_name_the_command_prints_its_usage(capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in ("install", *USES))

@@ -98,7 +98,7 @@ def over_postgres(server: Server) -> Callable[[], bytes]:
     [(kafka, over_kafka), (postgres, over_postgres), (rabbitmq, over_rabbitmq), (s3, over_s3)],
     ids=["kafka", "postgres", "rabbitmq", "s3"],
 )
-def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(module, put, servers_folder):
+def test_a_stopped_server_releases_its_resources(module, put, servers_folder):
     ready(module)
     before = descendants()
     with module.serve(servers_folder) as server:
@@ -116,7 +116,7 @@ def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(mo
     assert not remaining(started)
 
 
-def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_folder, monkeypatch):
+def test_pubsub_releases_its_resources_after_a_halt(servers_folder, monkeypatch):
     from google.cloud import pubsub_v1
 
     ready(pubsub)
@@ -149,7 +149,7 @@ def folder_of_all():
 @pytest.mark.faults
 # RabbitMQ ends as Kafka does.
 @pytest.mark.parametrize("module", [kafka, postgres, pubsub, sqs], ids=["kafka", "postgres", "pubsub", "sqs"])
-def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, folder_of_all):
+def test_no_process_of_a_server_remains_when_its_starter_is_killed(module, servers_folder, folder_of_all):
     before = descendants()
     command = [sys.executable, "-c", SERVE, ready(module), str(servers_folder)]
     place = {**os.environ, "TMPDIR": str(folder_of_all)}  # the dead clear nothing up
@@ -162,7 +162,7 @@ def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_
     assert not remaining(started)
 
 
-def test_a_shared_server_ends_with_its_last_user(servers_folder, tmp_path):
+def test_a_shared_server_stops_with_its_last_user(servers_folder, tmp_path):
     name, meeting = ready(sqs), tmp_path / "meeting"
     before = descendants()
     with kept(name, servers_folder, meeting) as first:

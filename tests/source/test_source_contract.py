@@ -175,7 +175,7 @@ def test_it_keeps(row, promise, request):
 
 
 @pytest.mark.parametrize("row", SOURCES, ids=lambda row: row.__name__)
-def test_as_many_messages_come_as_are_asked_for(row, request, tmp_path):
+def test_a_source_delivers_the_requested_number_of_messages(row, request, tmp_path):
     build, server = row(request, SHORT_S)
     source = build()
     source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
@@ -186,7 +186,7 @@ def test_as_many_messages_come_as_are_asked_for(row, request, tmp_path):
     assert sum(batch.num_rows for batch in received) == 15
 
 
-def test_a_relative_path_to_a_queue_is_the_same_one_for_tasks_that_run_elsewhere(tmp_path, monkeypatch):
+def test_a_relative_path_is_resolved_for_tasks_in_other_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     queue = TableQueue(name="contract", url="sqlite:///queue.sqlite")
     queue.create()
