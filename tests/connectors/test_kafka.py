@@ -1,4 +1,4 @@
-"""Kafka as a source: what it is told, what it gives out and what Kafka's own tools then say, on a real server."""
+"""Kafka as a source: options, deliveries and the offsets that Kafka's own tools report, on a real server."""
 
 import base64
 import ctypes
@@ -126,7 +126,7 @@ def test_a_header_name_that_is_not_utf_8_loses_no_message(kafka, kafka_topic, ka
 
 
 def send_header(server: str, topic: str, name: bytes) -> None:
-    """Send the message `one` with a header by librdkafka itself: its Python client takes names that are text alone."""
+    """Send a message with a header by librdkafka itself: the Python client accepts only text as names."""
     library = ctypes.CDLL(cimpl.__file__)
     for function in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):
         getattr(library, function).restype = ctypes.c_void_p
@@ -158,7 +158,7 @@ def test_demand_is_shared_fairly_over_partitions_and_topics(kafka, kafka_topic):
 
 
 def test_ranges_with_others_between_them_are_read_once_each(kafka, kafka_topic):
-    """What dead receives gave back lies between what others hold."""
+    """Offsets released by crashed receives lie between offsets that other receives have leased."""
     source = kafka(kafka_topic())
     source.send(b"%d" % number for number in range(5_000))
     for nth in range(5):

@@ -1,4 +1,4 @@
-"""Kafka in trouble: what is lost is said, what is not comes, each once, and no run waits for ever."""
+"""Failures of Kafka: lost messages are reported, all others arrive once, and no run waits forever."""
 
 import os
 import pickle
@@ -31,12 +31,10 @@ def later(seconds: float, call: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-# A server that goes away
+# Server failures
 
 
-def test_a_server_restart_during_a_read_and_a_commit_loses_nothing(
-    own, own_kafka_server, monkeypatch
-):
+def test_a_server_restart_during_a_read_and_a_commit_loses_nothing(own, own_kafka_server, monkeypatch):
     source = own(topic := create_topic(own_kafka_server.address, 2))
     source.send((b"%d" % n for n in range(20_000)), ({"partition": n % 2} for n in range(20_000)))
     monkeypatch.setattr("pipeline_platform.connectors.kafka.offset_ranges.ROWS", 100)
@@ -62,9 +60,7 @@ def test_a_server_restart_during_a_read_and_a_commit_loses_nothing(
     assert source.backlog().messages == 0
 
 
-def test_an_unavailable_server_is_an_error_and_the_next_attempt_commits(
-    own, own_kafka_server, monkeypatch
-):
+def test_an_unavailable_server_is_an_error_and_the_next_attempt_commits(own, own_kafka_server, monkeypatch):
     monkeypatch.setattr(KafkaSource, "patience", Patience(within_s=2))
     source = own(topic := create_topic(own_kafka_server.address), request_timeout_s=2)
     source.send([b"1", b"2"])
@@ -85,7 +81,7 @@ def test_an_unavailable_server_is_an_error_and_the_next_attempt_commits(
     assert lag(source, topic) == [0]
 
 
-# Messages and topics that go away
+# Deleted messages and topics
 
 
 def test_messages_removed_between_plan_and_read_are_an_error_and_are_then_logged(

@@ -1,4 +1,4 @@
-"""What may be set of a Kafka source, what it refuses, and what it never tells."""
+"""Options of a Kafka source: validation, errors and protection of secrets."""
 
 import logging
 import time
@@ -214,7 +214,7 @@ def test_a_closed_source_reconnects_when_it_is_used(kafka, kafka_topic):
 
 
 def test_extents_take_four_calls_once_connected(kafka, kafka_topic, monkeypatch):
-    """No test asserts a time: a look makes four calls, however many partitions there are."""
+    """The number of calls is asserted instead of a time: a look makes four, however many partitions there are."""
     ours = kafka(kafka_topic(50))
     until(lambda: len(ours.extents()) == 50)
     ours.backlog()

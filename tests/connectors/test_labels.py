@@ -1,4 +1,4 @@
-"""Labels of a dead letter, as each source takes them beside a payload."""
+"""Labels of a dead letter, in the format of each source."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_each_client_receives_labels_in_its_own_format():
 
 
 class Recorder:
-    """A producer that keeps what it is to send."""
+    """A producer that records the messages to send."""
 
     def __init__(self, produced: list[dict[str, Any]]) -> None:
         self._produced = produced
@@ -62,10 +62,10 @@ class Recorder:
         self._produced.append(message)
 
     def poll(self, timeout: float) -> None:
-        """There is nobody to hear from."""
+        """Do nothing: there are no events."""
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no message is queued."""
 
 
 def test_pubsub_labels_are_truncated_to_its_limit():

@@ -1,4 +1,4 @@
-"""Databases of PostgreSQL whose encoding is not UTF-8: queues, and the control store."""
+"""PostgreSQL databases with an encoding other than UTF-8: queues and the control store."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ TEXT = "naïve 湖"
 
 @pytest.fixture
 def ascii_url(postgres_server: str) -> Iterator[str]:
-    """URL of a database that stores any bytes, and does not know what they mean."""
+    """URL of a database that stores bytes without an encoding."""
     name = "as_they_come"
     how = "ENCODING 'SQL_ASCII' TEMPLATE template0"
     with administrator(postgres_server) as connection:

@@ -1,4 +1,4 @@
-"""Pub/Sub as a source: what it asks for, what it hands out, and what becomes of acknowledgements."""
+"""Pub/Sub as a source: requests, deliveries and acknowledgements."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def source(**options):
 
 
 def requests(source, monkeypatch, operation):
-    """The parameters of each call that a source makes from here on."""
+    """Return a list that records the parameters of each following call of a source."""
     made, call = [], getattr(source._client, operation)
 
     def recording(**parameters):

@@ -1,4 +1,4 @@
-"""Pub/Sub as a source when something dies, stalls, is gone or refuses."""
+"""Failures of Pub/Sub: crashes, timeouts, missing resources and refusals."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def names(rows):
 
 
 def come_back(source, count):
-    """Receive until so many came; deadlines have to pass first, and some may pass twice."""
+    """Receive until a number of messages arrived; deadlines must expire first, some perhaps twice."""
     rows, end = {}, time.monotonic() + 40
     while len(rows) < count and time.monotonic() < end:
         rows |= {row["message_id"]: row for row in received(source, count)}
@@ -55,7 +55,7 @@ def test_a_message_of_the_maximum_size_arrives_whole(subscribed):
     assert flights.ack(flights._path, ids(rows)) == []
 
 
-# The server is away
+# The server is unavailable
 
 
 def test_a_server_that_stops_during_a_receive_ends_it_with_the_messages_so_far(
@@ -77,9 +77,7 @@ def test_a_server_that_stops_during_a_receive_ends_it_with_the_messages_so_far(
     assert len(names(rest) | names(rows)) == 1_000
 
 
-def test_acknowledgements_refused_by_a_stopped_server_can_be_retried(
-    subscribed, own_pubsub_server, monkeypatch
-):
+def test_acknowledgements_refused_by_a_stopped_server_can_be_retried(subscribed, own_pubsub_server, monkeypatch):
     monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
     flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
     flights.send(b"%d" % n for n in range(6_000))
@@ -108,7 +106,7 @@ def test_an_unavailable_server_is_named_within_the_timeout(subscribed):
         flights.check_ready()
 
 
-# The subscription is gone, or not to be pulled from
+# The subscription is missing, or cannot be pulled from
 
 
 def test_a_subscription_that_is_deleted_is_named(subscribed):
@@ -135,11 +133,11 @@ def test_a_subscription_that_pushes_is_refused_before_anything_is_leased(subscri
         flights.check_ready()
 
 
-# What no local server does: rights and exactly-once delivery, from a stub
+# Permissions and exactly-once delivery, by a stub, because no local server has them
 
 
 def failed(code, details=()):
-    """The end of a call as Google's servers end one."""
+    """Return the end of a failed call, as Google's servers send it."""
     packed = []
     for detail in details:
         packed.append(AnyMessage())

@@ -1,4 +1,4 @@
-"""A table queue whose database does not answer now: an error of its own kind, and nothing lost when it is back."""
+"""A table queue whose database is unavailable: errors are of their own type, and nothing is lost afterwards."""
 
 import os
 import re
@@ -37,11 +37,11 @@ ALL_CALLS: dict[str, Callable[[TableQueue], Any]] = {
     "create": lambda queue: queue.create(),
 }
 ON_TABLES = sorted(ALL_CALLS.keys() - {"create"})
-"""The calls that need the tables; `create` makes them, and leaves alone what is there."""
+"""The calls that need the tables. `create` creates them, and does not change existing ones."""
 
 
 def filled(url: str, **options: Any) -> TableQueue:
-    """Ten messages, of which the receive `held` has three."""
+    """A queue of ten messages, of which the receive `held` has leased three."""
     queue = TableQueue(name="flights", url=url, **options)
     queue.create()
     queue.enqueue([b"%d" % number for number in range(1, 11)])
@@ -51,7 +51,7 @@ def filled(url: str, **options: Any) -> TableQueue:
 
 @pytest.fixture
 def fresh_tables():
-    """A process that looks its tables up again, with other time-outs."""
+    """Let the process inspect its tables again, with other timeouts."""
     queue_tables.open_table.cache_clear()
     yield
     queue_tables.open_table.cache_clear()

@@ -1,4 +1,4 @@
-"""Leases of a queue in a SQL table: no message is given to two, none is lost."""
+"""Leases of a queue in a SQL table: each message is leased to one receive, and none is lost."""
 
 import json
 import threading

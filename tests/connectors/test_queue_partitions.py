@@ -1,4 +1,4 @@
-"""Messages of a table queue that belong together: their partition, and leasing it to one receive at a time."""
+"""Partitions of a table queue, and their lease to one receive at a time."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ from tests.fixtures.table_queue import ids, receive
 
 @pytest.fixture
 def apart(url):
-    """Twelve messages of the customers 0, 1 and 2, in turn."""
+    """A queue of twelve messages of the customers 0, 1 and 2, in turn."""
     queue = TableQueue(name="orders", url=url, partition_column="customer", one_receive_per_partition=True)
     queue.create()
     queue.enqueue([b"%d" % n for n in range(12)], [{"customer": str(n % 3)} for n in range(12)])

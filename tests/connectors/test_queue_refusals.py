@@ -1,4 +1,4 @@
-"""What a table queue refuses, and in which words."""
+"""Errors of a table queue: missing tables, columns and permissions, and invalid options."""
 
 import secrets
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def test_a_table_without_leases_beside_it_is_refused(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
     with pytest.raises(
         SourceError,
-        match=r"table 'messages_leases' for leases does not exist. To create it, run `pipeline-platform table-queue create`",
+        match=r"table 'messages_leases' for leases does not exist. To create it, run `pipeline-platform",
     ):
         TableQueue(name="flights", url=url).check_ready()
 
@@ -73,7 +73,7 @@ RIGHTS = [
     *((right, "sales.outbox") for right in ("SELECT", "UPDATE", "DELETE")),
     *((right, table) for right in ("SELECT", "INSERT", "UPDATE", "DELETE") for table in TWO_BESIDE),
 ]
-"""What a run needs where another user made the tables."""
+"""Permissions that a run needs if another user created the tables."""
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
@@ -107,7 +107,9 @@ def test_a_missing_permission_on_a_sequence_is_named(url, run_sql):
     owner.create()
     user, writes = new_user(owner, run_sql)
     run_sql(f"GRANT SELECT, INSERT ON messages TO {user}")
-    with pytest.raises(SourceError, match=r"permission denied for sequence messages_id_seq.*\. Grant .* USAGE on the sequence"):
+    with pytest.raises(
+        SourceError, match=r"permission denied for sequence messages_id_seq.*\. Grant .* USAGE on the sequence"
+    ):
         writes.enqueue([b"1"])
 
 
@@ -122,7 +124,7 @@ def test_a_row_that_postgresql_refuses_is_not_quoted(url, run_sql):
 
 
 def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, TableQueue]:
-    """Name, and the same queue, of a user who may do nothing yet."""
+    """Return the name of a new user without permissions, and the queue as that user."""
     user = f"runs_{secrets.token_hex(6)}"
     run_sql(f"CREATE ROLE {user} LOGIN PASSWORD 'theirs'")
     url = sa.make_url(owner.url).set(username=user, password="theirs")
@@ -130,7 +132,7 @@ def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, Table
 
 
 def take_through(queue: TableQueue, receive_id: str) -> None:
-    """All that a run asks of its source."""
+    """Make all calls of a run to its source."""
     queue.check_ready()
     assert queue.backlog().messages > 4
     assert ids(receive(queue, f"{receive_id}, given up", demand=1))

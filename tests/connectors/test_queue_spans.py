@@ -1,4 +1,4 @@
-"""How a table queue remembers what a receive holds: spans of ids for what is new, a row for what comes again."""
+"""Storage of leases in a table queue: spans of ids for new messages, a row for each redelivered message."""
 
 import json
 from collections.abc import Callable

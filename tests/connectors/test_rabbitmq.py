@@ -1,4 +1,4 @@
-"""RabbitMQ as a source: what a run is given, what a message carries, and what the server hears of it."""
+"""RabbitMQ as a source: receives, messages, connections and sending."""
 
 import json
 import logging
@@ -117,7 +117,7 @@ def test_a_run_ends_empty_if_another_consumer_has_priority(rabbitmq, rabbitmq_qu
     assert len(rows) + sum(batch.num_rows for batch in batches) == 3
 
 
-# What a message carries
+# Contents of a message
 
 
 def test_metadata_contain_all_amqp_properties(rabbitmq):
@@ -164,7 +164,7 @@ def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq):
 
 def test_what_other_clients_write_in_headers_arrives_and_costs_no_message(rabbitmq, monkeypatch):
     class Raw(bytes):
-        """A value of a table as it is on the wire."""
+        """A value of a table in its encoded form."""
 
     def encoded(pieces: list[bytes], value: Any, by_pika: Any = pika.data.encode_value) -> int:
         if not isinstance(value, Raw):

@@ -1,4 +1,4 @@
-"""What RabbitMQ hears of messages: each word, in few frames, on the connection that holds them."""
+"""Acknowledgements to RabbitMQ: every ack action, in few frames, on the connection that received the messages."""
 
 import logging
 import pickle
@@ -27,7 +27,7 @@ def test_each_ack_action_has_its_effect(rabbitmq, rabbitmq_queue, word, waiting,
 
     assert acknowledged(source, word, received(source)) == []
 
-    # A dead letter is on its way for a moment.
+    # Dead-lettering takes a moment.
     assert len(received(rabbitmq(letters.queue, wait_time_s=5.0), dead or 1) if dead else []) == dead
     assert (other.backlog().messages, letters.backlog().messages) == (waiting, 0)
     source.close()
@@ -47,7 +47,7 @@ def test_reject_and_requeue_once_rejects_the_second_time():
 @pytest.mark.parametrize(
     ("first", "then", "told"),
     [
-        # All of what is outstanding goes at once; what has a gap before it goes one by one.
+        # Outstanding messages without a gap are acknowledged at once; messages after a gap separately.
         ([], range(1, 101), [(100, True)]),
         ([], range(1, 51), [(50, True)]),
         ([50], [*range(1, 50), *range(51, 101)], [(100, True)]),

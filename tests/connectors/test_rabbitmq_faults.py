@@ -1,4 +1,4 @@
-"""RabbitMQ that stops, restarts and closes connections, and processes that die: nothing is lost, and it is said why."""
+"""Failures of RabbitMQ: stops, restarts, closed connections and crashed processes lose nothing and are explained."""
 
 import contextlib
 import logging
@@ -31,14 +31,14 @@ def server(own_rabbitmq_server):
 
 @pytest.fixture
 def queue(server, built):
-    """Build sources of one queue of a server that the test may stop."""
+    """Build sources of the same queue on a server that the test may stop."""
     name = create_queue(server.address)
     return lambda **options: built(server.address, name, **options)
 
 
 @contextlib.contextmanager
 def restarting(server: RabbitMQ) -> Iterator[None]:
-    """Stop the server; it is up again some time after the block began."""
+    """Stop the server, and start it again some time after the block started."""
     server.stop()
     thread = threading.Thread(target=server.start)
     thread.start()
@@ -157,9 +157,7 @@ def test_a_connection_lost_while_opening_is_retried(rabbitmq_server, rabbitmq_qu
         source.close()
 
 
-def test_a_connection_survives_work_that_exceeds_its_heartbeat_timeout(
-    rabbitmq_server, rabbitmq_queue, built
-):
+def test_a_connection_survives_work_that_exceeds_its_heartbeat_timeout(rabbitmq_server, rabbitmq_queue, built):
     source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
     source.send(numbers(3))
     rows = received(source)
@@ -171,9 +169,7 @@ def test_a_connection_survives_work_that_exceeds_its_heartbeat_timeout(
     assert source.backlog().messages == 0
 
 
-def test_a_stalled_reader_pauses_the_socket_but_not_the_heartbeats(
-    rabbitmq_server, rabbitmq_queue, built, monkeypatch
-):
+def test_a_stalled_reader_pauses_the_socket_but_not_the_heartbeats(rabbitmq_server, rabbitmq_queue, built, monkeypatch):
     monkeypatch.setattr(mailboxes, "BATCH_BYTES", 2**20)
     source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
     source.send([os.urandom(2**20)] * 64)

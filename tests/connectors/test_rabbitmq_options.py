@@ -1,4 +1,4 @@
-"""Options of RabbitMQ as a source: what is refused, and what the errors of a real server are said to mean."""
+"""Options of RabbitMQ as a source: validation, and explanations of the errors of a real server."""
 
 from ssl import SSLEOFError
 from typing import Any
@@ -129,7 +129,7 @@ def test_the_resource_has_the_same_options(rabbitmq_server, monkeypatch):
     assert made.model_dump(mode="json", exclude_unset=True, exclude={"name", "url", "queue"}) == options
 
 
-# What a real server refuses
+# Errors of a real server
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_consumer_timeout_names_the_option_to_raise():
 
 LOST, REFUSED = repr(StreamLostError("Transport indicated EOF")), repr(ConnectionClosedByBroker(403, "ACCESS_REFUSED"))
 GUESSES = [IncompatibleProtocolError, ProbableAuthenticationError, ProbableAccessDeniedError]
-"""What pika takes the end of a connection for, by how far it came; only what the server itself says is sure."""
+"""Errors that pika raises for a lost connection, by its phase; only the server's own errors are certain."""
 
 
 @pytest.mark.parametrize("error", [*(guess(LOST) for guess in GUESSES), SSLEOFError(8, "EOF occurred")], ids=repr)

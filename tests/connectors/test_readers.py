@@ -1,4 +1,4 @@
-"""Two deployments on one source: each hears of the other, by name, as long as it was seen lately."""
+"""Two deployments that use the same source: each reports the other by name while it was seen lately."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""SQS as a source: what it asks for, what it hands out, and what becomes of acknowledgements."""
+"""SQS as a source: requests, deliveries and acknowledgements."""
 
 import json
 import logging
@@ -87,7 +87,7 @@ def test_actions_keep_to_twelve_hours_from_the_receive(option):
 
 @pytest.fixture
 def aws(monkeypatch):
-    """Moto's SQS in this process, and a client of it. One thread a task: its backend is not made for more."""
+    """Moto's SQS in this process, and a client of it. One thread per task: Moto's backend is not thread-safe."""
     monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
     with mock_aws():
         yield boto3.client("sqs", region_name="eu-west-1")
@@ -99,7 +99,7 @@ def queue(aws):
 
 
 def calls(source, operation):
-    """The parameters of each call that a source makes from here on."""
+    """Return a list that records the parameters of each following call of a source."""
     made = []
     source._client.meta.events.register(
         f"provide-client-params.sqs.{operation}", lambda params, **_: made.append(dict(params))
@@ -185,7 +185,7 @@ def test_a_corrupt_body_is_skipped_and_loses_no_other_message(aws, queue, caplog
 
 
 def failing(source, monkeypatch, operation, code, message=""):
-    """Have an operation of a source's client answer with an error of AWS."""
+    """Let an operation of a source's client fail with an error of AWS."""
     error = ClientError({"Error": {"Code": code, "Message": message}}, operation)
     monkeypatch.setattr(source._client, operation, Mock(side_effect=error))
 
@@ -203,7 +203,7 @@ def test_messages_are_deleted_in_tens(aws, queue):
 
     assert [len(call["Entries"]) for call in deletes] == [10, 10, 5]
     assert [entry["Id"] for entry in deletes[1]["Entries"]] == [str(i) for i in range(10)]
-    # Not what is left in the queue: of two calls at once moto may forget one.
+    # The queue's contents are not asserted: Moto may lose one of two concurrent calls.
     assert len({entry["ReceiptHandle"] for call in deletes for entry in call["Entries"]}) == 25
 
 
@@ -274,12 +274,12 @@ def test_a_released_message_of_a_group_is_redelivered_after_its_batch_and_before
     assert came == order
 
 
-# What cannot work is said before anything is leased
+# Configuration errors are raised before a lease
 
 
 @pytest.fixture
 def no_settings(monkeypatch, tmp_path):
-    """A machine that knows of no AWS: no credentials, no region, no profile."""
+    """Remove all AWS settings: no credentials, no region, no profile."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))

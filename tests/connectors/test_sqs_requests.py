@@ -1,4 +1,4 @@
-"""What a run asks of SQS, and what is sent there: whole calls within its limits, quotas, FIFO groups in order."""
+"""Requests to SQS: whole calls within its limits, quotas, sending, and FIFO groups in order."""
 
 import json
 import logging
@@ -30,7 +30,7 @@ def fake(sqs_server):
 
 @pytest.fixture
 def made(fake, sqs_queue):
-    """A source over a new queue of so many messages, with the fake between."""
+    """Return a source of a new queue with a number of messages, through a fake client."""
 
     def make(waiting: int = 0, queue: Mapping[str, str] = MappingProxyType({}), **options: Any) -> SqsSource:
         url = sqs_queue(**queue)

@@ -1,4 +1,4 @@
-"""What a queue in a SQL table gives out, on SQLite and on PostgreSQL."""
+"""Messages of a queue in a SQL table, on SQLite and on PostgreSQL."""
 
 import json
 import re
@@ -76,7 +76,7 @@ def test_invalid_metadata_lose_no_message(queue, run_sql):
 
 
 def test_deeply_nested_metadata_do_not_fail_a_share(queue, run_sql):
-    """Python's JSON reads some that it cannot write: where that begins depends on who calls it."""
+    """Python's JSON parses some nested values that it cannot write; the limit depends on the depth of the caller."""
     queue.enqueue([b""] * 40)
     for id_ in range(1, 41):
         depth = 800 + 5 * id_

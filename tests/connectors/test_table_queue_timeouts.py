@@ -1,4 +1,4 @@
-"""A table queue's sessions on PostgreSQL: one that stands still holds up no other for long, and all of them are UTC."""
+"""PostgreSQL sessions of a table queue: an idle session blocks others only briefly, and all sessions use UTC."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def and_stop(*arguments):
 LeasedTable.renew = and_stop
 queue.extend("lost", list)
 """
-"""Stops between UPDATE and COMMIT, as a host that is lost does."""
+"""Program that stops between UPDATE and COMMIT, like a lost host."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def queue(postgres_url):
 
 @contextmanager
 def another_session(url: str) -> Iterator[psycopg.Connection]:
-    """Not one of the queue's, and so without its time-outs."""
+    """A session that is not the queue's, and has no timeouts."""
     with psycopg.connect(url.replace("+psycopg", "")) as connection:
         yield connection
         connection.rollback()

@@ -1,4 +1,4 @@
-"""Calls of a few messages each: how many are asked for, what ends them, and what becomes of failures."""
+"""Calls of a few messages each: their number, their end, and failures."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from pipeline_platform.source.contract import Refused
 
 
 class Server:
-    """Holds numbered messages; notes how many each call asks for, and fails from call `fails_at` on."""
+    """A server of numbered messages that records the size of each call, and fails from call `fails_at` on."""
 
     def __init__(self, messages: int, fails_at: int | None = None) -> None:
         self.left, self.fails_at, self.asked = list(range(messages)), fails_at, list[int]()
@@ -102,7 +102,7 @@ IDS = [f"h{number}" for number in range(100)]
 
 
 def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable[[Sequence[str]], list[Refused]]]:
-    """A call that fails where its number says so, and the groups that it was called with."""
+    """Return a call that fails by its number, and the groups that it was called with."""
     made: list[Sequence[str]] = []
 
     def call(group: Sequence[str]) -> list[Refused]:

@@ -1,4 +1,4 @@
-"""The suite for sources: correct ones pass, and of one that breaks a promise it names that promise alone."""
+"""The suite for sources: correct sources pass, and a source that breaks a promise fails that promise alone."""
 
 import functools
 import time
@@ -208,7 +208,7 @@ def test_a_single_promise_can_be_checked():
 
 
 class Ticks(LogSource):
-    """Numbers that nobody sent."""
+    """A source of generated numbers, without `send`."""
 
     def extents(self) -> Any:
         return {"ticks": Extent(0, len(TEXTS), None, 0)}

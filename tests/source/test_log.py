@@ -1,4 +1,4 @@
-"""What is free of a log, how it is shared fairly, and how it is divided: for any spans."""
+"""Free offsets of a log, their fair choice, and their division into shares, for generated spans."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ HOLDERS = st.sampled_from([None, "a", "b"])
 
 @st.composite
 def places(draw: st.DrawFn) -> Place:
-    """A partition with spans that do not overlap, some before what is acknowledged."""
+    """Generate a partition with disjoint spans, some before its acknowledged offset."""
     bounds = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
     spans = tuple(
         Offsets("p", first, past, draw(HOLDERS)) for first, past in zip(bounds[::2], bounds[1::2], strict=False)

@@ -1,4 +1,4 @@
-"""Any history of a log: receives of several runs that finish, die and come late, resets, and a lost control store."""
+"""Generated histories of a log: receives of several runs that finish, crash and stall, resets, a lost control store."""
 
 import tempfile
 from collections import Counter
@@ -20,7 +20,7 @@ def held(messages: set[Message]) -> list[tuple[str, list[str]]]:
 
 
 class Histories(RuleBasedStateMachine):
-    """What is acknowledged is counted; a message may come a second time only marked, and none may be left out."""
+    """Counts acknowledged messages: a redelivery must be marked, and no message may be left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Histories(RuleBasedStateMachine):
         receive, other = data.draw(st.permutations(sorted(self.open)))[:2]
         self.journal.meanwhile = lambda: self.finish(other)
         self.finish(receive)
-        if self.journal.meanwhile is not None:  # there was nothing to tell
+        if self.journal.meanwhile is not None:  # there was nothing to commit
             self.journal.meanwhile = None
             self.finish(other)
 
@@ -132,11 +132,11 @@ class Histories(RuleBasedStateMachine):
             to = min(at + forward, self.journal.past[partition])
             self.skipped |= {(partition, offset) for offset in range(to)}
             self.journal.set_to(partition, to)
-            self.receive(1)  # or a run that finishes now would go on where the log was before
+            self.receive(1)  # otherwise a run that finishes now would continue at the old position
 
     @rule()
     def forget(self) -> None:
-        """The control store is removed while no run is under way; the sensor had looked by then."""
+        """Remove the control store between runs; the sensor looks afterwards."""
         for receive_id in [*self.open]:
             self.finish(receive_id)
         self.source.backlog()

@@ -1,4 +1,4 @@
-"""A log's receives: who gets what, how far the log is told, and what people hear of a log that is not as it was."""
+"""Receives of a log: leased offsets, commits, and reports of resets and losses."""
 
 import logging
 import pickle
@@ -21,7 +21,7 @@ def journal():
 
 @pytest.fixture
 def log(control_url, journal):
-    """Sources of the journal, each in a process of its own, as it were."""
+    """Build sources of the journal, each as if in its own process."""
     return lambda **options: paper_log(ControlStore(control_url), journal, **options)
 
 
@@ -158,7 +158,7 @@ def test_losses_are_in_each_backlog_until_a_run_continues(log, journal):
 
 
 def test_a_truncated_log_is_logged_as_an_error(log, journal, caplog):
-    """New messages take offsets that were read before; where they begin, nobody but an operator can know."""
+    """New messages reuse offsets that were read before, so only an operator can know where they start."""
     source = log()
     planned(source, "a")
     source.finish("a")
@@ -209,7 +209,7 @@ def test_latest_starts_at_the_end_of_the_log_at_the_first_look(log, journal):
 
 
 def test_concurrent_first_looks_start_at_the_same_position(log, journal):
-    """The later one sees a longer log, and must not have the messages between skipped."""
+    """The second look finds a longer log, and must not skip the messages between."""
     first, other = log(latest=True), log(latest=True)
 
     def another_looks() -> None:

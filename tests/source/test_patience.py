@@ -1,4 +1,4 @@
-"""What is tried again while a source is away, and what is not."""
+"""Retries while a source is unavailable."""
 
 import pytest
 from tenacity import RetryCallState, Retrying
@@ -48,7 +48,7 @@ def _away() -> None:
 
 
 def waited(patience: Patience, tries: int) -> list[float]:
-    """The pauses after so many failed tries."""
+    """Return pauses after a number of failed attempts."""
     said = []
     for number in range(1, tries + 1):
         state = RetryCallState(Retrying(), None, (), {})
