@@ -72,7 +72,7 @@ def test_the_url_is_not_in_the_repr():
         ({"url": "amqp://h/?heartbeat=x"}, r"url\n.*'heartbeat' .* a whole number from 0 to 65,535"),
         ({"url": "amqp://h/?frame_max=1"}, r"url\n.*'frame_max' .* from 4,096 to 131,072"),
         ({"url": "amqp://h/?socket_timeout=inf"}, r"url\n.*'socket_timeout' .* seconds"),
-        ({"url": "amqp://h/?tcp_options=[1]"}, r"url\n.*'tcp_options' .* a dict"),
+        ({"url": "amqp://h/?tcp_options=[1]"}, r"url\n.*'tcp_options' .* dict"),
         ({"prefetch_count": 0}, r"prefetch_count\n.*greater than or equal to 1"),
         ({"wait_time_s": 61}, r"wait_time_s\n.*less than or equal to 60"),
         ({"declare": {"exclusive": True}}, r"declare.exclusive\n.*deleted between two runs"),

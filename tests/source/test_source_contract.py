@@ -28,8 +28,8 @@ from pipeline_platform.testing import PAGES, TEXTS, BrokenPromiseError, Server, 
 from servers import sqs
 
 SHORT_S, LONG_S = 2, 15
-"""Leases in seconds. Most promises are verified with a short lease. A slow machine may exceed it, so a failed promise is
-checked again with the long lease: it counts as broken only if both fail."""
+"""Leases in seconds. Most promises are verified with a short lease. A slow machine may exceed it, so a failed promise
+is checked again with the long lease: it counts as broken only if both fail."""
 
 Row = tuple[Callable[[], Source], Server]
 """A function that builds a source of a new, empty queue, and facts about its server."""

@@ -217,8 +217,9 @@ class SqsSource(calls.CalledSource):
                 if failures:
                     first = min(failures, key=lambda failure: int(failure["Id"]))
                     raise SourceError(
-                        f"source {self.name!r}: {self.queue_url} refused {len(failures)} messages. First error, for "
-                        f"message {first['Id']}: {words_of(first)}. {sent} messages were sent"
+                        f"source {self.name!r}: {self.queue_url} refused {len(failures)} of "
+                        f"{sent + len(failures)} messages. First error, for message {first['Id']}: {words_of(first)}. "
+                        "Correct the refused messages, and send them again."
                     )
         return sent
 
