@@ -88,7 +88,7 @@ def test_an_ended_receive_cannot_read(queue, let_run_out):
     [share] = queue.plan(1, 1, "a")
     let_run_out("a")
     queue.plan(1, 1, "b")
-    with pytest.raises(SourceError, match=r"receive 'a' is over.*raise lease_s \(now 60\)"):
+    with pytest.raises(SourceError, match=r"receive 'a' has ended.*Raise lease_s \(now 60 s\)"):
         read(queue, share, "a")
 
 

@@ -199,7 +199,7 @@ class TableQueue(LeasedSource):
             if not table.is_live(connection, receive_id):
                 raise table.database.refusal(
                     f"receive {receive_id!r} has ended, and its messages may be leased by another. "
-                    f"Raise lease_s ({self.lease_s:g} s)."
+                    f"Raise lease_s (now {self.lease_s:g} s)."
                 )
             for columns in queue_reading.read(table, connection, share, receive_id):
                 yield self._batch(columns, receive_id)
