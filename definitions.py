@@ -1,4 +1,4 @@
-"""This deployment: its pipelines, assets, sensors and resources, put together. A new pipeline is a line here."""
+"""Definitions of this deployment: pipelines, assets, sensors and resources. Add a new pipeline here."""
 
 import dagster as dg
 
@@ -28,5 +28,6 @@ defs = dg.Definitions.merge(
         assets=[flights, delays_per_carrier],
         sensors=[flights_producer, automation],
     ),
-    dg.Definitions(executor=dg.in_process_executor),  # Spark starts once a run, not once a step, also by hand
+    # Spark starts once per run instead of once per step, also in runs that are started manually.
+    dg.Definitions(executor=dg.in_process_executor),
 )

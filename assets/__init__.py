@@ -1,1 +1,1 @@
-"""This deployment's assets: the partitioned ones of its pipelines, and those downstream of them."""
+"""Assets of this deployment: partitioned assets of its pipelines, and assets downstream of them."""

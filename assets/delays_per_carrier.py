@@ -1,4 +1,4 @@
-"""Downstream of a pipeline: how late each carrier leaves, from the table of the flights' batcher."""
+"""An asset downstream of a pipeline: departure delays per carrier, computed from the table of the batcher `lake`."""
 
 import dagster as dg
 import polars as pl
@@ -14,10 +14,10 @@ from pipeline_platform.orchestration import IO_MANAGER, WHEN_NEW
     kinds={"polars"},
     owners=["team:flights"],
     ins={"lake": dg.AssetIn(key=["flights", "lake"])},
-    description="Departures, cancellations and delays of each carrier, over all windows of `flights/lake`.",
+    description="Departures, cancellations and delays per carrier, over all windows of `flights/lake`.",
 )
 def delays_per_carrier(context: dg.AssetExecutionContext, lake: pl.LazyFrame) -> pl.DataFrame:
-    """Count each carrier's flights, and how late they left."""
+    """Return the number of flights and the delays of each carrier."""
     delays = (
         lake.group_by("carrier")
         .agg(

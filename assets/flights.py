@@ -1,4 +1,4 @@
-"""The flights' assets, partitioned by window: `flights/messages`, one for each batcher, and `flights/failed`."""
+"""Assets of the pipeline `flights`, partitioned by window: `flights/messages`, one per batcher, `flights/failed`."""
 
 from pipeline_platform.orchestration import pipeline_assets
 from pipelines.flights import Flights

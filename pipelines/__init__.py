@@ -1,1 +1,1 @@
-"""Pipelines, one file each."""
+"""Pipelines, a file for each."""

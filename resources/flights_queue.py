@@ -1,4 +1,7 @@
-"""The source of the flights: the embedded table queue, or what `FLIGHTS_SOURCE` names. Yours needs one alone."""
+"""The source of the pipeline `flights`: the embedded table queue, or a connector chosen by `FLIGHTS_SOURCE`.
+
+A deployment needs only its own connector.
+"""
 
 import os
 from typing import Any
@@ -15,7 +18,7 @@ from pipeline_platform.orchestration import source_resource
 
 
 def flights_queue() -> Any:
-    """Make the source that the environment asks for."""
+    """Return the source that the environment selects."""
     name, given = "flights_queue", os.environ.get
     match given("FLIGHTS_SOURCE"):
         case "postgres":

@@ -1,4 +1,4 @@
-"""Where tables lie, and the control store beside them: limits, pauses and claims of all runs."""
+"""The lake, which contains the tables, and the control store, which contains limits, pauses and claims of all runs."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Where tasks run: this machine's warm server, unless the environment names another."""
+"""The Spark server that runs tasks: this machine's warm server, unless the environment names another."""
 
 import os
 

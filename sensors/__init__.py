@@ -1,1 +1,1 @@
-"""This deployment's pull producers: sensors that ask for runs, sized by demand and rate limits."""
+"""Sensors of this deployment, which request runs according to demand and rate limits."""

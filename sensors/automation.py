@@ -1,4 +1,4 @@
-"""Materialises assets by their automation conditions. Dagster's own sensor for it is off until somebody turns it on."""
+"""Materialises assets by their automation conditions. Dagster's default sensor for this is off until it is enabled."""
 
 import dagster as dg
 

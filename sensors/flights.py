@@ -1,4 +1,4 @@
-"""The flights' pull producer: it looks at the queue, and asks for runs that the pipeline can bear."""
+"""The sensor of the pipeline `flights`: it checks the backlog and requests runs within the pipeline's capacity."""
 
 from pipeline_platform.orchestration import producer_sensor
 from pipelines.flights import Flights

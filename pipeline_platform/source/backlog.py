@@ -1,25 +1,25 @@
-"""What waits at a source."""
+"""The backlog of a source."""
 
 from datetime import datetime
 from typing import NamedTuple
 
 ENDLESS = 2**62
-"""What a source counts that has no end."""
+"""Backlog of a source without an end."""
 
 
 class Backlog(NamedTuple):
-    """What waits at a source.
+    """Messages waiting at a source.
 
     Attributes:
-        messages: How many could be received now; None where the source cannot tell, `ENDLESS` or more without an end.
-        oldest: When the oldest of them came; None where no message waits or the source cannot tell.
-        counts_held: Whether `messages` counts those that receives hold, too.
-        counts_gaps: Whether `messages` counts numbers that no message has, too: then no more than so many wait.
-        lost: Which messages the source lost before anybody read them, until a run goes on behind them, or where it was
-            cut off before what was read; empty if none.
-        at_least: Whether there may be more than `messages`: they were counted no further.
-        others: Which deployments read it lately besides this one, in words; empty if none, None where nothing can be
-            known of that.
+        messages: Number of messages that could be received now; None if the source does not report it, `ENDLESS` or
+            more without an end.
+        oldest: Time of the oldest message; None if no message is waiting or the source does not report it.
+        counts_held: Whether `messages` includes messages that receives have leased.
+        counts_gaps: Whether `messages` includes offsets without a message, so that it is an upper bound.
+        lost: Description of messages that the source lost before they were read, until a run continues after them, or
+            of a partition that was truncated before its read position; empty if none.
+        at_least: Whether there may be more than `messages`, because the count was limited.
+        others: Description of other deployments that read the source lately; empty if none, None if unknown.
     """
 
     messages: int | None
@@ -32,14 +32,15 @@ class Backlog(NamedTuple):
 
     @property
     def counted(self) -> int | None:
-        """How many; None where the source cannot tell or has no end: what is plotted and measured."""
+        """The number of messages for plots and metrics; None if unknown or without an end."""
         return None if self.messages is None or self.messages >= ENDLESS else self.messages
 
     def __str__(self) -> str:
-        """How many, for people."""
+        """Return the backlog as text."""
         if self.messages is None:
-            return "the source cannot tell"
+            return "this source does not report its backlog"
         if self.messages >= ENDLESS:
-            return "messages without end"
+            return "an endless number of messages"
         most = "up to " if self.counts_gaps and self.messages else ""
-        return f"{most}{self.messages:,} messages{' or more' if self.at_least else ''}"
+        noun = "message" if self.messages == 1 else "messages"
+        return f"{most}{self.messages:,} {noun}{' or more' if self.at_least else ''}"

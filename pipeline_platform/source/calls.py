@@ -1,4 +1,4 @@
-"""Calls of a few messages each, several at once: for sources whose server takes and gives no more in one call."""
+"""Concurrent calls of a few messages each, for sources whose server accepts only a few messages per call."""
 
 import logging
 import math
@@ -21,20 +21,20 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 THREADS = 8
-"""Calls under way at once in one task. A call is mostly waiting: measured with 10 ms a call to SQS, one thread deletes
-730 messages a second, four 2,100 and eight 4,100."""
+"""Concurrent calls of a task. A call is mostly waiting: with 10 ms per call to SQS, one thread deletes 730 messages a
+second, four delete 2,100 and eight delete 4,100."""
 BATCH_ROWS = 5_000
 BATCH_BYTES = 16 * 2**20
-"""A batch is full at whichever comes first; it may hold the messages of one round of calls more."""
+"""A batch is full at the limit that is reached first; it may exceed it by the messages of the calls in progress."""
 FAILED_CALLS = 3
-"""Whole calls failed in a row, each after the client's own retries, after which `in_groups` does not try the rest."""
+"""Consecutive failed calls, each after the client's own retries, after which `in_groups` does not try the others."""
 
 
 class CalledSource(LeasedSource):
-    """A leased source that is told of each message until when to keep it from others.
+    """A leased source that sets the lease of each message separately.
 
-    A connector names its own option for the lease in `lease_option`, and writes `hold` in place of `release`, `extend`
-    and `abandon`.
+    A connector names its own option for the lease in `lease_option`, and implements `hold` instead of `release`,
+    `extend` and `abandon`.
     """
 
     lease_option: ClassVar[str]
@@ -44,8 +44,8 @@ class CalledSource(LeasedSource):
         lease_s = getattr(self, self.lease_option)
         if "lease_s" in self.model_fields_set and self.lease_s != lease_s:
             raise ValueError(
-                f"lease_s is {self.lease_s}, but the lease of a message is {self.lease_option} ({lease_s} s): "
-                "set that one, and leave lease_s out"
+                f"lease_s must equal {self.lease_option} ({lease_s} s), got {self.lease_s:g} s. Set "
+                f"{self.lease_option}, and remove lease_s."
             )
         self.__dict__["lease_s"] = float(lease_s)  # the model is frozen from here on
         return self
@@ -53,26 +53,27 @@ class CalledSource(LeasedSource):
     @property
     @abstractmethod
     def longest_delay_s(self) -> int:
-        """Seconds that may follow `nack`."""
+        """Maximum seconds of the action `nack:<seconds>`."""
 
     @property
     def words(self) -> Words:
-        """As of every leased source, up to the server's longest delay."""
+        """The ack actions of a leased source, with the server's longest delay."""
         return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self.longest_delay_s)}
 
     @abstractmethod
     def hold(self, ack_ref: str, ack_ids: Sequence[str], seconds: int) -> list[Refused]:
-        """Keep messages from others for so many seconds from now; return what was refused, as `ack` does."""
+        """Extend the lease of messages to `seconds` from now; return the refused messages, as `ack` does."""
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Give messages back, to be delivered again after `delay_s` seconds, cut to the longest delay."""
+        """Release messages, to be redelivered after `delay_s` seconds, limited to the longest delay."""
         return self.hold(ack_ref, ack_ids, min(delay_s, self.longest_delay_s))
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Keep the messages for another lease. What the server refuses is another receive's, or stays as it is.
+        """Renew the leases of the messages. A refused message has been leased by another receive, or keeps its lease.
 
         Returns:
-            False if all messages are others' by now: what another decides first is left out of what the run decides.
+            False if other receives have leased all messages. A message that another receive decides first is left out
+            of this run's decision.
         """
         started, asked, left = time.monotonic(), 0, list[Refused]()
         for ack_ref, ack_ids in held():
@@ -80,17 +81,17 @@ class CalledSource(LeasedSource):
             left += self.hold(ack_ref, ack_ids, int(self.lease_s))
         if left:
             how_many = f"{len(left)} of {asked}"
-            logger.warning("%s: %s messages cannot be kept for longer: %s", self.name, how_many, left[0].reason)
+            logger.warning("Could not renew the leases of %s messages from %s: %s", how_many, self.name, left[0].reason)
         if (took := time.monotonic() - started) > self.lease_s / 3:
             logger.warning(
-                "%s: to keep %d messages for longer took %.0f s, more than a third of %s (%d s): some may come twice. "
-                "Raise it, or lower the demand of a run",
-                *(self.name, asked, took, self.lease_option, self.lease_s),
+                "Renewed %d leases from %s in %.0f s, more than a third of %s (%d s): some messages may be "
+                "redelivered. Raise it, or lower the demand of a run.",
+                *(asked, self.name, took, self.lease_option, self.lease_s),
             )
-        return not asked or sum(one.lost for one in left) < asked
+        return not asked or sum(entry.lost for entry in left) < asked
 
     def abandon(self, receive_id: str, held: Held) -> None:
-        """Give back at once what a dead receive wrote down; what it did not waits for its lease to end."""
+        """Release the messages that a crashed run recorded; its other messages wait until their lease expires."""
         for ack_ref, ack_ids in held():
             self.release(ack_ref, ack_ids)
 
@@ -104,18 +105,18 @@ def receive(
     size: Callable[[T], int],
     within_s: float | None = None,
 ) -> Iterator[list[T]]:
-    """Call until `wanted` messages came, the queue seems empty, time is up or a call failed; yield them in batches.
+    """Call until `wanted` messages arrive, the queue seems empty, time is up or a call fails; yield them in batches.
 
-    An error after the first messages is only logged: what is leased is worth handling, and a server that stays away
-    fails the next receive before it leases anything.
+    An error after the first messages is only logged: leased messages are worth handling, and if the server stays
+    unavailable, the next receive fails before it leases anything.
 
     Args:
-        call: Receives at most so many messages, `per_call` or less, in a thread.
-        wanted: Messages to ask for in all.
-        per_call: The most that one call asks for.
-        empty_replies: Empty replies in a row after which the queue seems empty.
+        call: Receives at most the given number of messages, `per_call` or less, in a thread.
+        wanted: Messages to request in all.
+        per_call: Maximum messages of one call.
+        empty_replies: Consecutive empty replies after which the queue counts as empty.
         size: Bytes of a message.
-        within_s: Seconds after which no call is begun any more.
+        within_s: Seconds after which no call is started.
     """
     calls = _Calls(call, wanted, per_call, empty_replies, size)
     calls.until = math.inf if within_s is None else time.monotonic() + within_s
@@ -130,11 +131,11 @@ def receive(
     if calls.error is not None:
         if not calls.received:
             raise calls.error
-        logger.warning("ended after %d messages: %s", calls.received, calls.error)
+        logger.warning("Ended a receive after %d messages: %s", calls.received, calls.error)
 
 
 class _Calls(Generic[T]):
-    """Calls that each thread makes by itself: to be given each by one that waits for all costs half as much again."""
+    """Calls made by each thread independently: a thread that distributes them costs half as much again."""
 
     def __init__(
         self,
@@ -152,7 +153,7 @@ class _Calls(Generic[T]):
         self._changed = threading.Condition()
 
     def make(self) -> None:
-        """Call until there is nothing left to ask for."""
+        """Call until no more messages are needed."""
         while True:
             with self._changed:
                 self._changed.wait_for(self._may_go_on)
@@ -166,7 +167,7 @@ class _Calls(Generic[T]):
             try:
                 messages += self._call(asked)
                 bytes_ = sum(map(self._size, messages))
-            except BaseException as error:  # the others would wait for this call for ever
+            except BaseException as error:  # otherwise the other threads would wait for this call forever
                 self.error = error
             with self._changed:
                 self._under_way -= 1
@@ -187,7 +188,7 @@ class _Calls(Generic[T]):
             self._changed.notify_all()
 
     def batches(self) -> Iterator[list[T]]:
-        """Full batches as they come, and the rest."""
+        """Yield full batches as they are completed, and the last batch."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._full or (self._is_over and not self._under_way))
@@ -205,29 +206,29 @@ class _Calls(Generic[T]):
         return ended or not (self._wanted or self._under_way)
 
     def _may_go_on(self) -> bool:
-        # One by one from an empty reply on, until another is not: most calls past the end would be for nothing.
+        # After an empty reply one call at a time, until a reply has messages: most calls at the end would be wasted.
         return self._is_over or bool(self._wanted and not (self._empty and self._under_way) and not self._full)
 
 
 def in_groups(
     call: Callable[[Sequence[str]], Sequence[Refused]], ack_ids: Sequence[str], per_call: int
 ) -> list[Refused]:
-    """Acknowledge or release messages in groups; return what was refused, in order.
+    """Acknowledge or release messages in groups; return the refused messages, in order.
 
-    A failed call refuses its group alone, with the error as the reason; the last error is raised where no call
-    succeeded. Refusals are not tried again here: `tasks.acknowledge` does that for every source.
+    A failed call refuses only its own group, with the error as the reason; the last error is raised if no call
+    succeeded. Refusals are not retried here: `tasks.acknowledge` does that for every source.
     """
     succeeded, failed_in_a_row = False, 0
     error: Exception | None = None
 
-    def one(group: Sequence[str]) -> Sequence[Refused]:
+    def call_group(group: Sequence[str]) -> Sequence[Refused]:
         nonlocal succeeded, failed_in_a_row, error
         if failed_in_a_row >= FAILED_CALLS:
             reason = f"not tried after {FAILED_CALLS} failed calls: {error}"
             return [Refused(ack_id, reason) for ack_id in group]
         try:
             refused = call(group)
-        except Exception as failure:  # this group's alone, until it proves to be everybody's
+        except Exception as failure:  # affects only this group, unless every call fails
             error, failed_in_a_row = failure, failed_in_a_row + 1
             return [Refused(ack_id, str(failure)) for ack_id in group]
         succeeded, failed_in_a_row = True, 0
@@ -235,7 +236,7 @@ def in_groups(
 
     groups = [ack_ids[start : start + per_call] for start in range(0, len(ack_ids), per_call)]
     with ThreadPoolExecutor(THREADS) as pool:
-        refused = [entry for group in pool.map(one, groups) for entry in group]
+        refused = [entry for group in pool.map(call_group, groups) for entry in group]
     if error is not None and not succeeded:
         raise error
     return refused

@@ -1,4 +1,4 @@
-"""Sources whose open connection remembers what it delivered: RabbitMQ."""
+"""Sources whose server tracks messages per connection: RabbitMQ."""
 
 from typing import ClassVar
 
@@ -6,10 +6,10 @@ from pipeline_platform.source.contract import Source
 
 
 class ConnectedSource(Source):
-    """A source that gives messages to a connection, and takes back what that has not acknowledged when it closes.
+    """A source that delivers messages to a connection, and redelivers unacknowledged messages when it closes.
 
     The run's own process reads and acknowledges, on one connection from `read` to `close`: executors that start a
-    process for each step are refused. `abandon` has nothing to do: the connection of a dead run is closed.
+    process for each step are refused. `abandon` does nothing: the connection of a crashed run is closed.
     """
 
     in_tasks: ClassVar[bool] = False

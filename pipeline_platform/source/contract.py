@@ -1,7 +1,7 @@
-"""The contract of a source: what every connector does, whichever family it belongs to.
+"""The contract of a source, which every connector implements.
 
-A connector is one subclass of a family: `LeasedSource` (the server remembers what was given out), `LogSource` (nobody
-does: a position is ours) or `ConnectedSource` (the open connection does).
+A connector is a subclass of a family: `LeasedSource` (the server tracks leases), `LogSource` (the platform tracks
+positions) or `ConnectedSource` (the open connection tracks deliveries).
 """
 
 import json
@@ -22,34 +22,34 @@ from pipeline_platform.source.readers import Reader, others
 
 
 class SourceError(Exception):
-    """A source cannot do what is asked of it: its message names the option, the value and the way out.
+    """A source cannot perform an operation. The message contains the option, the value and the fix.
 
     Attributes:
-        summary: What is wrong with the source, in two or three words after its name.
+        summary: The problem in two or three words, which follow the source's name.
     """
 
     summary: ClassVar[str] = "cannot be used"
 
 
 class SourceAwayError(SourceError):
-    """The server does not answer now. What failed so may be tried again."""
+    """The server is unavailable. The operation may be retried."""
 
     summary = "does not answer"
 
 
 BackoffType = Literal["exp", "rand", "rand_exp", "stop"]
-"""How pauses grow: each twice the last, or at random, or at random up to a bound that doubles; or one try is all."""
+"""Growth of pauses: `exp` doubles, `rand` is random, `rand_exp` is random up to a doubling limit, `stop` means none."""
 
 
 class Patience(NamedTuple):
-    """How a run waits for a source that is away.
+    """Retries of a run while a source is unavailable.
 
     Attributes:
-        backoff: How the pauses between tries grow.
-        least_s: Seconds of the shortest pause.
-        most_s: Seconds of the longest.
-        within_s: Seconds after which there is no other try. A restart takes less than 30, and the run's claim and
-            leases live on meanwhile.
+        backoff: Growth of the pauses between attempts.
+        least_s: Shortest pause in seconds.
+        most_s: Longest pause in seconds.
+        within_s: Seconds after which there is no other attempt. A restart takes less than 30 s, and the run's claim and
+            leases stay valid meanwhile.
     """
 
     backoff: BackoffType = "rand_exp"
@@ -59,11 +59,11 @@ class Patience(NamedTuple):
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
-    """What one task reads: `at`, the source's own description, is plain JSON without payloads.
+    """The part of a receive that one task reads. `at`, in the source's own format, is plain JSON without payloads.
 
     Attributes:
-        window: Partition key of its messages; None for the window of the run.
-        messages: Messages to read at the most.
+        window: Partition key of the messages; None for the window of the run.
+        messages: Maximum messages to read.
     """
 
     at: dict[str, Any] = {}
@@ -72,13 +72,13 @@ class Share(BaseModel, frozen=True, extra="forbid"):
 
 
 class Refused(NamedTuple):
-    """An entry that a source would not acknowledge.
+    """A message whose acknowledgement a source refused.
 
     Attributes:
-        ack_id: Of the message.
-        reason: The source's words.
-        lost: The receive no longer holds the message, and there is nothing left to try: another receive will find it
-            decided, or it is gone with its queue.
+        ack_id: Id of the message at the source.
+        reason: Description by the source.
+        lost: Whether the receive no longer leases the message, so that a retry is useless: another receive will find it
+            decided, or it was deleted with its queue.
     """
 
     ack_id: str
@@ -87,95 +87,98 @@ class Refused(NamedTuple):
 
 
 Held = Callable[[], Iterable[tuple[str, Sequence[str]]]]
-"""Reads what a receive holds: `ack_id`s in groups of one `ack_ref`. It costs a look at the lake for each call.
+"""Reads the recorded messages of a receive: `ack_id`s in groups of the same `ack_ref`. Each call reads the lake.
 
-It knows what was written down, so it gives nothing while `read` is under way, though messages are leased then. One
-`ack_ref` may come several times, each with some of its ids. A server that holds by `receive_id` need not call it.
+Messages are recorded after `read`, so it returns nothing while `read` runs, although messages are leased by then. An
+`ack_ref` may occur several times, each time with some of its ids. A source whose server tracks `receive_id` need not
+call it.
 """
 
 
 class Source(SourceOptions, ABC):
-    """Messages are leased from a source, and acknowledged there.
+    """A queue, log or table from which messages are leased, and to which they are acknowledged.
 
     A connector is a pydantic model of its options, and does not import Dagster. It is pickled to Spark tasks, so it
-    makes clients and connections in the process that uses them, at the first use.
+    creates clients and connections in the process that uses them, at the first use.
 
-    What every source promises:
+    Every source guarantees:
 
-    - Whatever asks the server raises `SourceError` where it cannot be reached, or is not there.
-    - `plan` and `read` give a message to one receive at a time, until it is acknowledged, abandoned or its lease is
-      over. The process may die at any point.
-    - `message_id` is the same at every delivery of a message, where `has_identity`. Where not, messages that come
-      again are handled again.
-    - `redelivered` is true for every message that may have been delivered before. A source that cannot tell says true.
-      A delivery that is not marked is always handled, even if another message has the same id.
-    - `acknowledge` may be called twice for the same messages, and never touches what another receive holds.
+    - Every method that contacts the server raises `SourceError` if the server is unavailable or the source does not
+      exist.
+    - `plan` and `read` give a message to one receive at a time, until it is acknowledged, abandoned or its lease
+      expires. The process may crash at any point.
+    - `message_id` is the same at every delivery of a message, if `has_identity`. If not, redelivered messages are
+      handled again.
+    - `redelivered` is true for every message that may have been delivered before. A source that does not know this sets
+      it always. A delivery without it is always handled, even if another message has the same id.
+    - `acknowledge` may be called twice for the same messages, and never affects messages that another receive has
+      leased.
     """
 
     has_identity: ClassVar[bool] = True
-    """Whether a message has an id of its own. A class may decide it by its options, with a property.
+    """Whether a message has a permanent id. A class may determine it from its options, with a property.
 
-    If not, a message that comes again is handled again, and `check_source` does not ask for the same id. `read` gives
-    each delivery a `message_id` of its own then: a message whose id was decided before counts as a duplicate. `extend`
-    should say no once the messages come again, so that the run decides none of them.
+    If not, a redelivered message is handled again, and `check_source` does not require the same id. `read` must then
+    give each delivery a new `message_id`: a message whose id was decided before counts as a duplicate. `extend` should
+    return False once the messages are redelivered, so that the run does not decide them.
     """
     reads_again: ClassVar[bool] = False
-    """Whether reading the same share twice gives the same messages.
+    """Whether reading the same share twice returns the same messages.
 
-    A run writes down what it reads, and reads a share once; but a task that dies is tried again, and reads its share
-    again. If this is true, it gets the same. If not, it may get other messages, or none, and those of the first time
-    come again to a later receive, when their lease is over. `check_source` asks a source that says so to prove it.
+    A run records the messages that it reads, and reads a share once. But a crashed task is retried, and reads its share
+    again. If this is true, it gets the same messages. If not, it may get other messages or none, and the first messages
+    are redelivered to a later receive when their lease expires. `check_source` verifies it if it is true.
     """
     acknowledges_by_id: ClassVar[bool] = True
-    """Whether `acknowledge` does anything. If not, `finish` does it for a whole receive."""
+    """Whether `acknowledge` does anything. If not, `finish` acknowledges a whole receive."""
     dates_by_own_clock: ClassVar[bool] = True
-    """Whether `published_at` is by the source's own clock.
+    """Whether `published_at` is set by the source's own clock.
 
-    If so, a redelivered message is looked up only in what was decided since. If not, `published_at` is for display.
+    If so, a redelivered message is looked up only in later decisions. If not, `published_at` is only displayed.
     """
     leases_partitions: ClassVar[bool] = False
-    """Whether a partition is given to one receive at a time, until its messages are acknowledged.
+    """Whether a partition is leased to one receive at a time, until its messages are acknowledged.
 
-    If so, the runs of a pipeline that keeps the order of the source's partitions (`partition_by = "source"`) work side
-    by side. If not, they take turns.
+    If so, the runs of a pipeline that keeps the order of the source's partitions (`partition_by = "source"`) run
+    concurrently. If not, they take turns.
     """
     gives_back_offsets: ClassVar[bool] = False
-    """Whether `give_back` leaves a part of a receive out of what `finish` acknowledges."""
+    """Whether `give_back` excludes a part of a receive from what `finish` acknowledges."""
     in_tasks: ClassVar[bool] = True
     """Whether Spark tasks read and acknowledge. If not, the run's own process does.
 
-    In tasks, each has a copy of the source, which connects by itself: nothing that `read` opened is there in
-    `acknowledge`. If not, all payloads go through one process, and one part after the other is acknowledged. Where that
-    has to be the process that read, derive from `ConnectedSource`: executors that give each step a process are refused
-    then.
+    In tasks, each task has a copy of the source, which connects separately: `acknowledge` has no access to connections
+    that `read` opened. Otherwise all payloads pass through one process, and parts are acknowledged one after the other.
+    If the process that acknowledges must be the one that read, derive from `ConnectedSource`: executors that start a
+    process for each step are then refused.
     """
 
-    name: str = Field(description="Name of the source; part of every message's identity, so never change it.")
+    name: str = Field(description="Name of the source, which is part of every message's identity: never change it.")
     on_success: str = Field(
         "ack",
-        description="How a handled message is acknowledged. With a word that does not end it the source delivers it "
-        "again; it is not handled twice, but acknowledged by the same word again.",
+        description="Ack action of a handled message. After an action that does not end the message, the source "
+        "redelivers it; it is not handled twice, but acknowledged with the same action again.",
     )
     on_failure: str = Field(
         "ack",
-        description="How a failed message is acknowledged. With a word that does not end it the source delivers it "
-        "again; otherwise it is only in the table of failed messages.",
+        description="Ack action of a failed message. After an action that does not end the message, the source "
+        "redelivers it; otherwise it exists only in the table of failed messages.",
     )
 
     _positions: Positions | None = PrivateAttr(default=None)
 
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
-        """Why a source with these options never says in which partition a message is, and how it may; None if it may.
+        """Return why a source with these options sets no partition, and the fix; None if it can set one.
 
-        An option that comes from the environment is not known yet: it is a `dg.EnvVar`.
+        The value of an option from the environment is not known yet: it is a `dg.EnvVar`.
         """
         return None
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave out what this process opened: a source is pickled to tasks, clients and connections are not."""
+        """Return the state without clients and connections: a source is pickled to tasks."""
         state = super().__getstate__()
-        # And the control store: tasks that read plan nothing, and its address may hold a password.
+        # The control store is left out too: reading tasks do not plan, and its URL may contain a password.
         private = {**(state["__pydantic_private__"] or {}), "_positions": None}
         options = {k: v for k, v in state["__dict__"].items() if k in type(self).model_fields}
         return {**state, "__dict__": options, "__pydantic_private__": private}
@@ -191,63 +194,63 @@ class Source(SourceOptions, ABC):
 
     @property
     def places(self) -> frozenset[str]:
-        """What the source reads: a queue, or the topics of a consumer group; empty where that is not known.
+        """Canonical names of the places that the source reads: a queue, or topics with a group; empty if unknown.
 
-        A place is the same text for all sources that would take each other's messages, whatever their names are, and
-        however they write the address. It has no credentials: errors show it. It does not connect to find it.
+        Sources that would receive each other's messages have the same place, whatever their names are and however the
+        address is written. It contains no credentials, because errors show it, and is computed without a connection.
         """
         return frozenset()
 
     @property
     def words(self) -> Words:
-        """What an action may be."""
+        """The valid ack actions."""
         return LEASED
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """What tasks that only handle know of this source."""
+        """The ack policy, for tasks that only handle messages."""
         return AckPolicy(self.name, self.on_success, self.on_failure, self.words)
 
     @property
     def extend_every_s(self) -> float | None:
-        """Seconds between two calls of `extend`; None where nothing runs out."""
+        """Seconds between two calls of `extend`; None if nothing expires."""
         return None
 
     @property
     def patience(self) -> Patience:
-        """How a run waits where the source is away and nothing was done yet."""
+        """Retries of a run's first request while the source is unavailable."""
         return Patience()
 
     def open(self, positions: Positions) -> None:
-        """Prepare for a run or a sensor, with what receives hold of logs. Connect at the first use, not here."""
+        """Prepare for a run or a sensor, with the positions of logs. Connect at the first use, not here."""
         self._positions = positions
 
     @property
     def deployment(self) -> Reader | None:
-        """Who reads, for a source that can be marked by it; None where `open` was not called."""
+        """The deployment that reads, for sources with marks of readers; None if `open` was not called."""
         return self._positions.reader() if self._positions else None
 
     def others(self, readers: Iterable[Reader] | None) -> str | None:
-        """What a `Backlog` says of other deployments, by the marks that were found; None where nothing is known."""
+        """Return the value of `Backlog.others` for marks of readers; None if unknown."""
         me = None if readers is None else self.deployment
         return others(readers or (), me) if me else None
 
     def close(self) -> None:
-        """Close what this process opened, at the end of a run."""
+        """Close this process's clients and connections, at the end of a run."""
 
     @abstractmethod
     def backlog(self) -> Backlog:
-        """Count the messages that wait. Sensors call it: it is quick, leases nothing and does no long poll."""
+        """Return the backlog. Sensors call it, so it must be quick, lease nothing and not wait for messages."""
 
     def backlog_up_to(self, most: int) -> Backlog:
-        """Count the messages that wait, no further than is of use to a sensor: `most`, 1 or more.
+        """Return the backlog, counted no further than a sensor needs: `most`, 1 or more.
 
-        A source that takes long to count a large backlog counts less of it here.
+        A source that is slow at counting a large backlog can stop early here.
         """
         return self.backlog()
 
     def whereabouts(self, message_id: str) -> str | None:
-        """Say where a message is at the source now, in words; None where a source cannot be asked for one message."""
+        """Return where a message is at the source now, as text; None if the source cannot look up a single message."""
         return None
 
     @abstractmethod
@@ -255,87 +258,89 @@ class Source(SourceOptions, ABC):
         """Divide up to `demand` messages into at most `concurrency` shares, and reserve them if the source can.
 
         Args:
-            demand: Messages that the run may take on.
+            demand: Maximum messages of the run.
             concurrency: Tasks that will read.
-            receive_id: The receive that holds the messages.
+            receive_id: Receive that leases the messages.
         """
 
     @abstractmethod
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read one share: batches of the schema `DELIVERIES`, at most `share.messages` rows in all.
 
-        It runs in a Spark task, or in the run's own process: for a small receive, and where not `in_tasks`.
+        It runs in a Spark task or, for a small receive and if not `in_tasks`, in the run's own process.
         """
 
     @abstractmethod
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Acknowledge messages, in the source's largest unit; return what it refused.
+        """Acknowledge messages, in the source's largest unit; return the refused messages.
 
         Args:
-            action: One of `words`, checked.
-            ack_ref: Their group.
-            ack_ids: Their ids at the source.
+            action: Valid ack action.
+            ack_ref: Group of the messages.
+            ack_ids: Ids of the messages at the source.
 
         Raises:
-            SourceError: A whole call failed; earlier ones hold.
+            SourceError: A whole call failed; earlier calls stay effective.
         """
 
     def finish(self, receive_id: str) -> None:
-        """Finish a receive, all of which is acknowledged. It may be called twice; the next run does if it raises."""
+        """Finish a fully acknowledged receive. It may be called twice; if it raises, the next run repeats it."""
 
     def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
-        """Give back the messages that a stopped run did not begin, before `finish`. It may be called twice.
+        """Release the unstarted messages of a stopped run, before `finish`. It may be called twice.
 
-        It is only called where `gives_back_offsets`: other sources get a word for each message.
+        It is only called if `gives_back_offsets`: other sources get an ack action for each message.
 
         Args:
             receive_id: The receive.
-            not_begun: Its messages that come again.
-            begun: All its other messages.
+            not_begun: Messages of the receive to redeliver.
+            begun: All other messages of the receive.
         """
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Hold a receive's messages for longer; return False if it no longer has them.
+        """Renew the leases of a receive; return False if it no longer has them.
 
-        It is called every `extend_every_s` seconds while the run lives, in the run's own process; where that is None,
-        only before a decision.
+        It is called every `extend_every_s` seconds during a run, in the run's own process; if that is None, only before
+        a decision.
 
         Raises:
-            SourceError: It no longer has them, and the source knows why: the run ends with these words.
+            SourceError: The leases are lost for a known reason: the run ends with this error.
         """
         return True
 
     def abandon(self, receive_id: str, held: Held) -> None:
-        """Give back everything that a dead receive holds. It may be called twice, and if it never held anything.
+        """Release all messages of a crashed receive. It may be called twice, and for a receive that leased nothing.
 
-        `held` is what it wrote to the lake before it died; it may have leased more.
+        `held` returns the messages that it recorded before the crash; it may have leased more.
         """
 
     def holders(self) -> set[str]:
-        """Receives that hold messages until they are abandoned. Empty for a source whose leases run out."""
+        """Return receives that lease messages until they are abandoned; empty for a source whose leases expire."""
         return set()
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Put messages into the source; return how many, once they are safe there.
+        """Send messages to the source; return their number once they are stored durably.
 
         Args:
             payloads: One per message.
-            metadata: What the source takes beside a payload, one or None for each.
+            metadata: Metadata in the source's format, a mapping or None for each payload.
 
         Raises:
-            SourceError: It takes no messages from here, or refused some.
+            SourceError: The source does not support sending, or refused some messages.
         """
-        raise SourceError(f"source {self.name!r} takes no messages: {type(self).__name__} has no send()")
+        raise SourceError(
+            f"source {self.name!r}: {type(self).__name__} does not support send(). Send messages by other means."
+        )
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """The metadata by which `send` gives a message these labels; None where the source has no place for them.
+        """Return metadata with which `send` attaches labels to a message; None if the source cannot store labels.
 
-        Each label is one line of text; there are up to eight, of 500 characters at most.
+        Each label is a line of text; there are up to eight, of at most 500 characters.
         """
         return labels
 
     def check_ready(self) -> None:
-        """Raise `SourceError` if a receive is bound to fail. A run calls it before it leases anything."""
+        """Raise `SourceError` if a receive would fail. A run calls it before it leases anything."""
         self.backlog()
 
     def deliveries(
@@ -354,8 +359,8 @@ class Source(SourceOptions, ABC):
     ) -> pa.RecordBatch:
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
-        `published_at` is the same at every delivery, and by the source's own clock unless `dates_by_own_clock` is
-        false. Leave it out if the source does not promise that. In an Arrow array `metadata` is JSON already.
+        `published_at` is the same at every delivery, and set by the source's own clock unless `dates_by_own_clock` is
+        false. Leave it out if the source does not guarantee that. In an Arrow array `metadata` is already JSON.
         """
         rows = len(message_id)
         if metadata is not None and not isinstance(metadata, pa.Array):

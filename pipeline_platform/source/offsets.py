@@ -1,4 +1,4 @@
-"""What receives hold of a log, and how far each of its partitions is acknowledged."""
+"""Positions of a log: the offsets that receives have leased, and how far each partition is acknowledged."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ from pipeline_platform.source.readers import Reader
 
 
 class Offsets(NamedTuple):
-    """Offsets of a partition, from `first` to before `past`; without a `holder` they are acknowledged already."""
+    """Offsets of a partition, from `first` to before `past`; without a `holder` they are already acknowledged."""
 
     partition: str
     first: int
@@ -16,13 +16,13 @@ class Offsets(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What is known of one partition.
+    """Position of one partition.
 
     Attributes:
-        partition: Its name.
-        acknowledged_to: All before this offset is acknowledged, and that is committed.
+        partition: Name of the partition.
+        acknowledged_to: Every offset before this one is acknowledged, and that is committed.
         reached: No receive was ever given this offset or a later one.
-        spans: What lies beyond and is held or acknowledged, by offset; spans never overlap.
+        spans: Leased or acknowledged offsets after that, in order and without overlaps.
     """
 
     partition: str
@@ -32,7 +32,7 @@ class Place(NamedTuple):
 
 
 def without(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
-    """What is left of held spans once others are cut out of them."""
+    """Return leased spans without the parts that are freed."""
     cuts: dict[str, list[Offsets]] = {}
     for span in sorted(freed):
         cuts.setdefault(span.partition, []).append(span)
@@ -49,18 +49,18 @@ def without(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
 
 
 class Positions(Protocol):
-    """The part of the control store that remembers logs, and which deployment it is of."""
+    """The part of the control store that stores the positions of logs, and identifies the deployment."""
 
     def reader(self) -> Reader:
-        """Say who reads with this control store, now."""
+        """Return the deployment of this control store, seen now."""
         ...
 
     def places(self, source: str) -> dict[str, Place]:
-        """Say what is known of each partition of a source."""
+        """Return the position of each partition of a source."""
         ...
 
     def begin(self, source: str, places: Iterable[Place]) -> None:
-        """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
+        """Add partitions that are not stored yet, without spans; stored positions stay."""
         ...
 
     def reserve(
@@ -69,28 +69,28 @@ class Positions(Protocol):
         receive_id: str,
         choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
     ) -> list[Offsets]:
-        """Give spans to a receive, so that no other planner is given them; what it held before is given back.
+        """Lease spans to a receive, exclusively; release the spans that it had before.
 
-        `choose` is called with what is known, while no other planner of the source is at work. It returns free spans,
-        and the offset that each partition counts as acknowledged up to from now on.
+        `choose` is called with the positions, while no other planner of the source is active. It returns free spans,
+        and the offset up to which each partition counts as acknowledged from now on.
 
         Returns:
-            The spans, once a power cut cannot make them forgotten.
+            The spans, once they are stored durably.
         """
         ...
 
     def acknowledge(self, source: str, receive_id: str) -> dict[str, int]:
-        """Count all spans of a receive as acknowledged; return the offsets to which partitions are to move."""
+        """Mark all spans of a receive as acknowledged; return the offsets to which partitions advance."""
         ...
 
     def committed(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what was committed, and forget acknowledged spans before that.
+        """Record committed offsets, and remove acknowledged spans before them.
 
         Returns:
-            The offset to commit of each partition that others have acknowledged further, or overruled, meanwhile.
+            The offset to commit of each partition that others have acknowledged further, or changed, meanwhile.
         """
         ...
 
     def give_back(self, source: str, receive_id: str, spans: Iterable[Offsets] | None = None) -> None:
-        """Free what a receive holds and has not acknowledged: these spans of it, or all."""
+        """Release the unacknowledged spans of a receive: these spans, or all."""
         ...

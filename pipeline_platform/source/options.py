@@ -1,4 +1,4 @@
-"""What the options of every source share: strict numbers, and errors that quote no secret."""
+"""Options of every source: strict numbers, and errors without secrets."""
 
 from typing import Any, get_args
 
@@ -8,36 +8,38 @@ from pipeline_platform.model.safe_text import secrets_in
 
 
 class SourceOptions(BaseModel):
-    """Options of a source. Unknown ones are refused, and nothing changes once they are built."""
+    """Options of a source. Unknown options are refused, and instances are immutable."""
 
-    # A refusal must not quote the other options, a password among them.
+    # An error must not quote the other options, which may contain a password.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
 
     @field_validator("*", mode="before")
     @classmethod
     def _numbers_are_numbers(cls, value: Any, field: ValidationInfo) -> Any:
-        """Refuse True and False for a number: pydantic takes them as 1 and 0."""
+        """Refuse booleans for numbers: pydantic accepts True as 1."""
         annotation = cls.model_fields[str(field.field_name)].annotation
         kinds = {annotation, *get_args(annotation)}
         if isinstance(value, bool) and kinds & {int, float} and bool not in kinds:
-            raise ValueError(f"must be a number, got {value}")
+            raise ValueError(f"must be a number, got {value}. Correct it.")
         return value
 
     @field_validator("name", check_fields=False)
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not name or name != name.strip() or not name.isprintable():
-            raise ValueError(f"must be text without control characters and without spaces at its ends, got {name!r}")
+            raise ValueError(
+                f"must be non-empty text without control characters or surrounding spaces, got {name!r}. Correct it."
+            )
         return name
 
     @property
     def secrets(self) -> list[str]:
-        """Values that no error may contain: of fields with `repr=False`; of a URL its password and parameters."""
+        """Values that no error may contain: of fields with `repr=False`; of a URL only its password and parameters."""
         hidden = [name for name, field in type(self).model_fields.items() if not field.repr]
         return [secret for name in hidden for secret in secrets_in(getattr(self, name))]
 
 
 def host(name: str | None) -> str:
-    """A host in one way of writing it, for `Source.places`."""
+    """Return a host name in canonical form, for `Source.places`."""
     lower = (name or "localhost").lower().strip("[]")
     return "localhost" if lower in ("127.0.0.1", "::1") else lower

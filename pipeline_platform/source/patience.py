@@ -1,4 +1,4 @@
-"""Trying again what a server that is away did not answer."""
+"""Retries of calls to an unavailable server."""
 
 import logging
 from collections.abc import Callable
@@ -17,12 +17,12 @@ USUAL = Patience()
 
 
 def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
-    """Call what changes nothing where it fails, and again after pauses while it raises `SourceAwayError`."""
-    gives_up_at_once = patience.backoff == "stop"
+    """Call, and retry with pauses while the call raises `SourceAwayError`; a failed call must have no effects."""
+    is_single = patience.backoff == "stop"
     tries = Retrying(
         retry=retry_if_exception_type(SourceAwayError),
         wait=pauses(patience),
-        stop=stop_after_attempt(1) if gives_up_at_once else stop_after_delay(patience.within_s),
+        stop=stop_after_attempt(1) if is_single else stop_after_delay(patience.within_s),
         before_sleep=before_sleep_log(logger, logging.WARNING),
         reraise=True,
     )
@@ -30,7 +30,7 @@ def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
 
 
 def pauses(patience: Patience) -> wait_base:
-    """Say how long each pause is."""
+    """Return the lengths of pauses."""
     least, most = patience.least_s, patience.most_s
     of: dict[BackoffType, wait_base] = {
         "exp": wait_exponential(multiplier=least, min=least, max=most),

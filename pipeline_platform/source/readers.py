@@ -1,4 +1,4 @@
-"""Which deployments read a source, by marks that they leave at it: a warning, on which nothing else rests."""
+"""Marks that deployments leave at a source, to warn when several read it."""
 
 import json
 import time
@@ -8,11 +8,11 @@ from datetime import UTC, datetime
 from typing import Final, NamedTuple
 
 LATELY_S: Final = 900.0
-"""For so long a mark counts: one that was left before a switch to another deployment warns no longer than this."""
+"""Lifetime of a mark in seconds, which is also how long the warning lasts after a switch to another deployment."""
 
 
 class Reader(NamedTuple):
-    """A deployment: the id of its control store, a name for people, and when it last took messages on."""
+    """A deployment: id of its control store, display name, and the time when it last received messages."""
 
     id: str
     name: str
@@ -20,27 +20,28 @@ class Reader(NamedTuple):
 
     @property
     def is_late(self) -> bool:
-        """Whether it has not been seen lately."""
+        """Whether the mark has expired."""
         return self.seen_at < time.time() - LATELY_S
 
 
 def others(readers: Iterable[Reader], me: Reader) -> str:
-    """Say which deployments but this one have read a source lately; empty if none has."""
-    latest = {one.id: one for one in sorted(readers, key=lambda one: one.seen_at)}
-    named = [one for one in latest.values() if one.id != me.id and not one.is_late]
+    """Return a description of the other deployments that read a source lately; empty if there are none."""
+    latest = {reader.id: reader for reader in sorted(readers, key=lambda reader: reader.seen_at)}
+    named = [reader for reader in latest.values() if reader.id != me.id and not reader.is_late]
     return "; ".join(
-        f"deployment {one.name}, last seen {datetime.fromtimestamp(one.seen_at, UTC):%H:%M} UTC, also reads this source"
-        for one in named
+        f"deployment {reader.name}, last seen {datetime.fromtimestamp(reader.seen_at, UTC):%H:%M} UTC, "
+        "also reads this source"
+        for reader in named
     )
 
 
 def as_text(readers: Iterable[Reader]) -> str:
-    """Marks of the few latest readers in a short text."""
-    return json.dumps(sorted(readers, key=lambda one: -one.seen_at)[:5], separators=(",", ":"))
+    """Return the marks of the five latest readers as a short text."""
+    return json.dumps(sorted(readers, key=lambda reader: -reader.seen_at)[:5], separators=(",", ":"))
 
 
 def of_text(text: str) -> list[Reader]:
-    """Read marks; a text that holds none is no error."""
+    """Return the marks in a text; empty if it contains none."""
     with suppress(ValueError, TypeError):
         return [Reader(str(id_), str(name), float(seen_at)) for id_, name, seen_at in json.loads(text)]
     return []

@@ -130,5 +130,5 @@ def test_a_source_that_takes_none_says_so_and_several_producers_are_asked_which(
     assert "choose one of east, west" in push("coasts", b"one").stderr
     answer = push("coasts", b"one", "--producer", "west")
     assert answer.exit_code == 1
-    assert "source 'memory' takes no messages: Memory has no send()" in answer.stderr
+    assert "source 'memory': Memory does not support send()" in answer.stderr
     assert push("coasts", b"one", "--producer", "east").exit_code == 0

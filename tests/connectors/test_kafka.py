@@ -1,4 +1,4 @@
-"""Kafka as a source: what it is told, what it gives out and what Kafka's own tools then say, on a real server."""
+"""Kafka as a source: options, deliveries and the offsets that Kafka's own tools report, on a real server."""
 
 import base64
 import ctypes
@@ -25,7 +25,7 @@ from tests.fixtures.kafka_source import (
 # Receiving
 
 
-def test_a_row_holds_what_kafka_said(kafka, kafka_topic):
+def test_a_row_contains_the_message_and_its_kafka_metadata(kafka, kafka_topic):
     topic = kafka_topic(2)
     source = kafka(topic)
     beside = {"partition": 1, "key": 'Żółć "1"', "headers": [["trace", "t1"], ["trace", b"\xff\x00"], ["none", None]]}
@@ -52,7 +52,7 @@ def test_a_row_holds_what_kafka_said(kafka, kafka_topic):
     }  # fmt: skip
 
 
-def test_an_offset_is_before_or_behind_what_the_group_has_committed_or_not_there(kafka, kafka_topic):
+def test_whereabouts_compares_an_offset_with_the_committed_offset(kafka, kafka_topic):
     topic = kafka_topic()
     source = kafka(topic)
     source.send([b"one", b"two"])
@@ -61,13 +61,13 @@ def test_an_offset_is_before_or_behind_what_the_group_has_committed_or_not_there
     source.finish("a")
 
     group = f"group {source.group_id} has committed"
-    assert before == f"offset 1 of {topic} [0] waits, or a run holds it: {group} 0"
+    assert before == f"offset 1 of {topic} [0] is waiting or leased by a run: {group} 0"
     assert source.whereabouts(f"{topic_id}:0:1") == f"offset 1 of {topic} [0] is acknowledged: {group} 2"
-    assert source.whereabouts(f"{topic_id}:0:2") == f"not there: {topic} [0] has offsets from 0, before 2"
-    assert source.whereabouts("4711").startswith("not there: '4711' is no id")
+    assert source.whereabouts(f"{topic_id}:0:2") == f"not found: {topic} [0] has offsets from 0 to before 2"
+    assert source.whereabouts("4711").startswith("not found: '4711'")
 
 
-def test_what_was_received_can_be_sent_as_it_is(kafka, kafka_topic):
+def test_a_received_message_can_be_sent_again_unchanged(kafka, kafka_topic):
     topic = kafka_topic()
     source = kafka(topic)
     source.send([b"one"], [{"key": b"\xfe", "headers": {"a": b"\xff", "b": "text"}}])
@@ -90,7 +90,7 @@ def test_the_time_that_the_broker_took_a_message_is_when_it_was_published(kafka,
     assert row["published_at"].timestamp() * 1_000 == metadata["timestamp"]
 
 
-def test_a_tombstone_is_an_empty_message_that_says_so(kafka, kafka_topic, kafka_server):
+def test_a_tombstone_is_an_empty_message_with_a_mark(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     producer = Producer({"bootstrap.servers": kafka_server})
     producer.produce(topic, None, key=b"gone")
@@ -111,7 +111,7 @@ def test_a_tombstone_is_an_empty_message_that_says_so(kafka, kafka_topic, kafka_
     assert [json.loads(row["metadata"]).get("tombstone", False) for row in again] == [True, False, False]
 
 
-def test_a_header_whose_name_is_not_utf_8_costs_no_message(kafka, kafka_topic, kafka_server):
+def test_a_header_name_that_is_not_utf_8_loses_no_message(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     known = {"headers": {"name": "value"}}
     source.send([b"before"] * 100, [known] * 100)
@@ -126,7 +126,7 @@ def test_a_header_whose_name_is_not_utf_8_costs_no_message(kafka, kafka_topic, k
 
 
 def send_header(server: str, topic: str, name: bytes) -> None:
-    """Send the message `one` with a header by librdkafka itself: its Python client takes names that are text alone."""
+    """Send a message with a header by librdkafka itself: the Python client accepts only text as names."""
     library = ctypes.CDLL(cimpl.__file__)
     for function in ("rd_kafka_conf_new", "rd_kafka_new", "rd_kafka_headers_new"):
         getattr(library, function).restype = ctypes.c_void_p
@@ -153,12 +153,12 @@ def test_demand_is_shared_fairly_over_partitions_and_topics(kafka, kafka_topic):
     assert [sum(row["partition"] == name for row in rows) for name in (f"{few}:0", f"{many}:0", f"{many}:1")] == [
         4, 10, 10,
     ]  # fmt: skip
-    with pytest.raises(SourceError, match="reads several topics, and a message says none: name `topic`"):
+    with pytest.raises(SourceError, match="names no topic, and the source reads several"):
         source.send([b""])
 
 
 def test_ranges_with_others_between_them_are_read_once_each(kafka, kafka_topic):
-    """What dead receives gave back lies between what others hold."""
+    """Offsets released by crashed receives lie between offsets that other receives have leased."""
     source = kafka(kafka_topic())
     source.send(b"%d" % number for number in range(5_000))
     for nth in range(5):
@@ -173,7 +173,7 @@ def test_ranges_with_others_between_them_are_read_once_each(kafka, kafka_topic):
 # Where reading begins
 
 
-def test_latest_and_a_time_begin_after_what_is_there(kafka, kafka_topic):
+def test_latest_and_a_timestamp_skip_older_messages(kafka, kafka_topic):
     topic = kafka_topic()
     kafka(topic).send([b"old"])
     time.sleep(0.05)
@@ -191,7 +191,7 @@ def test_latest_and_a_time_begin_after_what_is_there(kafka, kafka_topic):
     assert seen("earliest") == [b"old", b"new"]
 
 
-def test_what_a_topic_gains_later_is_read_from_its_beginning(kafka, kafka_topic, kafka_server):
+def test_a_partition_added_later_is_read_from_its_beginning(kafka, kafka_topic, kafka_server):
     topic = kafka_topic()
     source = kafka(topic, offset_reset_policy="latest")
     assert source.backlog().messages == 0
@@ -201,7 +201,7 @@ def test_what_a_topic_gains_later_is_read_from_its_beginning(kafka, kafka_topic,
     assert [(row["data"], row["redelivered"]) for row in received(source, "a")] == [(b"first", False)]
 
 
-def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(kafka, kafka_topic, kafka_server):
+def test_a_pattern_matches_new_topics_but_not_internal_topics(kafka, kafka_topic, kafka_server):
     first = kafka_topic()
     source = kafka(topic_pattern=f"{first}|.*-{first}|__.*", offset_reset_policy="latest")
     assert source.backlog().messages == 0
@@ -210,7 +210,7 @@ def test_a_pattern_finds_new_topics_and_none_of_kafkas_own(kafka, kafka_topic, k
     assert {row["partition"] for row in received(source, "a")} == {f"{first}:0", f"{second}:0"}
 
 
-def test_a_topic_that_is_made_again_is_another_topic(kafka, kafka_topic, kafka_server):
+def test_a_recreated_topic_is_a_different_topic(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     source.send([b"1", b"2"])
     before = received(source, "a")
@@ -229,7 +229,7 @@ def test_a_topic_that_is_made_again_is_another_topic(kafka, kafka_topic, kafka_s
     assert lag(source, topic) == [0]
 
 
-def test_what_an_operator_sets_is_followed(kafka, kafka_topic, caplog):
+def test_offsets_set_by_an_operator_are_followed(kafka, kafka_topic, caplog):
     source = kafka(topic := kafka_topic())
     source.send(b"%d" % number for number in range(10))
     received(source, "a")
@@ -253,7 +253,7 @@ def test_what_an_operator_sets_is_followed(kafka, kafka_topic, caplog):
 # What is missing in a range
 
 
-def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_same(kafka, kafka_topic, kafka_server):
+def test_messages_of_aborted_transactions_are_skipped_and_ranges_still_end(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     everything = kafka(topic, name="everything", group_id=f"{topic}-all", isolation_level="read_uncommitted")
     producer = Producer({"bootstrap.servers": kafka_server, "transactional.id": topic})
@@ -281,7 +281,7 @@ def test_messages_of_aborted_transactions_are_left_out_and_ranges_end_all_the_sa
     assert lag(source, topic) == [0]
 
 
-def test_a_receive_of_nothing_but_gaps_ends_and_moves_the_position(kafka, kafka_topic, kafka_server):
+def test_a_receive_of_only_gaps_ends_and_advances_the_position(kafka, kafka_topic, kafka_server):
     source = kafka(topic := kafka_topic())
     producer = Producer({"bootstrap.servers": kafka_server, "transactional.id": topic})
     producer.init_transactions(30)

@@ -1,4 +1,4 @@
-"""Labels of a dead letter, as each source takes them beside a payload."""
+"""Labels of a dead letter, in the format of each source."""
 
 from typing import Any
 
@@ -32,11 +32,11 @@ AWS = {name: {"DataType": "String", "StringValue": text} for name, text in LABEL
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_labels_are_what_send_takes(source, metadata):
+def test_send_accepts_labels(source, metadata):
     assert source.labelled(LABELS) == metadata
 
 
-def test_each_client_is_handed_them_as_it_takes_them():
+def test_each_client_receives_labels_in_its_own_format():
     rabbitmq = RabbitmqSource(name="r", url="amqp://h", queue="q").labelled(LABELS)
     kafka = KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"])
     pubsub = PubsubSource(name="p", subscription="projects/p/subscriptions/s").labelled(LABELS)
@@ -53,7 +53,7 @@ def test_each_client_is_handed_them_as_it_takes_them():
 
 
 class Recorder:
-    """A producer that keeps what it is to send."""
+    """A producer that records the messages to send."""
 
     def __init__(self, produced: list[dict[str, Any]]) -> None:
         self._produced = produced
@@ -62,13 +62,13 @@ class Recorder:
         self._produced.append(message)
 
     def poll(self, timeout: float) -> None:
-        """There is nobody to hear from."""
+        """Do nothing: there are no events."""
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Do nothing: no message is queued."""
 
 
-def test_pubsub_gets_labels_of_no_more_bytes_than_it_takes():
+def test_pubsub_labels_are_truncated_to_its_limit():
     source = PubsubSource(name="p", subscription="projects/p/subscriptions/s")
 
     assert source.labelled({"reason": "x" * 500, "kind": "\N{PACKAGE}" * 500, "stage": "価" * 500}) == {
@@ -76,7 +76,7 @@ def test_pubsub_gets_labels_of_no_more_bytes_than_it_takes():
     }
 
 
-def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again():
+def test_a_fifo_queue_gets_a_group_and_deduplicates_a_repeated_message():
     queue = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo")
     first, same, other = (queue.labelled(labels) for labels in (LABELS, LABELS, {**LABELS, "message_id": "8"}))
     assert first["attributes"]["MessageGroupId"] == "orders"
@@ -84,12 +84,12 @@ def test_a_fifo_queue_gets_a_group_and_knows_a_letter_that_comes_again():
     assert first["attributes"]["MessageDeduplicationId"] != other["attributes"]["MessageDeduplicationId"]
 
 
-def test_a_table_queue_keeps_a_letter_with_or_without_labels(tmp_path):
+def test_a_table_queue_stores_a_message_with_or_without_labels(tmp_path):
     for column in (None, "said"):
         queue = TableQueue(name="t", url=f"sqlite:///{tmp_path}/{column}.sqlite", metadata_column=column)
         queue.create()
         said = queue.labelled(LABELS)
         queue.send([b"x"], [said] if said else None)
-        rows = [row for share in queue.plan(9, 1, "r") for one in queue.read(share, "r") for row in one.to_pylist()]
+        rows = [row for share in queue.plan(9, 1, "r") for batch in queue.read(share, "r") for row in batch.to_pylist()]
         assert [row["data"] for row in rows] == [b"x"]
         assert (rows[0]["metadata"] is not None) == (column is not None)

@@ -1,4 +1,4 @@
-"""Databases of PostgreSQL whose encoding is not UTF-8: queues, and the control store."""
+"""PostgreSQL databases with an encoding other than UTF-8: queues and the control store."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ TEXT = "naïve 湖"
 
 @pytest.fixture
 def ascii_url(postgres_server: str) -> Iterator[str]:
-    """URL of a database that stores any bytes, and does not know what they mean."""
+    """URL of a database that stores bytes without an encoding."""
     name = "as_they_come"
     how = "ENCODING 'SQL_ASCII' TEMPLATE template0"
     with administrator(postgres_server) as connection:
@@ -45,7 +45,7 @@ def test_a_queue_in_a_database_of_sql_ascii_is_read_as_utf_8(queue):
     assert queue.backlog().messages == 0
 
 
-def test_text_that_is_not_utf_8_is_a_source_error_that_names_the_encoding(queue, ascii_url):
+def test_text_that_is_not_utf_8_is_a_source_error_with_the_encoding(queue, ascii_url):
     with psycopg.connect(ascii_url, autocommit=True) as connection:
         connection.execute(b"UPDATE orders SET note = '\xe9'")
     with pytest.raises(SourceError, match=r"invalid byte sequence .* has the encoding SQL_ASCII"):

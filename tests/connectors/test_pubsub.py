@@ -1,4 +1,4 @@
-"""Pub/Sub as a source: what it asks for, what it hands out, and what becomes of acknowledgements."""
+"""Pub/Sub as a source: requests, deliveries and acknowledgements."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def source(**options):
 
 
 def requests(source, monkeypatch, operation):
-    """The parameters of each call that a source makes from here on."""
+    """Return a list that records the parameters of each following call of a source."""
     made, call = [], getattr(source._client, operation)
 
     def recording(**parameters):
@@ -45,12 +45,12 @@ def test_a_subscription_is_a_path_or_a_name(subscription):
         source(subscription=subscription, project="shop")
 
 
-def test_a_name_alone_takes_the_project():
+def test_a_name_is_completed_with_the_project():
     assert source(subscription="flights", project="shop")._path == PATH
     assert source(project="other")._path == PATH
     assert source(topic="late", project="shop")._topic == "projects/shop/topics/late"
     for option, project in (("subscription", None), ("subscription", "projects/shop"), ("topic", None)):
-        with pytest.raises(ValidationError, match=f"{option} 'flights' is a name alone and project is .*set project"):
+        with pytest.raises(ValidationError, match=f"{option} 'flights' is only a name, and project is .*Set project"):
             source(**{option: "flights"}, project=project)
 
 
@@ -70,24 +70,24 @@ def test_numbers_keep_to_what_pubsub_allows(option, lowest, highest):
             source(**{option: refused})
 
 
-def test_what_is_no_option_is_refused_and_what_is_unset_has_a_value():
+def test_unknown_options_are_refused_and_unset_options_have_defaults():
     with pytest.raises(ValidationError, match=r"receive_interval\n.*Extra inputs"):
         source(receive_interval=5)
     unset = source()
     assert (unset.max_number_of_messages, unset.pull_timeout_s, unset.credentials_file) == (1_000, 2.0, None)
 
 
-def test_the_lease_follows_the_deadline_and_is_not_set_by_itself():
+def test_the_lease_equals_the_deadline_and_cannot_be_set_separately():
     assert source(ack_deadline_s=30).lease_s == 30.0
     assert source(ack_deadline_s=30).extend_every_s == 10.0
-    with pytest.raises(ValidationError, match="set that one, and leave lease_s out"):
+    with pytest.raises(ValidationError, match="lease_s must equal ack_deadline_s"):
         source(lease_s=60)
     again = PubsubSource.model_validate(source(ack_deadline_s=77).model_dump())
     assert again == source(ack_deadline_s=77), "what is dumped can be loaded"
 
 
 @pytest.mark.parametrize("option", ["on_success", "on_failure"])
-def test_a_source_says_what_becomes_of_messages_by_pubsub_s_words(option):
+def test_ack_actions_keep_to_the_longest_delay_of_pubsub(option):
     for known in ("ack", "noop", "nack", "nack:0", "nack:600"):
         assert getattr(source(**{option: known}), option) == known
     with pytest.raises(ValidationError, match=rf"{option}: flights acknowledges .*up to 600.*, not 'nack:601'"):
@@ -101,14 +101,14 @@ def test_a_source_says_what_becomes_of_messages_by_pubsub_s_words(option):
     ("demand", "concurrency", "shares"),
     [(2_000, 2, [1_000, 1_000]), (1_001, 4, [501, 500]), (3, 4, [3]), (9_001, 2, [4_501, 4_500]), (0, 2, [])],
 )
-def test_shares_are_equal_and_no_smaller_than_a_pull_is_good_for(demand, concurrency, shares):
+def test_shares_are_equal_and_at_least_a_full_pull(demand, concurrency, shares):
     assert [share.messages for share in source().plan(demand, concurrency, "r1")] == shares
 
 
 # Receiving
 
 
-def test_more_than_the_demand_stays_and_no_pull_asks_for_more(subscribed, monkeypatch):
+def test_pulls_request_no_more_than_the_demand(subscribed, monkeypatch):
     flights = subscribed(max_number_of_messages=10)
     flights.send(b"%d" % n for n in range(30))
     pulls = requests(flights, monkeypatch, "pull")
@@ -120,7 +120,7 @@ def test_more_than_the_demand_stays_and_no_pull_asks_for_more(subscribed, monkey
     assert len(received(flights, 10)) == 5
 
 
-def test_an_empty_subscription_gives_nothing_after_two_pulls(subscribed, monkeypatch):
+def test_two_empty_pulls_end_a_share(subscribed, monkeypatch):
     flights = subscribed()
     pulls = requests(flights, monkeypatch, "pull")
 
@@ -129,7 +129,7 @@ def test_an_empty_subscription_gives_nothing_after_two_pulls(subscribed, monkeyp
     assert pulls == [{"subscription": flights._path, "max_messages": 10, "timeout": 2.0}] * 2
 
 
-def test_a_pull_that_waits_for_too_long_is_an_empty_one(subscribed, monkeypatch):
+def test_a_pull_that_times_out_counts_as_empty(subscribed, monkeypatch):
     flights = subscribed(pull_timeout_s=0.1)  # the server waits for half a second
     pulls = requests(flights, monkeypatch, "pull")
 
@@ -137,7 +137,7 @@ def test_a_pull_that_waits_for_too_long_is_an_empty_one(subscribed, monkeypatch)
     assert [call["timeout"] for call in pulls] == [0.1, 0.1]
 
 
-def test_rows_hold_what_pubsub_said(subscribed):
+def test_rows_contain_messages_and_their_pubsub_metadata(subscribed):
     flights = subscribed()
     flights.send([b"\x00\xff"], [{"attributes": {"trace": "Żółć"}, "ordering_key": "UA"}])
 
@@ -163,7 +163,7 @@ def test_rows_hold_what_pubsub_said(subscribed):
     }
 
 
-def test_a_message_without_payload_attributes_or_key_is_one(subscribed):
+def test_a_message_may_lack_payload_attributes_and_key(subscribed):
     flights = subscribed()
     flights.send([b"", b"x"], [{"attributes": {"only": "these"}}, None])
 
@@ -174,7 +174,7 @@ def test_a_message_without_payload_attributes_or_key_is_one(subscribed):
     assert json.loads(rows[1]["metadata"]).keys() == {"publish_time"}
 
 
-def test_deliveries_are_counted_where_a_dead_letter_policy_does(subscribed):
+def test_deliveries_are_counted_with_a_dead_letter_policy(subscribed):
     dead = subscribed()
     flights = subscribed({"dead_letter_policy": {"dead_letter_topic": dead._topic, "max_delivery_attempts": 5}})
     flights.send([b"poison"])
@@ -189,7 +189,7 @@ def test_deliveries_are_counted_where_a_dead_letter_policy_does(subscribed):
     assert [row["data"] for row in received(dead, 1)] == [b"poison"]
 
 
-def test_a_deadline_is_set_where_the_subscription_s_own_is_another(subscribed, monkeypatch):
+def test_a_deadline_is_set_if_the_subscription_has_another(subscribed, monkeypatch):
     for own, ours, calls in ((20, 20, []), (20, 60, [60]), (60, 20, [20])):
         flights = subscribed({"ack_deadline_seconds": own}, ack_deadline_s=ours)
         flights.send([b"1", b"2"])
@@ -199,7 +199,7 @@ def test_a_deadline_is_set_where_the_subscription_s_own_is_another(subscribed, m
         assert [call["ack_deadline_seconds"] for call in deadlines] == calls
 
 
-def test_a_key_s_messages_come_in_the_order_in_which_they_were_published(subscribed):
+def test_messages_of_a_key_arrive_in_publish_order(subscribed):
     flights = subscribed({"enable_message_ordering": True})
     flights.send((b"%d" % n for n in range(6)), ({"ordering_key": "AB"[n % 2]} for n in range(6)))
     came = {"A": [], "B": []}
@@ -241,7 +241,7 @@ def test_long_ids_are_acknowledged_in_requests_that_pubsub_takes(subscribed, mon
 
 
 @pytest.mark.parametrize(("action", "deadlines"), [("nack", [0]), ("nack:600", [600]), ("noop", [])])
-def test_every_word_is_asked_to_pubsub_as_a_deadline(subscribed, monkeypatch, action, deadlines):
+def test_every_ack_action_becomes_a_pubsub_request(subscribed, monkeypatch, action, deadlines):
     flights = subscribed(ack_deadline_s=10)
     flights.send([b"1", b"2"])
     ids = [row["ack_id"] for row in received(flights, 2)]
@@ -254,13 +254,13 @@ def test_every_word_is_asked_to_pubsub_as_a_deadline(subscribed, monkeypatch, ac
     assert len(received(flights, 2)) == (2 if action == "nack" else 0)
 
 
-def test_what_a_subscription_held_is_lost_once_it_is_gone_and_another_took_its_place(subscribed):
+def test_messages_of_a_deleted_subscription_are_lost_after_it_is_replaced(subscribed):
     before = "projects/local/subscriptions/before"
 
     refused = subscribed().ack(before, ["a", "b"])
 
-    assert [(one.ack_id, one.lost) for one in refused] == [("a", True), ("b", True)]
-    assert refused[0].reason == f"{before} is no subscription any more"
+    assert [(entry.ack_id, entry.lost) for entry in refused] == [("a", True), ("b", True)]
+    assert refused[0].reason == f"{before} was deleted"
 
 
 # Sending
@@ -277,7 +277,7 @@ def test_messages_are_published_in_requests_that_pubsub_takes(subscribed, monkey
     assert Counter(row["data"] for row in received(flights, 10)) == Counter(payloads)
 
 
-def test_what_is_published_beside_payloads_counts_in_the_size_of_a_request():
+def test_attributes_count_in_the_size_of_a_request():
     attributes = {f"attribute {number}": "ä" * 500 for number in range(100)}
 
     requests = [*requests_of([b""] * 200, [{"attributes": attributes}] * 200, "p")]
@@ -286,16 +286,16 @@ def test_what_is_published_beside_payloads_counts_in_the_size_of_a_request():
 
 
 @pytest.mark.parametrize("metadata", [{"attributes": {"n": 1}}, {"attributes": {1: "n"}}, {"ordering_key": 7}])
-def test_what_pubsub_does_not_take_beside_a_payload_is_refused_by_number(subscribed, metadata):
-    with pytest.raises(SourceError, match="message 1 cannot be published: its metadata must have"):
+def test_invalid_metadata_is_refused_with_the_number_of_the_message(subscribed, metadata):
+    with pytest.raises(SourceError, match="message 1 has invalid metadata"):
         subscribed().send([b"a", b"b"], [None, metadata])
 
 
-def test_what_cannot_be_sent_says_which_option_to_set(subscribed):
-    with pytest.raises(SourceError, match=r"topic is unset.*set it"):
+def test_a_failed_send_names_the_option_to_set(subscribed):
+    with pytest.raises(SourceError, match=r"topic is not set.*Set topic"):
         subscribed().model_copy(update={"topic": None}).send([b"a"])
     gone = subscribed().model_copy(update={"topic": "gone"})
-    with pytest.raises(SourceError, match=r"topic 'projects/local/topics/gone'.* is not there"):
+    with pytest.raises(SourceError, match=r"topic 'projects/local/topics/gone'.* does not exist"):
         gone.send([b"a"])
 
 
@@ -318,7 +318,7 @@ def test_a_fork_makes_a_connection_of_its_own(subscribed):
     assert flights.backlog() == Backlog(None)
 
 
-def test_what_is_closed_connects_again_when_it_is_used(subscribed):
+def test_a_closed_source_reconnects_when_it_is_used(subscribed):
     flights = subscribed()
     flights.backlog()
     flights.close()

@@ -1,4 +1,4 @@
-"""Pub/Sub as a source when something dies, stalls, is gone or refuses."""
+"""Failures of Pub/Sub: crashes, timeouts, missing resources and refusals."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def names(rows):
 
 
 def come_back(source, count):
-    """Receive until so many came; deadlines have to pass first, and some may pass twice."""
+    """Receive until a number of messages arrived; deadlines must expire first, some perhaps twice."""
     rows, end = {}, time.monotonic() + 40
     while len(rows) < count and time.monotonic() < end:
         rows |= {row["message_id"]: row for row in received(source, count)}
@@ -43,7 +43,7 @@ def come_back(source, count):
 # Leases
 
 
-def test_a_message_of_the_largest_size_is_one(subscribed):
+def test_a_message_of_the_maximum_size_arrives_whole(subscribed):
     flights = subscribed()
     largest = os.urandom(10**7 - 200)
     flights.send([b"small", largest, largest])
@@ -55,10 +55,10 @@ def test_a_message_of_the_largest_size_is_one(subscribed):
     assert flights.ack(flights._path, ids(rows)) == []
 
 
-# The server is away
+# The server is unavailable
 
 
-def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(
+def test_a_server_that_stops_during_a_receive_ends_it_with_the_messages_so_far(
     subscribed, own_pubsub_server, monkeypatch
 ):
     monkeypatch.setattr("pipeline_platform.source.calls.BATCH_ROWS", 100)
@@ -77,9 +77,7 @@ def test_a_server_that_stops_in_the_middle_of_a_receive_ends_it_with_what_came(
     assert len(names(rest) | names(rows)) == 1_000
 
 
-def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_may_be_tried_again(
-    subscribed, own_pubsub_server, monkeypatch
-):
+def test_acknowledgements_refused_by_a_stopped_server_can_be_retried(subscribed, own_pubsub_server, monkeypatch):
     monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
     flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
     flights.send(b"%d" % n for n in range(6_000))
@@ -95,20 +93,20 @@ def test_a_server_that_stops_in_the_middle_of_an_acknowledgement_refuses_what_ma
     own_pubsub_server.start()
     monkeypatch.undo()
 
-    assert {one.ack_id for one in refused} == set(ids(rows)[2_500:])
-    assert not any(one.lost for one in refused)
+    assert {entry.ack_id for entry in refused} == set(ids(rows)[2_500:])
+    assert not any(entry.lost for entry in refused)
     assert "does not answer" in refused[0].reason
-    assert flights.ack(flights._path, [one.ack_id for one in refused]) == []
+    assert flights.ack(flights._path, [entry.ack_id for entry in refused]) == []
     assert received(flights, 1) == []
 
 
-def test_a_server_that_is_gone_is_named_within_the_time_for_a_call(subscribed):
+def test_an_unavailable_server_is_named_within_the_timeout(subscribed):
     flights = subscribed().model_copy(update={"emulator_host": "127.0.0.1:1", "timeout_s": 1, "_clients": {}})
     with pytest.raises(SourceAwayError, match=r"emulator_host 127.0.0.1:1 does not answer .*Connection refused"):
         flights.check_ready()
 
 
-# The subscription is gone, or not to be pulled from
+# The subscription is missing, or cannot be pulled from
 
 
 def test_a_subscription_that_is_deleted_is_named(subscribed):
@@ -124,22 +122,22 @@ def test_a_subscription_that_is_deleted_is_named(subscribed):
         lambda: flights.ack(flights._path, ids(rows)),
         lambda: flights.extend("r1", lambda: [(flights._path, ids(rows))]),
     ):
-        with pytest.raises(SourceError, match=r"subscription 'projects/local/.*' is not there .*Create it") as told:
+        with pytest.raises(SourceError, match=r"subscription 'projects/local/.*' does not exist .*Create it") as told:
             call()
         assert not isinstance(told.value, SourceAwayError), "no waiting brings it back"
 
 
 def test_a_subscription_that_pushes_is_refused_before_anything_is_leased(subscribed):
     flights = subscribed({"push_config": {"push_endpoint": "http://127.0.0.1:1/"}})
-    with pytest.raises(SourceError, match="pushes its messages to an address: name one to pull from"):
+    with pytest.raises(SourceError, match="is a push subscription"):
         flights.check_ready()
 
 
-# What no local server does: rights and exactly-once delivery, from a stub
+# Permissions and exactly-once delivery, by a stub, because no local server has them
 
 
 def failed(code, details=()):
-    """The end of a call as Google's servers end one."""
+    """Return the end of a failed call, as Google's servers send it."""
     packed = []
     for detail in details:
         packed.append(AnyMessage())
@@ -155,7 +153,7 @@ def mine(stub, **options):
     return PubsubSource(name="flights", subscription=MINE, emulator_host=stub.address, timeout_s=2, **options)
 
 
-def test_a_call_that_fails_for_a_moment_is_made_again(stub_server):
+def test_a_call_with_a_transient_error_is_retried(stub_server):
     answers = iter([failed(UNAVAILABLE), failed(UNAVAILABLE), lambda *_: b""])
     made = []
 
@@ -170,7 +168,7 @@ def test_a_call_that_fails_for_a_moment_is_made_again(stub_server):
 
 
 @pytest.mark.parametrize("code", [UNAVAILABLE, RESOURCE_EXHAUSTED])
-def test_a_pull_that_fails_is_an_error_and_no_empty_one(stub_server, code):
+def test_a_failed_pull_is_an_error_and_does_not_count_as_empty(stub_server, code):
     stub_server.answers |= {
         "GetSubscription": lambda *_: Subscription.serialize(Subscription(name=MINE, ack_deadline_seconds=600)),
         "Pull": failed(code),
@@ -180,7 +178,7 @@ def test_a_pull_that_fails_is_an_error_and_no_empty_one(stub_server, code):
         received(mine(stub_server, ack_deadline_s=600, pull_timeout_s=0.5), 1)
 
 
-def test_a_subscriber_s_rights_are_enough_and_the_deadline_is_then_always_set(stub_server):
+def test_subscriber_permissions_suffice_and_the_deadline_is_then_always_set(stub_server):
     deadlines = []
 
     def modified(request, _):
@@ -201,12 +199,12 @@ def test_a_subscriber_s_rights_are_enough_and_the_deadline_is_then_always_set(st
     assert deadlines == [10]
 
 
-def test_without_a_subscriber_s_rights_nothing_is_asked_for(stub_server):
+def test_missing_subscriber_permissions_are_refused_before_a_pull(stub_server):
     stub_server.answers |= {
         "GetSubscription": failed(PERMISSION_DENIED),
         "TestIamPermissions": lambda *_: Granted().SerializeToString(),
     }
-    with pytest.raises(SourceError, match=f"'{MINE}' is not there, or .*consume on it is not granted.*grant roles/"):
+    with pytest.raises(SourceError, match=f"'{MINE}' does not exist, or .*consume is not granted.*grant roles/"):
         mine(stub_server).check_ready()
 
 
@@ -218,16 +216,16 @@ WORDS = {
 
 
 @pytest.mark.parametrize("action", ["ack", "nack:7"])
-def test_ids_that_an_exactly_once_subscription_names_are_lost_or_to_be_tried_again(stub_server, action):
+def test_ids_refused_by_an_exactly_once_subscription_are_lost_or_can_be_retried(stub_server, action):
     told = failed(FAILED_PRECONDITION, [ErrorInfo(reason="EXACTLY_ONCE_ACKID_FAILURE", metadata=WORDS)])
     stub_server.answers |= {"Acknowledge": told, "ModifyAckDeadline": told}
 
     refused = mine(stub_server).acknowledge(action, MINE, ["gone", "odd", "soon", "unsaid"])
 
-    assert [(one.ack_id, one.lost) for one in refused] == [
+    assert [(entry.ack_id, entry.lost) for entry in refused] == [
         ("gone", True), ("odd", False), ("soon", False), ("unsaid", False),
     ]  # fmt: skip
-    assert [one.reason for one in refused[:3]] == list(WORDS.values())
+    assert [entry.reason for entry in refused[:3]] == list(WORDS.values())
     assert "said" in refused[3].reason
 
 
@@ -239,13 +237,13 @@ def test_ids_that_an_exactly_once_subscription_names_are_lost_or_to_be_tried_aga
         ({"gone": WORDS["gone"], "soon": WORDS["gone"]}, False),
     ],
 )
-def test_an_exactly_once_lease_is_over_once_all_of_its_ids_are_another_s(stub_server, words, is_held):
+def test_extend_returns_false_once_another_receive_has_leased_all_messages(stub_server, words, is_held):
     stub_server.answers["ModifyAckDeadline"] = failed(FAILED_PRECONDITION, [ErrorInfo(metadata=words)])
 
     assert mine(stub_server).extend("r1", lambda: [(MINE, ["gone", "soon"])]) is is_held
 
 
-def test_what_an_exactly_once_subscription_gave_another_meanwhile_is_not_received(stub_server):
+def test_messages_leased_by_another_receive_during_a_pull_are_left_out(stub_server):
     pulled = [{"ack_id": ack_id, "message": {"message_id": ack_id}} for ack_id in ("gone", "kept")]
     stub_server.answers |= {
         "GetSubscription": lambda *_: Subscription.serialize(Subscription(name=MINE, ack_deadline_seconds=600)),
@@ -264,7 +262,7 @@ def test_what_an_exactly_once_subscription_gave_another_meanwhile_is_not_receive
 
 @pytest.mark.filterwarnings("ignore:The load_credentials_from_file:DeprecationWarning")
 @pytest.mark.parametrize("content", [None, "no JSON", json.dumps({"type": "service_account", "private_key": "SECRET"})])
-def test_credentials_that_are_no_good_are_named_by_their_option_and_never_repeated(tmp_path, monkeypatch, content):
+def test_invalid_credentials_are_named_by_their_option_and_never_quoted(tmp_path, monkeypatch, content):
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
     file = tmp_path / "key.json"
     if content:
@@ -278,7 +276,7 @@ def test_credentials_that_are_no_good_are_named_by_their_option_and_never_repeat
     assert "SECRET" not in str(told.value)
 
 
-def test_credentials_are_the_environment_s_where_no_file_is_named(tmp_path, monkeypatch):
+def test_credentials_default_to_the_environment(tmp_path, monkeypatch):
     monkeypatch.delenv("PUBSUB_EMULATOR_HOST", raising=False)
     file = tmp_path / "environment.json"
     user = {"type": "authorized_user", "client_id": "a", "client_secret": "b", "refresh_token": "the environment's"}
@@ -296,12 +294,12 @@ def test_credentials_are_the_environment_s_where_no_file_is_named(tmp_path, monk
     [
         (exceptions.Unauthenticated("token SECRET"), "no valid credentials", False),
         (exceptions.ServiceUnavailable("Getting metadata from plugin failed: SECRET"), "no valid credentials", True),
-        (exceptions.ResourceExhausted("quota"), "a quota is used up", True),
+        (exceptions.ResourceExhausted("quota"), "quota exceeded", True),
         (exceptions.PermissionDenied("denied"), "Grant roles/pubsub.subscriber", False),
         (exceptions.InvalidArgument("too long"), "failed: InvalidArgument: 400 too long", False),
     ],
 )
-def test_an_error_says_what_to_do_and_whether_it_may_pass(error, said, is_away):
+def test_errors_contain_a_fix_and_are_marked_as_transient(error, said, is_away):
     told = explained(error, "flights", "subscription 's'", "api_endpoint a", "credentials_file f")
 
     assert said in str(told)

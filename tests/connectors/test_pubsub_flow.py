@@ -48,7 +48,7 @@ class Tenants(PubsubSource):
     tenant: str = Field(description="Whose messages.")
 
 
-def test_options_of_a_subclass_are_those_of_a_resource_and_known_in_tasks(monkeypatch):
+def test_options_of_a_subclass_are_options_of_its_resource_and_reach_tasks(monkeypatch):
     monkeypatch.setenv("TENANT", "north")
     own: dict[str, Any] = {"name": "flights", "subscription": "flights", "project": "shop"}
 

@@ -1,4 +1,4 @@
-"""Several processes that lease, read, give back and acknowledge at once: no message is given to two, none is lost."""
+"""Several processes that lease, read, release and acknowledge concurrently: each message is handled once."""
 
 import random
 from collections import Counter
@@ -14,7 +14,7 @@ PROCESSES_AT_ONCE = 4
 
 
 def drained_by(queue: TableQueue, seed: int, demand: int) -> list[str]:
-    """Receive until nothing waits or is held; return what was acknowledged, in whatever order and as often."""
+    """Receive until the queue is empty; return the acknowledged messages, unordered and with duplicates."""
     chance, acknowledged = random.Random(seed), []
     for nth in range(100_000):
         receive_id = f"{seed}-{nth}"
@@ -37,7 +37,7 @@ def drained_by(queue: TableQueue, seed: int, demand: int) -> list[str]:
 
 def assert_each_is_given_to_one(queue: TableQueue, expected: list[str], demand: int) -> None:
     queue.create()
-    do(queue.url, "ANALYZE")  # plans are made for tables that were empty when somebody last looked
+    do(queue.url, "ANALYZE")  # query plans are outdated: the tables were empty when statistics were last collected
     if not queue.backlog().messages:
         queue.enqueue(b"x" for _ in expected)
 

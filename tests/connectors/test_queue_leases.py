@@ -1,4 +1,4 @@
-"""Leases of a queue in a SQL table: no message is given to two, none is lost."""
+"""Leases of a queue in a SQL table: each message is leased to one receive, and none is lost."""
 
 import json
 import threading
@@ -12,7 +12,7 @@ from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
 
 
-def test_the_oldest_are_leased_first_wherever_leases_are(queue, run_sql):
+def test_the_oldest_messages_are_leased_first(queue, run_sql):
     for number in (10, 20, 30):
         run_sql("INSERT INTO messages (id, data) VALUES (:id, :data)", id=number, data=b"")
     assert ids(receive(queue, "held", demand=1)) == ["10"]
@@ -32,7 +32,7 @@ def test_the_oldest_are_leased_first_wherever_leases_are(queue, run_sql):
     assert ids(rest) == ["30", "35"]
 
 
-def test_planners_take_an_expired_receive_over_once(queue, let_run_out):
+def test_an_expired_receive_is_leased_again_only_once(queue, let_run_out):
     queue.enqueue(b"x" for _ in range(2_000))
     queue.plan(2_000, 1, "dead")
     let_run_out("dead")
@@ -64,7 +64,7 @@ def test_planners_take_turns(postgres_url):
     assert ids(waits.result()) == ["3"]
 
 
-def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postgres_url):
+def test_an_acknowledgement_waits_for_a_planner_that_leases_the_message(postgres_url):
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue([b"1", b"2"])
@@ -83,16 +83,16 @@ def test_an_acknowledgement_waits_for_a_planner_who_takes_the_message_over(postg
     assert do(postgres_url, "SELECT id FROM messages") == do(postgres_url, "SELECT id FROM messages_leases") == [(1,)]
 
 
-def test_a_receive_that_is_over_reads_nothing(queue, let_run_out):
+def test_an_ended_receive_cannot_read(queue, let_run_out):
     queue.enqueue([b"1"])
     [share] = queue.plan(1, 1, "a")
     let_run_out("a")
     queue.plan(1, 1, "b")
-    with pytest.raises(SourceError, match=r"receive 'a' is over.*raise lease_s \(now 60\)"):
+    with pytest.raises(SourceError, match=r"receive 'a' has ended.*Raise lease_s \(now 60 s\)"):
         read(queue, share, "a")
 
 
-def test_planning_again_under_one_name_voids_the_earlier_shares(queue):
+def test_a_second_plan_of_a_receive_invalidates_the_earlier_shares(queue):
     queue.enqueue([b"1", b"2", b"3"])
     queue.plan(2, 2, "a")
     rows = receive(queue, "a", demand=1)
@@ -109,7 +109,7 @@ def test_extending_keeps_a_receive_from_running_out(queue, let_run_out):
     assert receive(queue, "b") == []
 
 
-def test_extending_fails_once_another_planned_after_it_ran_out(queue, let_run_out):
+def test_extending_fails_once_an_expired_receive_was_planned_again(queue, let_run_out):
     queue.enqueue([b"1", b"2", b"3"])
     queue.plan(3, 1, "a")
     let_run_out("a")

@@ -1,4 +1,4 @@
-"""Messages of a table queue that belong together: their partition, and leasing it to one receive at a time."""
+"""Partitions of a table queue, and their lease to one receive at a time."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -11,7 +11,7 @@ from tests.fixtures.table_queue import ids, receive
 
 @pytest.fixture
 def apart(url):
-    """Twelve messages of the customers 0, 1 and 2, in turn."""
+    """A queue of twelve messages of the customers 0, 1 and 2, in turn."""
     queue = TableQueue(name="orders", url=url, partition_column="customer", one_receive_per_partition=True)
     queue.create()
     queue.enqueue([b"%d" % n for n in range(12)], [{"customer": str(n % 3)} for n in range(12)])
@@ -28,7 +28,7 @@ def test_a_partition_is_leased_to_one_receive_until_that_has_acknowledged_it(apa
     assert {row["partition"] for row in receive(apart, "d")} == {"0"}
 
 
-def test_planners_at_once_begin_no_partition_together(apart):
+def test_concurrent_planners_share_no_partition(apart):
     for turn in range(5):
         with ThreadPoolExecutor(4) as pool:
             taken = list(pool.map(lambda n, turn=turn: receive(apart, f"{turn}-{n}", demand=2), range(4)))  # type: ignore[misc]
@@ -45,7 +45,7 @@ def test_without_the_option_a_partition_is_shared(url, apart):
 
 
 def test_partitions_need_a_column(url):
-    with pytest.raises(ValidationError, match="one_receive_per_partition needs partition_column"):
+    with pytest.raises(ValidationError, match="one_receive_per_partition requires partition_column"):
         TableQueue(name="orders", url=url, one_receive_per_partition=True)
 
 
@@ -59,7 +59,7 @@ def test_a_table_of_json_payloads_gives_them_as_text(url, run_sql):
     assert row["data"] == b'{"a": 1}'
 
 
-def test_what_is_leased_is_listed_with_the_seconds_that_are_left(apart):
+def test_leases_are_listed_with_the_seconds_left(apart):
     taken = receive(apart, "a", demand=2)
     apart.release("a", ids(taken[:1]), 30)
     (mine, delayed) = apart.held()

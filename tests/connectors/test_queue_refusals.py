@@ -1,4 +1,4 @@
-"""What a table queue refuses, and in which words."""
+"""Errors of a table queue: missing tables, columns and permissions, and invalid options."""
 
 import secrets
 from collections.abc import Callable
@@ -15,29 +15,32 @@ from pipeline_platform.source.contract import SourceError
 from tests.fixtures.table_queue import ids, receive
 
 
-def test_a_missing_file_is_refused_and_not_made(tmp_path):
+def test_a_missing_file_is_refused_and_not_created(tmp_path):
     path = tmp_path / "missing.db"
     queue = TableQueue(name="flights", url=f"sqlite:///{path}")
     with pytest.raises(
         SourceError,
-        match=r"flights, table 'messages' of .*url must name a file that is there; to make it, run `pipeline",
+        match=r"source 'flights', table 'messages' of .*url must name an existing file. To create it, run `pipeline",
     ):
         queue.check_ready()
-    with pytest.raises(SourceError, match="url must name a file"):
+    with pytest.raises(SourceError, match="url must name an existing file"):
         queue.enqueue([b"1"])
     assert not path.exists()
 
 
-def test_what_is_not_there_is_named_with_its_option(queue, run_sql):
+def test_missing_tables_and_columns_are_named_with_their_options(queue, run_sql):
     queue.check_ready()
     for change, words in {
         (
             "table",
             "mesages",
-        ): "there is no table 'mesages'; correct table, or run `pipeline-platform table-queue create`",
-        ("id_column", "key"): "id_column is 'key', and table 'messages' has only created, data, id, metadata",
-        ("id_column", "metadata"): "id_column is 'metadata', which is not unique",
-        ("data_column", "body"): "data_column is 'body', and table",
+        ): "table 'mesages' does not exist. Correct table, or run `pipeline-platform table-queue create`",
+        (
+            "id_column",
+            "key",
+        ): "id_column 'key' is not a column of table 'messages'. Set id_column to one of created, data, id, metadata",
+        ("id_column", "metadata"): "id_column must be unique, got 'metadata'",
+        ("data_column", "body"): "data_column 'body' is not a column",
         ("created_column", "data"): None,
     }.items():
         wrong = queue.model_copy(update=dict([change]))
@@ -45,19 +48,20 @@ def test_what_is_not_there_is_named_with_its_option(queue, run_sql):
             queue.enqueue([b"1"])
         with pytest.raises(SourceError) as refused:
             wrong.check_ready()
-        assert (words or "created_column is 'data', and b'1' in it is no time") in str(refused.value)
+        assert (words or "created_column 'data' contains b'1', which is not a valid time") in str(refused.value)
 
 
 def test_a_table_without_leases_beside_it_is_refused(url, run_sql):
     run_sql("CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT)")
     with pytest.raises(
-        SourceError, match=r"there is no table 'messages_leases' for leases: run `pipeline-platform table-queue create`"
+        SourceError,
+        match=r"table 'messages_leases' for leases does not exist. To create it, run `pipeline-platform",
     ):
         TableQueue(name="flights", url=url).check_ready()
 
 
-def test_ids_that_are_no_integers_are_refused(queue):
-    with pytest.raises(SourceError, match=r"id_column holds integers, and among the ids is another: .*'x'"):
+def test_ids_that_are_not_integers_are_refused(queue):
+    with pytest.raises(SourceError, match=r"id_column contains integers, but an id is not valid: .*'x'"):
         queue.ack("a", ["1", "x"])
 
 
@@ -69,11 +73,11 @@ RIGHTS = [
     *((right, "sales.outbox") for right in ("SELECT", "UPDATE", "DELETE")),
     *((right, table) for right in ("SELECT", "INSERT", "UPDATE", "DELETE") for table in TWO_BESIDE),
 ]
-"""What a run needs where another user made the tables."""
+"""Permissions that a run needs if another user created the tables."""
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_run_needs_each_of_the_rights_that_are_asked_for_and_no_other(url, run_sql):
+def test_a_run_needs_exactly_the_documented_permissions(url, run_sql):
     run_sql("CREATE SCHEMA sales")
     owner = TableQueue(name="outbox", url=url, table="sales.outbox", created_column="created")
     owner.create()
@@ -97,13 +101,15 @@ def test_a_run_needs_each_of_the_rights_that_are_asked_for_and_no_other(url, run
 
 
 @pytest.mark.parametrize("url", ["postgres"], indirect=True)
-def test_a_sequence_of_ones_own_table_is_named_where_it_must_be_granted(url, run_sql):
+def test_a_missing_permission_on_a_sequence_is_named(url, run_sql):
     run_sql("CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea)")
     owner = TableQueue(name="outbox", url=url)
     owner.create()
     user, writes = new_user(owner, run_sql)
     run_sql(f"GRANT SELECT, INSERT ON messages TO {user}")
-    with pytest.raises(SourceError, match=r"permission denied for sequence messages_id_seq.*\. Grant .* USAGE on it"):
+    with pytest.raises(
+        SourceError, match=r"permission denied for sequence messages_id_seq.*\. Grant .* USAGE on the sequence"
+    ):
         writes.enqueue([b"1"])
 
 
@@ -118,7 +124,7 @@ def test_a_row_that_postgresql_refuses_is_not_quoted(url, run_sql):
 
 
 def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, TableQueue]:
-    """Name, and the same queue, of a user who may do nothing yet."""
+    """Return the name of a new user without permissions, and the queue as that user."""
     user = f"runs_{secrets.token_hex(6)}"
     run_sql(f"CREATE ROLE {user} LOGIN PASSWORD 'theirs'")
     url = sa.make_url(owner.url).set(username=user, password="theirs")
@@ -126,7 +132,7 @@ def new_user(owner: TableQueue, run_sql: Callable[..., Any]) -> tuple[str, Table
 
 
 def take_through(queue: TableQueue, receive_id: str) -> None:
-    """All that a run asks of its source."""
+    """Make all calls of a run to its source."""
     queue.check_ready()
     assert queue.backlog().messages > 4
     assert ids(receive(queue, f"{receive_id}, given up", demand=1))
@@ -138,7 +144,7 @@ def take_through(queue: TableQueue, receive_id: str) -> None:
     assert queue.ack(receive_id, [again, last]) == []
 
 
-def test_a_server_that_is_not_there_is_refused():
+def test_a_missing_server_is_an_error():
     queue = TableQueue(name="flights", url="postgresql://someone:secret@127.0.0.1:1/queue")
     with pytest.raises(SourceError, match="correct host and port in url") as refused:
         queue.backlog()
@@ -160,7 +166,7 @@ def test_a_wrong_url_is_refused_when_the_queue_is_built(wrong, words):
     assert "secret" not in str(refused.value)
 
 
-def test_a_full_disk_is_told_as_one(tmp_path, monkeypatch):
+def test_a_full_disk_is_named_in_the_error(tmp_path, monkeypatch):
     queue = TableQueue(name="flights", url=f"sqlite:///{tmp_path}/queue.db")
     queue.create()
     connect = Database._connect_sqlite

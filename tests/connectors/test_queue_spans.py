@@ -1,4 +1,4 @@
-"""How a table queue remembers what a receive holds: spans of ids for what is new, a row for what comes again."""
+"""Storage of leases in a table queue: spans of ids for new messages, a row for each redelivered message."""
 
 import json
 from collections.abc import Callable
@@ -16,10 +16,7 @@ from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import ids, numbers, receive
 
 Sql = Callable[..., Any]
-REFUSAL = (
-    r"messages_receives\.spans.*An earlier release made this table: run `pipeline-platform table-queue create`, "
-    "while no run is under way"
-)
+REFUSAL = r"messages_receives\.spans.*An earlier release created this table.*run `pipeline-platform table-queue create`"
 
 
 def insert(run_sql: Sql, *ids_: int) -> None:
@@ -43,7 +40,7 @@ def test_new_messages_are_leased_in_one_row(queue, run_sql):
     assert rows(run_sql) == []
 
 
-def test_a_message_that_comes_late_between_others_is_given_to_the_next(queue, run_sql):
+def test_a_message_committed_late_between_others_is_leased_next(queue, run_sql):
     insert(run_sql, 1, 2, 4, 5, 900)
     shares = queue.plan(10, 1, "a")
     insert(run_sql, 3)
@@ -83,7 +80,7 @@ def test_messages_with_scattered_ids_have_a_row_each(queue, run_sql):
     assert rows(run_sql) == []
 
 
-def test_what_comes_again_and_what_is_new_share_a_receive(queue):
+def test_redelivered_and_new_messages_share_a_receive(queue):
     queue.enqueue(b"x" for _ in range(10))
     queue.release("a", ids(receive(queue, "a", demand=4)))
     shares = queue.plan(10, 3, "b")
@@ -96,7 +93,7 @@ def test_what_comes_again_and_what_is_new_share_a_receive(queue):
     assert not queue.extend("b", list)
 
 
-def test_what_a_receive_left_is_delivered_again_once_it_is_over(queue, run_sql, let_run_out):
+def test_remaining_messages_are_redelivered_after_a_receive_ends(queue, run_sql, let_run_out):
     queue.enqueue(b"x" for _ in range(6))
     receive(queue, "a", demand=5)
     assert queue.ack("a", ["2", "3"]) == []
@@ -108,7 +105,7 @@ def test_what_a_receive_left_is_delivered_again_once_it_is_over(queue, run_sql, 
     assert ids(receive(queue, "c")) == ["5", "6"]
 
 
-def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(queue, let_run_out):
+def test_a_late_acknowledgement_counts_until_the_message_is_leased_again(queue, let_run_out):
     queue.enqueue(b"x" for _ in range(4))
     receive(queue, "late")
     let_run_out("late")
@@ -117,7 +114,7 @@ def test_a_late_acknowledgement_counts_until_the_message_is_given_to_another(que
     assert queue.backlog().messages == 0
 
 
-def test_what_others_hold_by_spans_is_not_released(queue):
+def test_messages_in_the_spans_of_others_are_not_released(queue):
     queue.enqueue(b"x" for _ in range(4))
     receive(queue, "a", demand=2)
     receive(queue, "b", demand=1)
@@ -125,7 +122,7 @@ def test_what_others_hold_by_spans_is_not_released(queue):
     assert ids(receive(queue, "c")) == ["3", "4"]
 
 
-def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postgres_url):
+def test_a_planner_skips_a_receive_that_is_acknowledging(postgres_url):
     queue = TableQueue(name="flights", url=postgres_url)
     queue.create()
     queue.enqueue(b"x" for _ in range(4))
@@ -138,7 +135,7 @@ def test_a_planner_leaves_a_receive_alone_that_acknowledges_at_this_moment(postg
     assert ids(receive(queue, "next")) == ["3"]
 
 
-def test_the_tables_of_an_earlier_release_are_brought_up_to_this_one(queue, run_sql):
+def test_tables_of_an_earlier_release_are_upgraded(queue, run_sql):
     queue.enqueue([b"1", b"2"])
     run_sql("ALTER TABLE messages_receives DROP COLUMN spans")
     run_sql("INSERT INTO messages_receives (receive_id, leased_until) VALUES ('earlier', 4102444800)")
@@ -167,7 +164,7 @@ def members(of: list[IdSpan]) -> set[int]:
 
 
 @given(sets)
-def test_spans_hold_what_they_are_made_of(numbers):
+def test_merged_spans_contain_their_ids(numbers):
     made = spans_of(numbers)
     assert members(made) == numbers
     assert id_spans.size(made) == len(numbers)
@@ -181,7 +178,7 @@ def test_spans_hold_what_they_are_made_of(numbers):
 
 
 @given(sets, st.integers(0, 70))
-def test_spans_are_cut_after_so_many(numbers, count):
+def test_spans_are_divided_after_a_number_of_ids(numbers, count):
     head, rest = id_spans.cut(spans_of(numbers), count)
     assert members(head) | members(rest) == numbers
     assert id_spans.size(head) == min(count, len(numbers))

@@ -1,4 +1,4 @@
-"""RabbitMQ as a source: what a run is given, what a message carries, and what the server hears of it."""
+"""RabbitMQ as a source: receives, messages, connections and sending."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ from tests.fixtures.received import received
 # Receiving
 
 
-def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq):
+def test_a_receive_gets_its_demand_in_order_and_the_rest_waits(rabbitmq):
     source = rabbitmq()
     assert source.send(numbers(30)) == 30
     assert source.backlog().messages == 30
@@ -38,7 +38,7 @@ def test_a_receive_gets_what_it_asks_for_in_order_and_the_rest_waits(rabbitmq):
     assert source.backlog() == Backlog(10), "what is held does not count"
 
 
-def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq):
+def test_a_receive_leases_no_more_than_prefetch_count(rabbitmq):
     source = rabbitmq(prefetch_count=5)
     source.send(numbers(12))
 
@@ -50,7 +50,7 @@ def test_a_receive_holds_no_more_than_prefetch_count(rabbitmq):
     assert source.backlog().messages == 7, "the consumer has ended: nothing more is sent to it"
 
 
-def test_a_demand_that_amqp_cannot_say_in_one_number_is_met(rabbitmq, monkeypatch):
+def test_a_demand_above_the_maximum_prefetch_count_is_met(rabbitmq, monkeypatch):
     monkeypatch.setattr(mailboxes, "PREFETCH_MAX", 10)
     source = rabbitmq(consume_options={"consumer_tag": "tagged"})
     source.send(numbers(40))
@@ -74,7 +74,7 @@ def test_batches_are_bounded_by_rows_and_by_bytes(rabbitmq, monkeypatch, bound, 
     assert max(batch.num_rows for batch in batches) <= 4
 
 
-def test_what_comes_while_a_run_receives_is_the_next_run_s_unless_it_waits(rabbitmq):
+def test_messages_that_arrive_during_a_receive_go_to_the_next_run_without_a_wait_time(rabbitmq):
     source = rabbitmq()
     patient = rabbitmq(source.queue, wait_time_s=0.5, name="patient")
     source.send([b"1"])
@@ -101,7 +101,7 @@ def test_a_message_of_16_mb_arrives_whole(rabbitmq):
     assert acknowledged(source, "ack", rows) == []
 
 
-def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(rabbitmq, rabbitmq_queue, monkeypatch, caplog):
+def test_a_run_ends_empty_if_another_consumer_has_priority(rabbitmq, rabbitmq_queue, monkeypatch, caplog):
     monkeypatch.setattr(rabbitmq_source, "STALLED_S", 0.2)
     first = rabbitmq(rabbitmq_queue(x_single_active_consumer=True), wait_time_s=1.0)
     second = rabbitmq(first.queue)
@@ -113,14 +113,14 @@ def test_a_run_that_finds_another_consumer_preferred_ends_with_nothing(rabbitmq,
     with caplog.at_level(logging.WARNING):
         rows = received(second)
 
-    assert rows == [] or "prefers another consumer" not in caplog.text
+    assert rows == [] or "consumers with priority" not in caplog.text
     assert len(rows) + sum(batch.num_rows for batch in batches) == 3
 
 
-# What a message carries
+# Contents of a message
 
 
-def test_metadata_are_all_properties_in_amqp_s_words(rabbitmq):
+def test_metadata_contain_all_amqp_properties(rabbitmq):
     source = rabbitmq()
     headers = {
         "text": "ä", "bytes": b"\xff\x00", "number": 7, "none": None, "list": [1, b"\xff"], "table": {"true": True},
@@ -164,7 +164,7 @@ def test_no_metadata_cost_a_message_or_its_neighbours(rabbitmq):
 
 def test_what_other_clients_write_in_headers_arrives_and_costs_no_message(rabbitmq, monkeypatch):
     class Raw(bytes):
-        """A value of a table as it is on the wire."""
+        """A value of a table in its encoded form."""
 
     def encoded(pieces: list[bytes], value: Any, by_pika: Any = pika.data.encode_value) -> int:
         if not isinstance(value, Raw):
@@ -231,14 +231,14 @@ def test_another_message_under_the_same_id_has_an_id_of_its_own(rabbitmq):
     assert source.backlog().messages == 0
 
 
-def test_publishers_that_send_twice_are_looked_up_where_the_source_says_so(rabbitmq):
+def test_repeated_publishes_are_deduplicated_if_the_option_is_set(rabbitmq):
     source = rabbitmq(deduplicate_publishes=True)
     source.send([b"1", b"1 later"], [{"message_id": "m"}] * 2)
 
     assert [(row["message_id"], row["redelivered"]) for row in received(source)] == [("m", True)] * 2
 
 
-def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq):
+def test_a_message_returned_by_a_dead_letter_exchange_is_marked(rabbitmq):
     queue, later = f"queue-{uuid4().hex[:8]}", f"later-{uuid4().hex[:8]}"
     back = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": queue, "x-message-ttl": 1}
     rabbitmq(later, declare={"arguments": back}).backlog()
@@ -254,7 +254,7 @@ def test_a_message_that_came_back_by_a_dead_letter_exchange_is_marked(rabbitmq):
 
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
-def test_classic_and_quorum_queues_tell_of_deliveries(rabbitmq, rabbitmq_queue, kind):
+def test_classic_and_quorum_queues_report_redeliveries(rabbitmq, rabbitmq_queue, kind):
     source = rabbitmq(rabbitmq_queue(x_queue_type=kind), wait_time_s=2.0)
     source.send([b"1"])
     acknowledged(source, "reject_and_requeue", received(source, 1))
@@ -288,16 +288,20 @@ def test_a_queue_is_declared_and_bound_after_a_subclass_prepared_the_server(rabb
     assert json.loads(row["metadata"])["routing_key"] == "flight.new"
 
 
-def test_what_no_queue_takes_is_named(rabbitmq, rabbitmq_queue):
+def test_unroutable_messages_are_named(rabbitmq, rabbitmq_queue):
     source = rabbitmq(rabbitmq_queue(x_max_length=1, x_overflow="reject-publish"))
 
-    with pytest.raises(SourceError, match=r"took 1 of 2 messages.*'amq.topic' has no queue for routing_key 'nowhere'"):
+    with pytest.raises(
+        SourceError, match=r"1 of 2 messages were not accepted.*'amq.topic' has no queue for routing_key 'nowhere'"
+    ):
         source.send(numbers(2), [None, {"exchange": "amq.topic", "routing_key": "nowhere"}])
-    with pytest.raises(SourceError, match=r"took 3 of 3 messages, as a queue is full or failed"):
+    with pytest.raises(SourceError, match=r"3 of 3 messages were not accepted by a queue: a queue is full or failed"):
         source.send(numbers(3))
-    with pytest.raises(TypeError, match=r"has no \['colour'\]; it may have exchange, routing_key, .*priority"):
+    with pytest.raises(
+        TypeError, match=r"has invalid keys \['colour'\]. Valid keys: exchange, routing_key, .*priority"
+    ):
         source.send([b"1"], [{"colour": "red"}])
-    with pytest.raises(TypeError, match="a payload is bytes, not str"):
+    with pytest.raises(TypeError, match="a payload must be bytes, got str"):
         source.send(["text"])  # type: ignore[list-item]
     assert texts(received(source)) == ["0"]
 

@@ -1,4 +1,4 @@
-"""What RabbitMQ hears of messages: each word, in few frames, on the connection that holds them."""
+"""Acknowledgements to RabbitMQ: every ack action, in few frames, on the connection that received the messages."""
 
 import logging
 import pickle
@@ -19,7 +19,7 @@ from tests.fixtures.received import received
     [("ack", 0, 0, 0), ("reject", 0, 3, 0), ("reject_and_requeue", 3, 0, 3),
      ("reject_and_requeue_once", 3, 0, 3), ("noop", 0, 0, 3)],
 )  # fmt: skip
-def test_each_word_does_what_it_says(rabbitmq, rabbitmq_queue, word, waiting, dead, after_close):
+def test_each_ack_action_has_its_effect(rabbitmq, rabbitmq_queue, word, waiting, dead, after_close):
     letters = rabbitmq()
     queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)
     source, other = rabbitmq(queue), rabbitmq(queue)
@@ -27,14 +27,14 @@ def test_each_word_does_what_it_says(rabbitmq, rabbitmq_queue, word, waiting, de
 
     assert acknowledged(source, word, received(source)) == []
 
-    # A dead letter is on its way for a moment.
+    # Dead-lettering takes a moment.
     assert len(received(rabbitmq(letters.queue, wait_time_s=5.0), dead or 1) if dead else []) == dead
     assert (other.backlog().messages, letters.backlog().messages) == (waiting, 0)
     source.close()
     assert len(received(other, 3)) == after_close
 
 
-def test_requeue_once_is_another_word_the_second_time():
+def test_reject_and_requeue_once_rejects_the_second_time():
     ack_policy = RabbitmqSource(
         name="flights", url="amqp://host", queue="q", on_failure="reject_and_requeue_once"
     ).ack_policy
@@ -47,7 +47,7 @@ def test_requeue_once_is_another_word_the_second_time():
 @pytest.mark.parametrize(
     ("first", "then", "told"),
     [
-        # All of what is outstanding goes at once; what has a gap before it goes one by one.
+        # Outstanding messages without a gap are acknowledged at once; messages after a gap separately.
         ([], range(1, 101), [(100, True)]),
         ([], range(1, 51), [(50, True)]),
         ([50], [*range(1, 50), *range(51, 101)], [(100, True)]),
@@ -56,7 +56,7 @@ def test_requeue_once_is_another_word_the_second_time():
     ],
 )
 @pytest.mark.parametrize("word", ["ack", "reject"])
-def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(rabbitmq, monkeypatch, word, first, then, told):
+def test_messages_up_to_the_first_gap_are_acknowledged_in_one_frame(rabbitmq, monkeypatch, word, first, then, told):
     source, frames = rabbitmq(), list[tuple[int, bool]]()
     source.send(numbers(100))
     rows = received(source)
@@ -76,7 +76,7 @@ def test_messages_up_to_the_first_gap_are_acknowledged_by_one_frame(rabbitmq, mo
     assert source.backlog().messages == 100 - len(then), "all others are back, and no other is gone"
 
 
-def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabbitmq, caplog):
+def test_acknowledging_twice_is_harmless_and_has_no_effect_on_another_connection(rabbitmq, caplog):
     source = rabbitmq()
     source.send(numbers(4))
     rows = received(source)
@@ -85,7 +85,7 @@ def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabb
     with caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
         refused = acknowledged(elsewhere, "ack", rows[:2]) + acknowledged(elsewhere, "ack", rows[2:])
 
-    assert [one.lost for one in refused] == [True] * 4
+    assert [entry.lost for entry in refused] == [True] * 4
     assert len(caplog.records) == 1, "it is said once"
     assert (
         acknowledged(source, "ack", rows)
@@ -96,7 +96,7 @@ def test_acknowledging_twice_does_no_harm_and_by_another_connection_nothing(rabb
     assert source.backlog().messages == 0
 
 
-def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messages_are_known(rabbitmq):
+def test_a_receive_may_be_decided_while_connected_or_if_all_messages_have_ids(rabbitmq):
     source = rabbitmq()
 
     def held(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
@@ -107,7 +107,7 @@ def test_a_receive_may_be_decided_while_it_is_held_and_later_where_all_its_messa
         rows = received(source, receive_id=f"r{decides}")
         assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
         source.close()
-        with nullcontext() if decides else pytest.raises(SourceError, match=r"connection is closed.*have no id"):
+        with nullcontext() if decides else pytest.raises(SourceError, match=r"is closed.*have no id"):
             assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
         acknowledged(source, "ack", received(source))
     assert source.extend("of nobody", list)

@@ -1,4 +1,4 @@
-"""RabbitMQ that stops, restarts and closes connections, and processes that die: nothing is lost, and it is said why."""
+"""Failures of RabbitMQ: stops, restarts, closed connections and crashed processes lose nothing and are explained."""
 
 import contextlib
 import logging
@@ -31,14 +31,14 @@ def server(own_rabbitmq_server):
 
 @pytest.fixture
 def queue(server, built):
-    """Build sources of one queue of a server that the test may stop."""
+    """Build sources of the same queue on a server that the test may stop."""
     name = create_queue(server.address)
     return lambda **options: built(server.address, name, **options)
 
 
 @contextlib.contextmanager
 def restarting(server: RabbitMQ) -> Iterator[None]:
-    """Stop the server; it is up again some time after the block began."""
+    """Stop the server, and start it again some time after the block started."""
     server.stop()
     thread = threading.Thread(target=server.start)
     thread.start()
@@ -48,7 +48,7 @@ def restarting(server: RabbitMQ) -> Iterator[None]:
         thread.join()
 
 
-def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_next_try(server, queue, monkeypatch):
+def test_after_a_restart_during_a_receive_all_messages_are_redelivered(server, queue, monkeypatch):
     monkeypatch.setattr(mailboxes, "BATCH_ROWS", 10)
     source = queue()
     source.send(numbers(200))
@@ -56,33 +56,33 @@ def test_a_server_that_restarts_while_a_run_receives_gives_everything_to_the_nex
     first = next(batches).to_pylist()
 
     with restarting(server):
-        with pytest.raises(SourceAwayError, match="does not answer, or ended the connection"):
+        with pytest.raises(SourceAwayError, match="does not answer, or closed the connection"):
             list(batches)
         again = patiently(lambda: received(source), SOON)
 
     assert sorted(texts(again), key=int) == [str(n) for n in range(200)]
     assert {row["message_id"] for row in again if row["redelivered"]} >= {row["message_id"] for row in first}
-    assert [one.lost for one in acknowledged(source, "ack", first)] == [True] * len(first)
+    assert [entry.lost for entry in acknowledged(source, "ack", first)] == [True] * len(first)
     assert acknowledged(source, "ack", again) == []
 
 
-def test_a_server_that_restarts_while_a_run_acknowledges_keeps_what_it_heard(server, queue, caplog):
+def test_a_restart_during_acknowledgement_keeps_earlier_acknowledgements(server, queue, caplog):
     source = queue()
     source.send(numbers(20))
     rows = received(source)
     assert acknowledged(source, "ack", rows[:8]) == []
 
     with restarting(server), caplog.at_level(logging.WARNING, "pipeline_platform.connectors.rabbitmq.rabbitmq_source"):
-        refused = [one for start in (8, 14) for one in acknowledged(source, "ack", rows[start : start + 6])]
+        refused = [entry for start in (8, 14) for entry in acknowledged(source, "ack", rows[start : start + 6])]
         again = patiently(lambda: received(source), SOON)
 
-    assert [one.lost for one in refused] == [True] * 12
-    assert len([record for record in caplog.records if "could not be acknowledged" in record.getMessage()]) == 1
+    assert [entry.lost for entry in refused] == [True] * 12
+    assert len([record for record in caplog.records if "Not acknowledged" in record.getMessage()]) == 1
     assert [row["message_id"] for row in again] == [row["message_id"] for row in rows[8:]]
     assert all(row["redelivered"] for row in again), "what may have been decided is looked up"
 
 
-def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_sensor_nothing(server, queue):
+def test_a_closed_connection_loses_the_messages_of_the_run_but_not_the_sensor(server, queue):
     source, sensor = queue(connection_name="the run's"), queue(connection_name="the sensor's")
     source.send(numbers(5))
     assert sensor.backlog().messages == 5
@@ -93,12 +93,12 @@ def test_a_connection_that_the_server_closes_costs_the_run_its_messages_and_the_
 
     refused = acknowledged(source, "ack", rows)
 
-    assert [one.lost for one in refused] == [True] * 5
+    assert [entry.lost for entry in refused] == [True] * 5
     assert "CONNECTION_FORCED - told to" in refused[0].reason
     assert patiently(sensor.backlog, SOON).messages == 5, "it connects anew"
 
 
-def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came(server, queue, monkeypatch, caplog):
+def test_a_queue_deleted_during_a_receive_loses_no_received_message(server, queue, monkeypatch, caplog):
     source = queue(wait_time_s=10.0)
     source.send(numbers(5))
     batches = source.read(Share(messages=50), "r1")
@@ -109,8 +109,8 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
 
     assert (len(rows), rest) == (5, [])
     assert "was deleted or moved" in caplog.text
-    assert [one.lost for one in acknowledged(source, "ack", rows)] == [True] * 5, "the server would take anything"
-    with pytest.raises(SourceError, match=r"is not there .*Create it"):
+    assert [entry.lost for entry in acknowledged(source, "ack", rows)] == [True] * 5, "the server would take anything"
+    with pytest.raises(SourceError, match=r"does not exist .*Create it"):
         received(source)
     connection = source._opened.connection
     queue(declare={}).backlog()
@@ -119,18 +119,18 @@ def test_a_queue_that_is_deleted_while_a_run_receives_costs_nothing_of_what_came
     assert source._opened.connection is connection
 
 
-def test_a_queue_that_is_deleted_before_anything_came_is_an_error(server, queue):
+def test_a_queue_deleted_before_the_first_message_is_an_error(server, queue):
     source = queue(wait_time_s=10.0)
     source.backlog()
     timer = threading.Timer(0.5, server.ctl, ["delete_queue", source.queue])
     timer.start()
 
-    with pytest.raises(SourceError, match=r"was deleted or moved meanwhile|is not there"):
+    with pytest.raises(SourceError, match=r"was deleted or moved|does not exist"):
         received(source)
     timer.join()
 
 
-def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(server, queue, built):
+def test_an_unavailable_server_is_an_error_at_once_and_a_run_waits_for_it(server, queue, built):
     source = queue()
     source.send([b"1"])
     source.close()
@@ -145,11 +145,11 @@ def test_a_server_that_is_away_is_said_at_once_and_waited_for_by_a_run(server, q
     assert transient.backlog().messages == 0, "a queue that went with the server is declared anew"
 
 
-def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(rabbitmq_server, rabbitmq_queue, built):
+def test_a_connection_lost_while_opening_is_retried(rabbitmq_server, rabbitmq_queue, built):
     with line_to(rabbitmq_server) as line:
         source = built(line.address, rabbitmq_queue())
         line.stop()
-        with pytest.raises(SourceAwayError, match=r"ended the connection before it was open .*Start the server, or"):
+        with pytest.raises(SourceAwayError, match=r"closed the connection before it was open .*Start the server, or"):
             source.backlog()
 
         threading.Timer(0.5, line.start).start()
@@ -157,9 +157,7 @@ def test_a_connection_that_is_cut_while_it_is_made_is_made_by_a_later_try(rabbit
         source.close()
 
 
-def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_allow(
-    rabbitmq_server, rabbitmq_queue, built
-):
+def test_a_connection_survives_work_that_exceeds_its_heartbeat_timeout(rabbitmq_server, rabbitmq_queue, built):
     source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
     source.send(numbers(3))
     rows = received(source)
@@ -171,9 +169,7 @@ def test_a_connection_lives_while_the_run_works_for_longer_than_its_heartbeats_a
     assert source.backlog().messages == 0
 
 
-def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
-    rabbitmq_server, rabbitmq_queue, built, monkeypatch
-):
+def test_a_stalled_reader_pauses_the_socket_but_not_the_heartbeats(rabbitmq_server, rabbitmq_queue, built, monkeypatch):
     monkeypatch.setattr(mailboxes, "BATCH_BYTES", 2**20)
     source = built(f"{rabbitmq_server}?heartbeat=1", rabbitmq_queue())
     source.send([os.urandom(2**20)] * 64)
@@ -188,7 +184,7 @@ def test_a_reader_that_stands_still_holds_the_socket_up_and_not_the_heartbeats(
     assert 0 < held < 32
 
 
-def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq):
+def test_a_forked_process_does_not_wait_for_the_thread_of_its_parent(rabbitmq):
     source = rabbitmq()
     source.send([b"1"])
     ours, theirs = multiprocessing.Pipe()
@@ -201,7 +197,7 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_has_not(rabbitmq):
     assert source.backlog().messages == 1
 
 
-def test_a_server_that_stops_answering_is_given_up(monkeypatch, server, queue):
+def test_a_server_that_stops_answering_times_out(monkeypatch, server, queue):
     monkeypatch.setattr(rabbitmq_source, "LOOK_S", 0.5)
     source = queue()
     source.backlog()
@@ -217,7 +213,7 @@ def test_a_server_that_stops_answering_is_given_up(monkeypatch, server, queue):
     assert patiently(source.backlog, SOON).messages == 0
 
 
-def test_a_queue_that_does_not_begin_to_send_is_given_up(monkeypatch, server, built):
+def test_a_queue_that_does_not_start_to_send_times_out(monkeypatch, server, built):
     monkeypatch.setattr(rabbitmq_source, "LOOK_S", 2.0)
     name = create_queue(server.address, x_queue_type="quorum")
     source = built(f"{server.address}?heartbeat=1", name, wait_time_s=1.0)
@@ -234,7 +230,7 @@ def test_a_queue_that_does_not_begin_to_send_is_given_up(monkeypatch, server, bu
     assert texts(received(source)) == ["0", "1", "2"]
 
 
-def test_a_channel_that_is_closed_for_its_age_says_so_where_messages_without_an_id_were_to_be_decided(server, queue):
+def test_a_consumer_timeout_prevents_the_decision_of_messages_without_an_id(server, queue):
     server.ctl(
         "eval",
         "application:set_env(rabbit, consumer_timeout, 1), application:set_env(rabbit, channel_tick_interval, 100).",

@@ -1,4 +1,4 @@
-"""Options of RabbitMQ as a source: what is refused, and what the errors of a real server are said to mean."""
+"""Options of RabbitMQ as a source: validation, and explanations of the errors of a real server."""
 
 from ssl import SSLEOFError
 from typing import Any
@@ -41,14 +41,14 @@ def test_a_url_is_an_amqp_address_and_a_wrong_one_is_not_printed(url):
     assert SECRET not in str(refused.value)
 
 
-def test_the_parameters_of_an_address_are_those_of_pika():
+def test_url_parameters_are_the_parameters_of_pika():
     prefix = "_set_url_"
     known = {name.removeprefix(prefix) for name in dir(pika.URLParameters) if name.startswith(prefix)}
 
     assert known == {*PARAMETERS}, f"tried with pika 1.4.4; this is {pika.__version__}"
 
 
-def test_what_an_address_says_of_the_client_reaches_the_server_beside_its_name(rabbitmq_server, rabbitmq_queue, built):
+def test_client_properties_of_a_url_reach_the_server_with_the_connection_name(rabbitmq_server, rabbitmq_queue, built):
     source = built(
         f"{rabbitmq_server}?client_properties={{'team':'orders'}}", rabbitmq_queue(), connection_name="a run"
     )
@@ -59,7 +59,7 @@ def test_what_an_address_says_of_the_client_reaches_the_server_beside_its_name(r
     assert told == {"team": "orders", "connection_name": "a run"}
 
 
-def test_the_url_is_printed_nowhere():
+def test_the_url_is_not_in_the_repr():
     assert SECRET not in repr(source()) + str(source())
 
 
@@ -67,15 +67,15 @@ def test_the_url_is_printed_nowhere():
     ("options", "said"),
     [
         ({"queue": ""}, r"queue\n.*at least 1 character"),
-        ({"url": f"{URL}&hartbeat=5"}, r"url\n.*did you mean 'heartbeat'\?"),
+        ({"url": f"{URL}&hartbeat=5"}, r"url\n.*Did you mean 'heartbeat'\?"),
         ({"url": f"{URL}&heartbeat=30"}, r"url\n.*'heartbeat' must be given once"),
         ({"url": "amqp://h/?heartbeat=x"}, r"url\n.*'heartbeat' .* a whole number from 0 to 65,535"),
         ({"url": "amqp://h/?frame_max=1"}, r"url\n.*'frame_max' .* from 4,096 to 131,072"),
         ({"url": "amqp://h/?socket_timeout=inf"}, r"url\n.*'socket_timeout' .* seconds"),
-        ({"url": "amqp://h/?tcp_options=[1]"}, r"url\n.*'tcp_options' .* a dict"),
+        ({"url": "amqp://h/?tcp_options=[1]"}, r"url\n.*'tcp_options' .* dict"),
         ({"prefetch_count": 0}, r"prefetch_count\n.*greater than or equal to 1"),
         ({"wait_time_s": 61}, r"wait_time_s\n.*less than or equal to 60"),
-        ({"declare": {"exclusive": True}}, r"declare.exclusive\n.*deleted with the messages that come between"),
+        ({"declare": {"exclusive": True}}, r"declare.exclusive\n.*deleted between two runs"),
         ({"declare": {"auto_delete": True}}, r"declare.auto_delete\n.*x-expires"),
         ({"declare": {"arguments": {"x-queue-type": "stream"}}}, r"declare.arguments\n.*x-queue-type is a stream"),
         ({"declare": {"nowait": True}}, r"declare.nowait\n.*Extra inputs"),
@@ -85,16 +85,16 @@ def test_the_url_is_printed_nowhere():
         ({"backoff_type": "linear"}, r"backoff_type\n.*'exp', 'rand', 'rand_exp' or 'stop'"),
         ({"backoff_min_s": 0}, r"backoff_min_s\n.*greater than 0"),
         ({"backoff_max_s": 0}, r"backoff_max_s\n.*greater than 0"),
-        ({"backoff_min_s": 31}, r"backoff_min_s is 31, above backoff_max_s \(30\)"),
+        ({"backoff_min_s": 31}, r"backoff_min_s must not exceed backoff_max_s \(30\), got 31"),
         ({"colour": "red"}, r"colour\n.*Extra inputs"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_by_name(options, said):
+def test_invalid_options_are_refused_by_name(options, said):
     with pytest.raises(ValidationError, match=said):
         source(**options)
 
 
-def test_what_is_unset_has_the_value_of_the_documents():
+def test_unset_options_have_the_documented_defaults():
     assert source().model_dump(exclude={"name", "url", "queue"}) == {
         "on_success": "ack", "on_failure": "ack", "declare": None, "bindings": (), "prefetch_count": None,
         "wait_time_s": 0.0, "consume_options": {"consumer_tag": "", "exclusive": False, "arguments": {}},
@@ -103,12 +103,12 @@ def test_what_is_unset_has_the_value_of_the_documents():
     }  # fmt: skip
 
 
-def test_a_run_waits_for_a_server_as_the_options_say():
+def test_a_run_waits_for_a_server_according_to_the_backoff_options():
     assert source().patience == Patience("rand_exp", 1.0, 30.0, 60.0)
     assert source(backoff_type="exp", backoff_min_s=2, backoff_max_s=8).patience == Patience("exp", 2.0, 8.0, 60.0)
 
 
-def test_as_a_resource_it_takes_the_same_options(rabbitmq_server, monkeypatch):
+def test_the_resource_has_the_same_options(rabbitmq_server, monkeypatch):
     monkeypatch.setenv("RABBITMQ_UNDER_TEST", rabbitmq_server)
     queue = f"queue-{uuid4().hex[:8]}"
     options: dict[str, Any] = {
@@ -129,22 +129,22 @@ def test_as_a_resource_it_takes_the_same_options(rabbitmq_server, monkeypatch):
     assert made.model_dump(mode="json", exclude_unset=True, exclude={"name", "url", "queue"}) == options
 
 
-# What a real server refuses
+# Errors of a real server
 
 
 @pytest.mark.parametrize(
     ("changed", "options", "error", "said"),
     [
-        (("guest:guest", f"guest:{SECRET}"), {}, SourceError, "user 'guest' is refused at .*Correct user and password"),
-        (("%2F", "nowhere"), {}, SourceError, "virtual host 'nowhere' at .* is not there"),
-        (("amqp:", "amqps:"), {}, SourceError, "speaks another protocol"),
-        (("127.0.0.1", "no-such-host.invalid"), {}, SourceAwayError, "the host in url is unknown: no-such-host"),
-        ((":", ":"), {"queue": "nowhere"}, SourceError, "queue 'nowhere' is not there .*or set declare"),
-        ((":", ":"), {"declare": {"durable": False}}, SourceError, "declare .*do not suit queue .*inequivalent"),
-        ((":", ":"), {"bindings": [{"exchange": "no"}]}, SourceError, "an exchange is not there .*after_connect"),
+        (("guest:guest", f"guest:{SECRET}"), {}, SourceError, "rejected user 'guest'.*Correct user and password"),
+        (("%2F", "nowhere"), {}, SourceError, "virtual host 'nowhere' at .* does not exist"),
+        (("amqp:", "amqps:"), {}, SourceError, "uses another protocol"),
+        (("127.0.0.1", "no-such-host.invalid"), {}, SourceAwayError, "the host no-such-host.* in url is unknown"),
+        ((":", ":"), {"queue": "nowhere"}, SourceError, "queue 'nowhere' does not exist .*or set declare"),
+        ((":", ":"), {"declare": {"durable": False}}, SourceError, "declare .*do not match queue .*inequivalent"),
+        ((":", ":"), {"bindings": [{"exchange": "no"}]}, SourceError, "an exchange does not exist .*after_connect"),
     ],
 )  # fmt: skip
-def test_errors_name_the_option_and_the_way_out(
+def test_errors_name_the_option_and_the_fix(
     rabbitmq_server, rabbitmq_queue, built,
     changed, options, error, said
 ):  # fmt: skip
@@ -156,14 +156,14 @@ def test_errors_name_the_option_and_the_way_out(
     assert SECRET not in str(refused.value)
 
 
-def test_a_consumer_that_has_the_queue_for_itself_is_named(rabbitmq):
+def test_an_exclusive_consumer_is_named(rabbitmq):
     first = rabbitmq(consume_options={"exclusive": True}, wait_time_s=1.0)
     first.send([b"1"])
     batches = first.read(first.plan(10, 1, "r1")[0], "r1")
     next(batches)
     first.send([b"2"])
 
-    with pytest.raises(SourceError, match=r"another consumer has queue .* for itself"):
+    with pytest.raises(SourceError, match=r"queue .* has an exclusive consumer"):
         received(rabbitmq(first.queue, consume_options={"exclusive": True}, wait_time_s=1.0))
     assert sum(batch.num_rows for batch in batches) == 1
 
@@ -176,11 +176,11 @@ def test_an_exclusive_queue_of_another_connection_is_named(rabbitmq):
     owner = rabbitmq(f"own-{uuid4().hex[:8]}", kind=Owner)
     owner.backlog()
 
-    with pytest.raises(SourceError, match=r"is another connection's alone .*not exclusive"):
+    with pytest.raises(SourceError, match=r"is exclusive to another connection .*not exclusive"):
         rabbitmq(owner.queue).backlog()
 
 
-def test_a_stream_is_refused_by_name_where_it_would_give_nothing(rabbitmq):
+def test_a_stream_is_refused_by_name(rabbitmq):
     class Streaming(RabbitmqSource):
         def after_connect(self, channel: Channel) -> None:
             channel.ask("queue_declare", queue=self.queue, durable=True, arguments={"x-queue-type": "stream"})
@@ -188,11 +188,11 @@ def test_a_stream_is_refused_by_name_where_it_would_give_nothing(rabbitmq):
     stream = rabbitmq(f"stream-{uuid4().hex[:8]}", kind=Streaming)
 
     for ask in stream.backlog, stream.check_ready, lambda: received(stream):
-        with pytest.raises(SourceError, match="is a stream: a log that gives every message to everybody"):
+        with pytest.raises(SourceError, match="is a stream: it delivers every message to every consumer"):
             ask()
 
 
-def test_a_delivery_that_took_too_long_says_what_to_raise():
+def test_a_consumer_timeout_names_the_option_to_raise():
     class TooLateError(Exception):
         reply_code = 406
         reply_text = "PRECONDITION_FAILED - delivery acknowledgement on channel 1 timed out"
@@ -205,11 +205,11 @@ def test_a_delivery_that_took_too_long_says_what_to_raise():
 
 LOST, REFUSED = repr(StreamLostError("Transport indicated EOF")), repr(ConnectionClosedByBroker(403, "ACCESS_REFUSED"))
 GUESSES = [IncompatibleProtocolError, ProbableAuthenticationError, ProbableAccessDeniedError]
-"""What pika takes the end of a connection for, by how far it came; only what the server itself says is sure."""
+"""Errors that pika raises for a lost connection, by its phase; only the server's own errors are certain."""
 
 
 @pytest.mark.parametrize("error", [*(guess(LOST) for guess in GUESSES), SSLEOFError(8, "EOF occurred")], ids=repr)
-def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error):
+def test_a_connection_lost_while_opening_is_a_transient_error(error):
     told = explained(error, source())
 
     assert isinstance(told, SourceAwayError)
@@ -217,11 +217,11 @@ def test_a_connection_that_is_cut_while_it_is_made_is_no_refusal(error):
 
 
 @pytest.mark.parametrize("guess", GUESSES[1:])
-def test_what_the_server_itself_refuses_is_not_waited_for(guess):
+def test_a_refusal_by_the_server_is_a_permanent_error(guess):
     assert not isinstance(explained(guess(REFUSED), source()), SourceAwayError)
 
 
-def test_an_error_of_a_subclass_s_own_is_told_as_it_is_and_leaves_no_connection(rabbitmq):
+def test_an_error_of_a_subclass_is_raised_unchanged_and_leaves_no_connection(rabbitmq):
     class Wrong(RabbitmqSource):
         def after_connect(self, channel: Channel) -> None:
             raise LookupError("no plan")

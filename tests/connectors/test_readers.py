@@ -1,4 +1,4 @@
-"""Two deployments on one source: each hears of the other, by name, as long as it was seen lately."""
+"""Two deployments that use the same source: each reports the other by name while it was seen lately."""
 
 import time
 
@@ -17,7 +17,7 @@ def stores(tmp_path):
     return [ControlStore(f"sqlite:///{tmp_path / name}.db") for name in ("blue", "green")]
 
 
-def test_deployments_that_lease_from_one_table_are_named_to_each_other(queue, stores, monkeypatch):
+def test_deployments_that_share_a_table_are_reported_to_each_other(queue, stores, monkeypatch):
     queue.enqueue([b"1", b"2"])
     blue, green = (queue.model_copy() for _ in stores)
     for source, store in zip((blue, green), stores, strict=True):
@@ -33,7 +33,7 @@ def test_deployments_that_lease_from_one_table_are_named_to_each_other(queue, st
     assert green.backlog().others == "", "one that was switched off is forgotten"
 
 
-def test_a_table_that_cannot_be_marked_is_read_all_the_same(queue, stores, run_sql, caplog):
+def test_a_table_without_marks_can_be_read(queue, stores, run_sql, caplog):
     queue.enqueue([b"1"])
     queue.open(stores[0])
     queue.backlog()
@@ -41,10 +41,10 @@ def test_a_table_that_cannot_be_marked_is_read_all_the_same(queue, stores, run_s
 
     assert len(receive(queue, "a")) == 1
     assert queue.backlog().others is None
-    assert len([one for one in caplog.records if "which deployments read" in one.message]) == 1
+    assert len([record for record in caplog.records if "Other deployments" in record.message]) == 1
 
 
-def test_deployments_that_commit_in_one_group_are_named_to_each_other(kafka, kafka_topic, stores):
+def test_deployments_that_share_a_group_are_reported_to_each_other(kafka, kafka_topic, stores):
     blue = kafka(kafka_topic())
     green = blue.model_copy()
     blue.open(stores[0])
@@ -62,7 +62,7 @@ def test_deployments_that_commit_in_one_group_are_named_to_each_other(kafka, kaf
     assert "blue.db), last seen" in green.backlog().others, "a commit keeps the marks of others"
 
 
-def test_a_source_that_keeps_no_marks_can_tell_nothing():
+def test_a_source_without_marks_reports_no_other_deployments():
     assert Backlog(3).others is None
 
 
@@ -71,7 +71,7 @@ def test_a_store_keeps_its_id(stores):
     assert stores[0].reader().id == again.reader().id != stores[1].reader().id
 
 
-def test_what_is_no_mark_is_passed_over():
+def test_invalid_marks_are_ignored():
     assert readers.of_text("set by hand") == readers.of_text("[[1]]") == []
-    one = Reader("id", "host", 5.0)
-    assert readers.of_text(readers.as_text([one])) == [one]
+    reader = Reader("id", "host", 5.0)
+    assert readers.of_text(readers.as_text([reader])) == [reader]

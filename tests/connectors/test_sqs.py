@@ -1,4 +1,4 @@
-"""SQS as a source: what it asks for, what it hands out, and what becomes of acknowledgements."""
+"""SQS as a source: requests, deliveries and acknowledgements."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ def test_queue_url_must_be_a_url(url):
         source(queue_url=url)
 
 
-def test_a_missing_queue_url_says_how_to_find_it():
+def test_a_missing_queue_url_is_refused_with_a_hint():
     with pytest.raises(ValidationError, match="aws sqs get-queue-url"):
         source(queue_url="https://sqs.eu-west-1.amazonaws.com/")
     with pytest.raises(ValidationError, match=r"queue_name\n.*Extra inputs"):
@@ -53,15 +53,15 @@ def test_numbers_keep_to_what_sqs_allows(option, lowest, highest):
             source(**{option: refused})
 
 
-def test_the_lease_follows_the_visibility_timeout_and_is_not_set_by_itself():
+def test_the_lease_equals_the_visibility_timeout_and_cannot_be_set_separately():
     assert source(visibility_timeout="1200").lease_s == 1200.0
-    with pytest.raises(ValidationError, match="set that one, and leave lease_s out"):
+    with pytest.raises(ValidationError, match="lease_s must equal visibility_timeout"):
         source(lease_s=60)
     again = SqsSource.model_validate(source(visibility_timeout=77).model_dump())
     assert again == source(visibility_timeout=77), "what is dumped can be loaded"
 
 
-def test_attributes_are_those_that_sqs_knows():
+def test_attribute_names_must_exist_in_sqs():
     every = sqs_source.AttributeName.__args__
     assert source(attribute_names=list(every)).attribute_names == every
     assert source(message_attribute_names=["All"]).message_attribute_names == ("All",)
@@ -87,7 +87,7 @@ def test_actions_keep_to_twelve_hours_from_the_receive(option):
 
 @pytest.fixture
 def aws(monkeypatch):
-    """Moto's SQS in this process, and a client of it. One thread a task: its backend is not made for more."""
+    """Moto's SQS in this process, and a client of it. One thread per task: Moto's backend is not thread-safe."""
     monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
     with mock_aws():
         yield boto3.client("sqs", region_name="eu-west-1")
@@ -99,7 +99,7 @@ def queue(aws):
 
 
 def calls(source, operation):
-    """The parameters of each call that a source makes from here on."""
+    """Return a list that records the parameters of each following call of a source."""
     made = []
     source._client.meta.events.register(
         f"provide-client-params.sqs.{operation}", lambda params, **_: made.append(dict(params))
@@ -112,7 +112,7 @@ def send(aws, queue, count):
         aws.send_message(QueueUrl=queue, MessageBody=f"message {i}")
 
 
-def test_an_empty_queue_gives_nothing_after_three_short_polls_or_one_long_one(aws, queue):
+def test_three_short_polls_or_a_long_poll_end_a_share(aws, queue):
     short, long = source(queue_url=queue), source(queue_url=queue, wait_time_seconds=1)
     polls, waits = calls(short, "ReceiveMessage"), calls(long, "ReceiveMessage")
 
@@ -122,7 +122,7 @@ def test_an_empty_queue_gives_nothing_after_three_short_polls_or_one_long_one(aw
     assert [call["WaitTimeSeconds"] for call in waits] == [1]
 
 
-def test_a_call_asks_for_ten_and_for_no_more_than_is_needed_unless_told(aws, queue):
+def test_a_call_requests_ten_messages_or_the_rest_of_the_demand(aws, queue):
     asked = calls(flights := source(queue_url=queue), "ReceiveMessage")
     received(flights, 30)
     options = {"QueueUrl": queue, "MaxNumberOfMessages": 10, "WaitTimeSeconds": 0, "VisibilityTimeout": 900}
@@ -130,7 +130,7 @@ def test_a_call_asks_for_ten_and_for_no_more_than_is_needed_unless_told(aws, que
     assert asked[0] == options | names
 
 
-def test_rows_hold_what_sqs_said(aws, queue):
+def test_rows_contain_messages_and_their_sqs_metadata(aws, queue):
     sent = aws.send_message(
         QueueUrl=queue,
         MessageBody="Żółć",
@@ -167,7 +167,7 @@ def test_rows_hold_what_sqs_said(aws, queue):
     }
 
 
-def test_a_damaged_body_is_left_to_its_lease_and_costs_no_other(aws, queue, caplog, monkeypatch):
+def test_a_corrupt_body_is_skipped_and_loses_no_other_message(aws, queue, caplog, monkeypatch):
     send(aws, queue, 3)
     flights = source(queue_url=queue)
     receive = flights._client.receive_message
@@ -181,11 +181,11 @@ def test_a_damaged_body_is_left_to_its_lease_and_costs_no_other(aws, queue, capl
     monkeypatch.setattr(flights._client, "receive_message", damaged)
     with caplog.at_level(logging.WARNING):
         assert sorted(row["data"] for row in received(flights, 3)) == [b"message 0", b"message 2"]
-    assert "damaged on its way" in caplog.text
+    assert "corrupt body" in caplog.text
 
 
 def failing(source, monkeypatch, operation, code, message=""):
-    """Have an operation of a source's client answer with an error of AWS."""
+    """Let an operation of a source's client fail with an error of AWS."""
     error = ClientError({"Error": {"Code": code, "Message": message}}, operation)
     monkeypatch.setattr(source._client, operation, Mock(side_effect=error))
 
@@ -203,7 +203,7 @@ def test_messages_are_deleted_in_tens(aws, queue):
 
     assert [len(call["Entries"]) for call in deletes] == [10, 10, 5]
     assert [entry["Id"] for entry in deletes[1]["Entries"]] == [str(i) for i in range(10)]
-    # Not what is left in the queue: of two calls at once moto may forget one.
+    # The queue's contents are not asserted: Moto may lose one of two concurrent calls.
     assert len({entry["ReceiptHandle"] for call in deletes for entry in call["Entries"]}) == 25
 
 
@@ -222,7 +222,7 @@ STALE = {"SenderFault": True, "Code": "ReceiptHandleIsInvalid", "Message": "The 
 @pytest.mark.parametrize(
     ("act", "operation"), [("ack", "delete_message_batch"), ("release", "change_message_visibility_batch")]
 )
-def test_what_sqs_refuses_is_returned_in_its_words_and_a_stale_handle_is_lost(
+def test_refused_entries_are_returned_and_an_expired_handle_is_lost(
     aws, queue, monkeypatch, failure, lost, act, operation
 ):
     flights = source(queue_url=queue)
@@ -234,19 +234,19 @@ def test_what_sqs_refuses_is_returned_in_its_words_and_a_stale_handle_is_lost(
     assert refused.reason.endswith(failure["Message"])
 
 
-def test_when_no_call_succeeds_the_source_is_to_blame(aws, queue):
+def test_an_error_is_raised_if_no_call_succeeds(aws, queue):
     missing = queue + "-gone"
-    with pytest.raises(SourceError, match=r"source 'flights': queue_url '.*-gone' is no queue there.*Create it"):
+    with pytest.raises(SourceError, match=r"source 'flights': queue_url '.*-gone' does not exist.*Create it"):
         source(queue_url=missing).ack(missing, ["a", "b"])
 
 
-def test_what_a_queue_held_is_lost_once_it_is_gone_and_another_took_its_place(aws, queue):
+def test_messages_of_a_deleted_queue_are_lost_after_it_is_replaced(aws, queue):
     refused = source(queue_url=queue).ack(queue + "-before", ["a", "b"])
-    assert [(one.ack_id, one.lost) for one in refused] == [("a", True), ("b", True)]
-    assert refused[0].reason.endswith("flights-before is no queue any more")
+    assert [(entry.ack_id, entry.lost) for entry in refused] == [("a", True), ("b", True)]
+    assert refused[0].reason.endswith("flights-before was deleted")
 
 
-def test_a_delay_beyond_what_sqs_knows_is_cut(aws, queue):
+def test_a_delay_above_the_maximum_of_sqs_is_reduced(aws, queue):
     send(aws, queue, 12)
     flights = source(queue_url=queue)
     changes = calls(flights, "ChangeMessageVisibilityBatch")
@@ -258,7 +258,7 @@ def test_a_delay_beyond_what_sqs_knows_is_cut(aws, queue):
 
 
 @pytest.mark.parametrize(("per_call", "order"), [(10, ["0", "1", "2", "0", "3"]), (1, ["0", "0", "1", "2", "3"])])
-def test_a_released_message_of_a_group_comes_after_those_received_with_it_and_before_all_others(aws, per_call, order):
+def test_a_released_message_of_a_group_is_redelivered_after_its_batch_and_before_others(aws, per_call, order):
     url = aws.create_queue(QueueName="orders.fifo", Attributes={"FifoQueue": "true"})["QueueUrl"]
     orders = source(queue_url=url, max_number_of_messages=per_call)
     attributes = [{"MessageGroupId": "group", "MessageDeduplicationId": str(number)} for number in range(4)]
@@ -274,12 +274,12 @@ def test_a_released_message_of_a_group_comes_after_those_received_with_it_and_be
     assert came == order
 
 
-# What cannot work is said before anything is leased
+# Configuration errors are raised before a lease
 
 
 @pytest.fixture
 def no_settings(monkeypatch, tmp_path):
-    """A machine that knows of no AWS: no credentials, no region, no profile."""
+    """Remove all AWS settings: no credentials, no region, no profile."""
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -301,7 +301,7 @@ def test_the_region_is_that_of_the_queue(no_settings):
         ({"profile_name": "nobody"}, r"no valid credentials.*\(ProfileNotFound; profile_name nobody\)"),
     ],
 )
-def test_settings_that_lack_are_named_with_where_they_are_looked_for(no_settings, options, said):
+def test_missing_settings_are_named(no_settings, options, said):
     with pytest.raises(SourceError, match=said):
         source(**options).check_ready()
 
@@ -310,7 +310,7 @@ def test_an_endpoint_of_the_environment_is_named(no_settings, sqs_server):
     for name, value in local.ENVIRONMENT.items():
         no_settings.setenv(name, value)
     no_settings.setenv("AWS_ENDPOINT_URL_SQS", sqs_server)
-    with pytest.raises(SourceError, match=f"is no queue there .*endpoint_url unset, so {sqs_server}"):
+    with pytest.raises(SourceError, match=f"does not exist .*endpoint_url unset, so {sqs_server}"):
         source(queue_url=f"{sqs_server}/123456789012/nowhere").check_ready()
 
 
@@ -332,7 +332,7 @@ def test_an_endpoint_that_does_not_answer_is_named(no_settings):
         ("AccessDenied", "Allow sqs:GetQueueAttributes"),
     ],
 )
-def test_a_refusal_says_what_to_do_and_refused_credentials_are_never_repeated(aws, monkeypatch, code, said):
+def test_errors_contain_a_fix_and_never_quote_rejected_credentials(aws, monkeypatch, code, said):
     flights = source()
     failing(flights, monkeypatch, "get_queue_attributes", code, "AKIA0123 is wrong")
     with pytest.raises(SourceError, match=said) as told:
@@ -343,7 +343,7 @@ def test_a_refusal_says_what_to_do_and_refused_credentials_are_never_repeated(aw
 # A real server: threads, processes, its own clock
 
 
-def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_queue):
+def test_an_expired_lease_is_lost_to_the_next_receive(sqs_server, sqs_queue):
     queue = sqs_queue()
     local.fill(queue, ["a", "b"])
     hasty = source(queue_url=queue, endpoint_url=sqs_server, visibility_timeout=1)
@@ -354,7 +354,7 @@ def test_a_lease_that_is_over_is_lost_to_whoever_received_since(sqs_server, sqs_
     assert [entry.lost for entry in hasty.release(queue, stale)] == [True, True]
 
 
-def test_a_long_poll_waits_for_what_comes(sqs_server, sqs_queue):
+def test_a_long_poll_waits_for_messages(sqs_server, sqs_queue):
     queue = sqs_queue()
     flights = source(queue_url=queue, endpoint_url=sqs_server, wait_time_seconds=5)
     late = threading.Timer(0.5, local.fill, [queue, ["late"]])

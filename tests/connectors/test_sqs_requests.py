@@ -1,4 +1,4 @@
-"""What a run asks of SQS, and what is sent there: whole calls within its limits, quotas, FIFO groups in order."""
+"""Requests to SQS: whole calls within its limits, quotas, sending, and FIFO groups in order."""
 
 import json
 import logging
@@ -24,13 +24,13 @@ BEYOND_TWELVE_HOURS = (
 
 @pytest.fixture
 def fake(sqs_server):
-    with between(sqs_server) as one:
-        yield one
+    with between(sqs_server) as server:
+        yield server
 
 
 @pytest.fixture
 def made(fake, sqs_queue):
-    """A source over a new queue of so many messages, with the fake between."""
+    """Return a source of a new queue with a number of messages, through a fake client."""
 
     def make(waiting: int = 0, queue: Mapping[str, str] = MappingProxyType({}), **options: Any) -> SqsSource:
         url = sqs_queue(**queue)
@@ -49,20 +49,20 @@ def held(source: SqsSource, share: Share) -> list[str]:
     ("demand", "concurrency", "shares"),
     [(100, 2, [50, 50]), (101, 2, [60, 41]), (3, 4, [3]), (25, 4, [10, 10, 5]), (99, 1, [99]), (0, 2, [])],
 )
-def test_shares_are_of_whole_calls_and_as_equal_as_that_allows(made, demand, concurrency, shares):
+def test_shares_are_equal_numbers_of_whole_calls(made, demand, concurrency, shares):
     assert [share.messages for share in made(110).plan(demand, concurrency, "r1")] == shares
 
 
 @pytest.mark.parametrize(("waiting", "shares"), [(0, [10]), (7, [10]), (25, [20, 5])])
-def test_no_more_is_planned_than_seems_to_wait_but_a_call(made, waiting, shares):
+def test_a_plan_is_limited_by_the_backlog_but_at_least_a_call(made, waiting, shares):
     assert [share.messages for share in made(waiting).plan(1_000, 2, "r1")] == shares
 
 
-def test_tasks_that_wait_for_messages_plan_for_all_that_is_wanted(made):
+def test_a_plan_with_long_polls_covers_the_whole_demand(made):
     assert [share.messages for share in made(0, wait_time_seconds=1).plan(40, 2, "r1")] == [20, 20]
 
 
-def test_no_more_is_planned_than_the_quota_leaves(made, caplog):
+def test_a_plan_is_limited_by_the_quota(made, caplog):
     flights = made(60, max_in_flight=50)
     assert flights.backlog().messages == 50
     assert len(held(flights, Share(messages=30))) == 30
@@ -71,14 +71,14 @@ def test_no_more_is_planned_than_the_quota_leaves(made, caplog):
         (share,) = flights.plan(30, 1, "r2")
 
     assert share.messages == 20
-    assert "30 messages were asked for, and max_in_flight (50) leaves 20" in caplog.text
+    assert "max_in_flight (50) leaves 20" in caplog.text
     assert len(held(flights, share)) == 20
     assert flights.plan(30, 1, "r3") == []
     assert flights.backlog().messages == 0, "no run can be asked for what cannot be received"
 
 
 @pytest.mark.parametrize("calls", [0, 5])
-def test_a_queue_at_its_quota_ends_a_share_with_what_it_has(made, fake, caplog, calls):
+def test_a_share_ends_when_the_queue_reaches_its_quota(made, fake, caplog, calls):
     flights = made(200)
     fake.refuse("ReceiveMessage", "OverLimit", "Too many messages in flight", beyond=calls)
 
@@ -100,7 +100,7 @@ def test_a_share_ends_after_a_third_of_the_lease(made, fake):
     assert 0 < len(held(flights, Share(messages=500))) < 500
 
 
-def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(made, fake, caplog):
+def test_a_refused_extension_after_twelve_hours_is_not_a_lost_lease(made, fake, caplog):
     flights = made(3)
     handles = held(flights, Share(messages=3))
     refused = {"SenderFault": True, "Code": "InvalidParameterValue", "Message": BEYOND_TWELVE_HOURS}
@@ -111,10 +111,10 @@ def test_messages_that_were_received_twelve_hours_ago_are_no_others_yet(made, fa
     with caplog.at_level(logging.WARNING):
         assert flights.extend("r1", lambda: [(flights.queue_url, handles)])
 
-    assert "3 of 3 messages cannot be kept for longer: InvalidParameterValue" in caplog.text
+    assert "Could not renew the leases of 3 of 3 messages from flights: InvalidParameterValue" in caplog.text
 
 
-def test_an_extension_that_takes_longer_than_a_third_of_the_lease_says_what_to_change(made, fake, caplog):
+def test_a_slow_extension_is_logged_with_the_option_to_change(made, fake, caplog):
     flights = made(20, visibility_timeout=1)
     handles = held(flights, Share(messages=20))
 
@@ -156,7 +156,7 @@ def test_a_call_takes_no_more_than_a_mebibyte(made, fake):
     assert sorted(sizes) == [1, 2, 5]
 
 
-def test_what_a_received_message_says_can_be_sent_with_it_again(made):
+def test_metadata_of_a_received_message_can_be_sent_again(made):
     first, second = made(), made()
     trace = {"DataType": "String", "StringValue": "t1"}
     raw = {"DataType": "Binary", "BinaryValue": "AP8="}
@@ -179,7 +179,7 @@ def test_a_binary_value_is_sent_as_bytes_or_base64_and_nothing_else(made):
     assert [json.loads(row["metadata"])["message_attributes"]["raw"] for row in received(flights)] == [
         binary("AP8=")
     ] * 2
-    with pytest.raises(SourceError, match="message 1 has a BinaryValue that is neither bytes nor base64"):
+    with pytest.raises(SourceError, match="a BinaryValue of message 1 must be bytes or base64"):
         flights.send([b"one", b"two"], [None, other])
 
 
@@ -190,12 +190,12 @@ def binary(value: str | bytes) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("payloads", "said"),
     [
-        ([b"fine", b"not \xff fine"], "message 1 is not UTF-8, and SQS takes nothing else"),
-        ([b"fine", b"\x00"], r"refused 1 messages, the first of them number 1: InvalidMessageContents.*1 were sent"),
+        ([b"fine", b"not \xff fine"], "message 1 must be UTF-8 text"),
+        ([b"fine", b"\x00"], r"refused 1 of 2 messages.*message 1: InvalidMessageContents"),
         ([b"x" * (2**20 + 1)], "BatchRequestTooLong"),
     ],
 )
-def test_what_cannot_be_sent_is_named(made, payloads, said):
+def test_messages_that_cannot_be_sent_are_named(made, payloads, said):
     with pytest.raises(SourceError, match=said):
         made().send(payloads)
 
@@ -205,9 +205,9 @@ def test_more_or_fewer_metadata_than_payloads_are_refused(made):
         made().send([b"one", b"two"], [None])
 
 
-def test_a_fifo_queue_is_sent_groups_in_order_and_wants_a_group(made):
+def test_a_fifo_queue_keeps_the_order_of_groups_and_requires_a_group(made):
     flights = made(queue=FIFO)
-    with pytest.raises(SourceError, match=r"number 0: MissingParameter: .*MessageGroupId"):
+    with pytest.raises(SourceError, match=r"message 0: MissingParameter: .*MessageGroupId"):
         flights.send([b"one"])
 
     assert flights.send((b"%d" % n for n in range(60)), (group("UA") for _ in range(60))) == 60
@@ -221,7 +221,7 @@ def test_a_fifo_queue_is_sent_groups_in_order_and_wants_a_group(made):
     assert {row["partition"] for row in seen} == {"UA"}
 
 
-def test_a_message_of_the_same_deduplication_id_is_there_once(made):
+def test_messages_with_the_same_deduplication_id_are_stored_once(made):
     flights = made(queue={"FifoQueue": "true"})
     same = group("UA", MessageDeduplicationId="1")
 
@@ -230,7 +230,7 @@ def test_a_message_of_the_same_deduplication_id_is_there_once(made):
     assert len(received(flights)) == 1
 
 
-def test_while_messages_of_a_group_are_held_no_other_receive_is_given_any_of_it(made):
+def test_a_group_is_leased_to_one_receive_at_a_time(made):
     flights = made(queue=FIFO)
     flights.send((b"%d" % n for n in range(40)), (group("AB"[n % 2]) for n in range(40)))
 

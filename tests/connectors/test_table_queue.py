@@ -1,4 +1,4 @@
-"""What a queue in a SQL table gives out, on SQLite and on PostgreSQL."""
+"""Messages of a queue in a SQL table, on SQLite and on PostgreSQL."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.table_queue import do, ids, read, receive
 
 
-def test_a_receive_gets_the_oldest_messages_as_they_were_put_in(queue):
+def test_a_receive_gets_the_oldest_messages_unchanged(queue):
     assert queue.enqueue([b"first", b"second", b"third"], metadata=[{"key": 1}, None, {}]) == 3
 
     rows = receive(queue, "a", demand=2)
@@ -58,7 +58,7 @@ def test_many_messages_are_divided_evenly_and_read_in_batches(queue):
     assert len(sizes) == 6, "few rows come first: nobody knows yet how large they are"
 
 
-def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue):
+def test_rows_with_large_metadata_are_read_in_small_batches(queue):
     queue.enqueue((b"1" for _ in range(300)), ({"large": "x" * 100_000} for _ in range(300)))
     (share,) = queue.plan(300, 1, "a")
     sizes = [batch.nbytes for batch in queue.read(share, "a")]
@@ -66,7 +66,7 @@ def test_rows_are_read_few_at_a_time_where_their_metadata_are_large(queue):
     assert max(sizes) < 3 * queue_reading.BYTES_PER_BATCH
 
 
-def test_broken_metadata_cost_no_message(queue, run_sql):
+def test_invalid_metadata_lose_no_message(queue, run_sql):
     queue.enqueue([b"1", b"2", b"3"])
     bottomless = "[" * 100_000
     for id_, text in ((1, "no json"), (2, "[1]"), (3, bottomless)):
@@ -75,8 +75,8 @@ def test_broken_metadata_cost_no_message(queue, run_sql):
     assert told == ["no json", [1], bottomless]
 
 
-def test_no_depth_of_metadata_stops_a_share(queue, run_sql):
-    """Python's JSON reads some that it cannot write: where that begins depends on who calls it."""
+def test_deeply_nested_metadata_do_not_fail_a_share(queue, run_sql):
+    """Python's JSON parses some nested values that it cannot write; the limit depends on the depth of the caller."""
     queue.enqueue([b""] * 40)
     for id_ in range(1, 41):
         depth = 800 + 5 * id_
@@ -84,7 +84,7 @@ def test_no_depth_of_metadata_stops_a_share(queue, run_sql):
     assert len(receive(queue, "a")) == 40
 
 
-def test_metadata_that_are_no_text_cost_no_message(tmp_path):
+def test_metadata_that_are_not_text_lose_no_message(tmp_path):
     url = f"sqlite:///{tmp_path}/queue.db"
     queue = TableQueue(name="flights", url=url, metadata_column="metadata")
     queue.create()
@@ -95,7 +95,7 @@ def test_metadata_that_are_no_text_cost_no_message(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["json", "jsonb"])
-def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_url, kind):
+def test_deeply_nested_jsonb_metadata_do_not_fail_a_share(postgres_url, kind):
     queue = TableQueue(name="flights", url=postgres_url, metadata_column="notes")
     do(postgres_url, f"CREATE TABLE messages (id bigserial PRIMARY KEY, data bytea, notes {kind})")
     deep = "[" * 12_000 + "]" * 12_000
@@ -107,11 +107,11 @@ def test_no_depth_stops_a_share_whose_metadata_the_driver_would_parse(postgres_u
 
 
 def test_enqueueing_is_all_or_nothing(queue):
-    with pytest.raises(TypeError, match="a payload is bytes, not str; encode it"):
+    with pytest.raises(TypeError, match="a payload must be bytes, got str"):
         queue.enqueue([b"1", "2"])  # type: ignore[list-item]
-    with pytest.raises(ValueError, match="fewer metadata than payloads"):
+    with pytest.raises(ValueError, match="metadata has fewer entries than payloads"):
         queue.enqueue([b"1", b"2"], metadata=[None])
-    with pytest.raises(ValueError, match="more metadata than payloads"):
+    with pytest.raises(ValueError, match="metadata has more entries than payloads"):
         queue.enqueue([b"1"], metadata=[None, None])
     assert queue.backlog() == Backlog(0)
 
@@ -124,7 +124,7 @@ def test_no_id_is_ever_used_twice(queue):
     assert ids(receive(queue, "b")) == ["3"]
 
 
-def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(queue, run_sql):
+def test_backlog_counts_available_messages_and_dates_the_oldest(queue, run_sql):
     assert queue.backlog() == Backlog(0)
     queue.enqueue([b"1", b"2", b"3"])
     run_sql("UPDATE messages SET created = '2013-01-01 10:00:00+00:00' WHERE id = 1")
@@ -136,7 +136,7 @@ def test_backlog_counts_what_could_be_leased_and_since_when_it_waits(queue, run_
     assert abs(datetime.now(UTC) - oldest) < timedelta(minutes=1)
 
 
-def test_a_look_counts_no_further_than_it_is_asked_to(queue):
+def test_backlog_up_to_stops_counting_at_its_limit(queue):
     queue.enqueue(b"x" for _ in range(10))
     shares = queue.plan(4, 1, "a")
     queue.release("a", ids(read(queue, shares[0], "a"))[:1])
@@ -153,7 +153,7 @@ def test_a_look_counts_no_further_than_it_is_asked_to(queue):
     assert queue.backlog().messages == 7
 
 
-def test_a_table_of_ones_own_is_a_queue_of_rows(url, run_sql):
+def test_an_existing_table_can_be_a_queue_of_rows(url, run_sql):
     run_sql('CREATE TABLE "Order" (number INTEGER PRIMARY KEY, "the item" TEXT, price REAL)')
     run_sql("""INSERT INTO "Order" VALUES (7, 'a "tea" pot', 1.5), (3, NULL, NULL)""")
     queue = TableQueue(name="orders", url=url, table="Order", id_column="number", data_column=None)
@@ -168,7 +168,7 @@ def test_a_table_of_ones_own_is_a_queue_of_rows(url, run_sql):
     ]
     assert queue.ack("a", ["7"]) == []
     assert run_sql('SELECT number FROM "Order"') == [(3,)]
-    with pytest.raises(SourceError, match="data_column is None, so there is no column to put them in"):
+    with pytest.raises(SourceError, match="data_column is None, so send"):
         queue.enqueue([b"1"])
 
 
@@ -208,7 +208,7 @@ def test_metadata_and_partition_are_put_into_their_own_columns(url):
     assert [row["metadata"] for row in rows] == ['{"customer": "c1", "key": 1}', None]
 
 
-def test_published_at_is_what_the_created_column_holds(queue, run_sql):
+def test_published_at_is_the_created_column(queue, run_sql):
     queue.enqueue([b"1", b"2"])
     run_sql("UPDATE messages SET created = '2026-03-01 12:00:00+02:00' WHERE id = 1")
 
@@ -221,7 +221,7 @@ def test_published_at_is_what_the_created_column_holds(queue, run_sql):
 
 
 @pytest.mark.parametrize("value", ["no time", "9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00", 1e300])
-def test_a_created_column_of_no_time_costs_no_message(tmp_path, value):
+def test_invalid_times_in_the_created_column_lose_no_message(tmp_path, value):
     do(url := f"sqlite:///{tmp_path}/queue.sqlite", "CREATE TABLE messages (id INTEGER PRIMARY KEY, data, came)")
     do(url, "INSERT INTO messages VALUES (1, 'x', :value), (2, 'x', 0)", value=value)
     queue = TableQueue(name="odd", url=url, created_column="came")
@@ -231,7 +231,7 @@ def test_a_created_column_of_no_time_costs_no_message(tmp_path, value):
 
 
 @pytest.mark.parametrize("type_", ["TIMESTAMPTZ", "TIMESTAMP", "DATE"])
-def test_a_time_that_python_has_not_is_unknown(postgres_url, type_):
+def test_a_time_that_python_cannot_represent_is_null(postgres_url, type_):
     do(postgres_url, f"CREATE TABLE messages (id INTEGER PRIMARY KEY, data TEXT, came {type_})")
     do(postgres_url, "INSERT INTO messages VALUES (1, 'x', 'infinity'), (2, 'x', '2026-01-01')")
     queue = TableQueue(name="odd", url=postgres_url, created_column="came")
@@ -251,7 +251,7 @@ def test_text_columns_come_as_utf_8(url, run_sql):
     assert [row["data"] for row in receive(queue, "a")] == ["Zürich".encode(), b""]
 
 
-def test_binary_columns_of_a_row_come_as_digits(url, run_sql):
+def test_binary_columns_of_a_row_are_hexadecimal_digits(url, run_sql):
     binary = "BLOB" if url.startswith("sqlite") else "BYTEA"
     run_sql(f"CREATE TABLE messages (id INTEGER PRIMARY KEY, picture {binary})")
     run_sql("INSERT INTO messages VALUES (1, :picture)", picture=b"\x00\xff")
@@ -273,9 +273,9 @@ def test_ids_may_be_texts_or_uuids(url, run_sql, type_, keys):
     queue = TableQueue(name="named", url=url)
     queue.create()
 
-    assert queue.whereabouts(keys[1]) == "waits"
+    assert queue.whereabouts(keys[1]) == "waiting"
     rows = receive(queue, "a", concurrency=3)
-    assert re.fullmatch(r"leased by receive a for (60|5\d) s more", queue.whereabouts(keys[1]))
+    assert re.fullmatch(r"leased by receive a for another (60|5\d) s", queue.whereabouts(keys[1]))
 
     assert sorted(ids(rows)) == sorted(keys)
     assert [row["data"].decode() for row in rows] == ids(rows)
@@ -286,7 +286,7 @@ def test_ids_may_be_texts_or_uuids(url, run_sql, type_, keys):
     assert queue.extend("a", list)
 
 
-def test_texts_with_a_nul_are_ids_of_their_own(tmp_path):
+def test_texts_with_a_nul_are_distinct_ids(tmp_path):
     url, keys = f"sqlite:///{tmp_path}/queue.sqlite", ["", "\0", "a", "a\0", "a\0b", "a\0ü", "z"]
     do(url, "CREATE TABLE messages (id TEXT PRIMARY KEY, data TEXT)")
     for key in keys:
@@ -314,20 +314,20 @@ def test_rows_without_an_id_are_left_alone(url, run_sql):
     assert ids(receive(queue, "a")) == ["a"]
 
 
-def test_a_queue_says_where_a_message_is(queue):
+def test_whereabouts_describes_the_state_of_a_message(queue):
     queue.enqueue([b"1", b"2", b"3"])
     receive(queue, "a", demand=2)
     queue.release("a", ["1"], delay_s=30)
     queue.ack("a", ["2"])
     assert [str(queue.whereabouts(id_)).partition(":")[0] for id_ in ("1", "2", "3", "x")] == [
-        "waits for its delay, 30 s more",
-        "not there",
-        "waits",
-        "not there",
+        "waiting for its delay, 30 s left",
+        "not found",
+        "waiting",
+        "not found",
     ]
 
 
-def test_messages_that_others_delete_are_gone(queue, run_sql):
+def test_messages_deleted_by_others_are_skipped(queue, run_sql):
     queue.enqueue([b"1", b"2", b"3"])
     shares = queue.plan(3, 1, "a")
     run_sql("DELETE FROM messages WHERE id = 2")

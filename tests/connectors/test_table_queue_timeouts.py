@@ -1,4 +1,4 @@
-"""A table queue's sessions on PostgreSQL: one that stands still holds up no other for long, and all of them are UTC."""
+"""PostgreSQL sessions of a table queue: an idle session blocks others only briefly, and all sessions use UTC."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def and_stop(*arguments):
 LeasedTable.renew = and_stop
 queue.extend("lost", list)
 """
-"""Stops between UPDATE and COMMIT, as a host that is lost does."""
+"""Program that stops between UPDATE and COMMIT, like a lost host."""
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def queue(postgres_url):
 
 @contextmanager
 def another_session(url: str) -> Iterator[psycopg.Connection]:
-    """Not one of the queue's, and so without its time-outs."""
+    """A session that is not the queue's, and has no timeouts."""
     with psycopg.connect(url.replace("+psycopg", "")) as connection:
         yield connection
         connection.rollback()
 
 
-def test_a_host_lost_between_update_and_commit_holds_up_other_runs_no_longer_than_its_time_out(queue):
+def test_a_host_lost_before_its_commit_blocks_others_only_until_the_timeout(queue):
     queue.plan(1, 1, "lost")
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen([sys.executable, "-c", STANDS_STILL, queue.url], env=environment, cwd=ROOT) as process:
@@ -75,7 +75,7 @@ def test_a_host_lost_between_update_and_commit_holds_up_other_runs_no_longer_tha
     assert share.messages == 2, "what the lost one had is given out again"
 
 
-def test_a_session_that_stood_still_says_so(queue, monkeypatch):
+def test_an_idle_session_is_named_in_the_error(queue, monkeypatch):
     monkeypatch.setattr(database, "IDLE_S", 1)
     queue_tables.open_table.cache_clear()
     queue.plan(1, 1, "a")
@@ -93,7 +93,7 @@ def test_a_session_that_stood_still_says_so(queue, monkeypatch):
         queue.extend("a", list)
 
 
-def test_a_task_that_reads_may_stand_still_while_it_writes(queue, monkeypatch):
+def test_a_reading_task_may_be_idle_while_it_writes(queue, monkeypatch):
     monkeypatch.setattr(database, "IDLE_S", 1)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)
     queue_tables.open_table.cache_clear()
@@ -104,7 +104,7 @@ def test_a_task_that_reads_may_stand_still_while_it_writes(queue, monkeypatch):
     assert first.num_rows + sum(batch.num_rows for batch in batches) == 2
 
 
-def test_options_in_the_url_are_left_alone(postgres_url):
+def test_options_in_the_url_take_precedence(postgres_url):
     url = sa.make_url(postgres_url.replace("postgresql:", "postgresql+psycopg:"))
     own = url.update_query_dict({"options": "-c lock_timeout=7s"}).render_as_string(hide_password=False)
 
@@ -118,7 +118,7 @@ def test_options_in_the_url_are_left_alone(postgres_url):
     assert [shown(ours, name) for name in ("lock_timeout", "TimeZone", "statement_timeout")] == ["1min", "UTC", "0"]
 
 
-def test_a_server_of_another_time_zone_changes_no_time(postgres_url):
+def test_the_time_zone_of_a_server_changes_no_time(postgres_url):
     with psycopg.connect(postgres_url, autocommit=True) as connection:
         database = connection.info.dbname
         connection.execute(f"ALTER DATABASE {database} SET timezone = 'America/New_York'")  # type: ignore[arg-type, unused-ignore]

@@ -161,7 +161,7 @@ def test_a_producer_that_names_the_control_store_is_refused():
         ({"lease_s": float("inf")}, "lease_s\n.*finite number"),
         ({"lease_s": float("nan")}, "lease_s\n.*finite number"),
         ({"lease_s": 1e12}, "lease_s\n.*less than or equal to 31622400"),
-        ({"name": " "}, "name\n.*without spaces at its ends, got ' '"),
+        ({"name": " "}, "name\n.*surrounding spaces, got ' '"),
         ({"name": ""}, "name\n.*got ''"),
         ({"name": "a\x1bb"}, r"name\n.*got 'a\\x1bb'"),
     ],

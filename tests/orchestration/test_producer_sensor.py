@@ -192,7 +192,7 @@ def test_a_source_that_is_away_is_a_reason_and_no_error(place):
 
     assert not told.run_requests
     assert "queue cannot be used" in str(told.skip_message)
-    assert "url must name a file that is there" in str(told.skip_message)
+    assert "url must name an existing file" in str(told.skip_message)
 
 
 def test_a_source_that_stays_away_is_asked_less_and_less_often(place):

@@ -107,7 +107,7 @@ def test_messages_without_an_id_are_not_decided_once_their_connection_is_lost(st
     source_of(flow).send([text.encode() for text in SENT], [{"message_id": None}] * len(SENT))
     receive = worked(flow)
     source_of(flow).close()
-    with pytest.raises(SourceError, match="connection is closed"):
+    with pytest.raises(SourceError, match="received the messages is closed"):
         steps.decide(flow, receive)
     later = started(source_of(flow).queue)
     run(later)

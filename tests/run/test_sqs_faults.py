@@ -141,8 +141,8 @@ def test_a_queue_that_is_deleted_in_a_run_is_named_and_its_tables_stay_whole(sqs
     answer = steps.acknowledge(flow, receive)
 
     assert answer.unacknowledged == MANY
-    assert all("is no queue there" in error and "Create it" in error for error in answer.errors)
-    with pytest.raises(SourceError, match=r"is no queue there.*Create it"):
+    assert all("does not exist" in error and "Create it" in error for error in answer.errors)
+    with pytest.raises(SourceError, match=r"does not exist.*Create it"):
         begun(flow)
     sqs.create_queue(sqs_ground.server, name)
     sqs_ground.run(flow)

@@ -50,7 +50,7 @@ def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(sq
     flow.beats.clear()  # both leases are due
     with caplog.at_level(logging.WARNING):
         sqs_ground.go_on(flow, receive)
-    assert "1 of 3 messages cannot be kept for longer" in caplog.text
+    assert "Could not renew the leases of 1 of 3 messages" in caplog.text
     assert sqs_ground.words(flow) == ["one", "three", "two"]
 
 

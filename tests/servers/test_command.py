@@ -1,4 +1,4 @@
-"""`python -m servers`: what it says, and a server that it starts and ends."""
+"""`python -m servers`: its output, and a server that it starts and stops."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from tests.servers.test_servers import descendants, remaining
 
 
 def source_of(lines: list[str]) -> Source:
-    """What the lines for a file of `resources/` build."""
+    """Return the source that the printed lines for `resources/` build."""
     names: dict[str, Any] = {}
     exec("\n".join(line.strip() for line in lines[lines.index("For resources/trial.py:") + 1 : -1]), names)
     with dg.build_resources({"trial": names["trial"]}) as resources:
@@ -36,7 +36,7 @@ def test_the_line_for_definitions_builds_a_source_at_that_address(name):
     assert "127.0.0.1:5" in str(source.model_dump())
 
 
-def test_without_a_name_it_says_what_it_does(capsys):
+def test_without_a_name_the_command_prints_its_usage(capsys):
     assert main([]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in ("install", *USES))

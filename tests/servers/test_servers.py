@@ -1,4 +1,4 @@
-"""The local servers of tests and the demo: they keep what they are given, and leave nothing behind."""
+"""The local servers of tests and the demo: they keep their data, and leave no process behind."""
 
 import os
 import subprocess
@@ -98,7 +98,7 @@ def over_postgres(server: Server) -> Callable[[], bytes]:
     [(kafka, over_kafka), (postgres, over_postgres), (rabbitmq, over_rabbitmq), (s3, over_s3)],
     ids=["kafka", "postgres", "rabbitmq", "s3"],
 )
-def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(module, put, servers_folder):
+def test_a_stopped_server_releases_its_resources(module, put, servers_folder):
     ready(module)
     before = descendants()
     with module.serve(servers_folder) as server:
@@ -116,7 +116,7 @@ def test_a_server_that_was_stopped_gives_back_what_it_took_and_leaves_nothing(mo
     assert not remaining(started)
 
 
-def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_folder, monkeypatch):
+def test_pubsub_releases_its_resources_after_a_halt(servers_folder, monkeypatch):
     from google.cloud import pubsub_v1
 
     ready(pubsub)
@@ -140,7 +140,7 @@ def test_pubsub_gives_back_what_it_took_after_a_halt_and_leaves_nothing(servers_
 
 @pytest.fixture
 def folder_of_all():
-    """A folder that another user can enter, as root's PostgreSQL has to; pytest's own are closed."""
+    """A folder that another user can enter, as root's PostgreSQL requires; pytest's folders are private."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         yield Path(folder)
@@ -149,10 +149,10 @@ def folder_of_all():
 @pytest.mark.faults
 # RabbitMQ ends as Kafka does.
 @pytest.mark.parametrize("module", [kafka, postgres, pubsub, sqs], ids=["kafka", "postgres", "pubsub", "sqs"])
-def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_folder, folder_of_all):
+def test_no_process_of_a_server_remains_when_its_starter_is_killed(module, servers_folder, folder_of_all):
     before = descendants()
     command = [sys.executable, "-c", SERVE, ready(module), str(servers_folder)]
-    place = {**os.environ, "TMPDIR": str(folder_of_all)}  # the dead clear nothing up
+    place = {**os.environ, "TMPDIR": str(folder_of_all)}  # a killed process cleans nothing up
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=PROJECT, env=place, stdin=pipe, stdout=pipe, text=True) as starter:
         assert starter.stdout is not None
@@ -162,7 +162,7 @@ def test_nothing_of_a_server_is_left_when_its_starter_is_killed(module, servers_
     assert not remaining(started)
 
 
-def test_a_shared_server_ends_with_its_last_user(servers_folder, tmp_path):
+def test_a_shared_server_stops_with_its_last_user(servers_folder, tmp_path):
     name, meeting = ready(sqs), tmp_path / "meeting"
     before = descendants()
     with kept(name, servers_folder, meeting) as first:
@@ -180,12 +180,12 @@ def answers(endpoint: str) -> bool:
 
 
 def descendants() -> set[psutil.Process]:
-    """The processes that this test process started, and those that they started."""
+    """Return the descendant processes of this test process."""
     return set(psutil.Process().children(recursive=True))
 
 
 def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
-    """Those that came since, but for children of earlier ones: another test's Spark may still start workers."""
+    """Return descendants started since, without children of earlier ones: Spark of another test may start workers."""
     started = set()
     for process in descendants() - before:
         with suppress(psutil.NoSuchProcess):
@@ -195,7 +195,7 @@ def started_since(before: set[psutil.Process]) -> set[psutil.Process]:
 
 
 def remaining(started: set[psutil.Process], within_s: float = 10) -> set[psutil.Process]:
-    """Those that still run after a while; one that nobody has waited for yet does not."""
+    """Return the processes that still run after a while, without terminated processes that were not reaped yet."""
     end = time.monotonic() + within_s
     while (left := {process for process in started if runs(process)}) and time.monotonic() < end:
         time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Calls of a few messages each: how many are asked for, what ends them, and what becomes of failures."""
+"""Calls of a few messages each: their number, their end, and failures."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ from pipeline_platform.source.contract import Refused
 
 
 class Server:
-    """Holds numbered messages; notes how many each call asks for, and fails from call `fails_at` on."""
+    """A server of numbered messages that records the size of each call, and fails from call `fails_at` on."""
 
     def __init__(self, messages: int, fails_at: int | None = None) -> None:
         self.left, self.fails_at, self.asked = list(range(messages)), fails_at, list[int]()
@@ -49,7 +49,7 @@ def one_thread(monkeypatch):
     ],
     ids=["no more than the demand", "no more than a call takes", "until it seems empty", "one empty reply"],
 )
-def test_calls_ask_for_what_is_missing_until_the_queue_seems_empty(messages, wanted, options, asked):
+def test_calls_request_the_remaining_demand_until_the_queue_seems_empty(messages, wanted, options, asked):
     server = Server(messages)
     assert [*chain(*batches(server, wanted, **options))] == list(range(min(messages, wanted)))
     assert server.asked == asked
@@ -61,7 +61,7 @@ def test_batches_are_bounded_by_rows_and_by_bytes(bound, monkeypatch):
     assert [len(batch) for batch in batches(Server(45), 45)] == [20, 20, 5]
 
 
-def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted(monkeypatch):
+def test_calls_are_concurrent_and_never_exceed_the_demand(monkeypatch):
     monkeypatch.setattr(calls, "THREADS", 4)
     server, meet = Server(100), threading.Barrier(4, timeout=10)
 
@@ -74,24 +74,24 @@ def test_calls_are_under_way_at_once_and_never_take_more_than_is_wanted(monkeypa
     assert sorted(number for batch in received for number in batch) == list(range(40))
 
 
-def test_past_the_end_calls_are_made_one_by_one(monkeypatch):
+def test_after_an_empty_reply_calls_are_sequential(monkeypatch):
     monkeypatch.setattr(calls, "THREADS", 8)
     server = Server(40)
     assert sorted(chain(*batches(server, 10_000))) == list(range(40))
     assert len(server.asked) <= 4 + 7 + 3
 
 
-def test_no_call_is_begun_when_time_is_up():
+def test_no_call_is_started_when_time_is_up():
     server = Server(1_000)
     receive = server.receive
     server.receive = lambda most: (time.sleep(0.05), receive(most))[1]  # type: ignore[method-assign]
     assert 0 < len([*chain(*batches(server, 1_000, within_s=0.2))]) < 1_000
 
 
-def test_an_error_ends_what_was_received_and_is_raised_only_where_nothing_was(caplog):
+def test_an_error_ends_a_receive_and_is_raised_only_if_it_is_empty(caplog):
     with caplog.at_level(logging.WARNING):
         assert [*chain(*batches(Server(30, fails_at=1), 30))] == list(range(10))
-    assert "ended after 10 messages: gone" in caplog.text
+    assert "Ended a receive after 10 messages: gone" in caplog.text
     with pytest.raises(OSError, match="gone"):
         batches(Server(30, fails_at=0), 30)
 
@@ -102,7 +102,7 @@ IDS = [f"h{number}" for number in range(100)]
 
 
 def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable[[Sequence[str]], list[Refused]]]:
-    """A call that fails where its number says so, and the groups that it was called with."""
+    """Return a call that fails by its number, and the groups that it was called with."""
     made: list[Sequence[str]] = []
 
     def call(group: Sequence[str]) -> list[Refused]:
@@ -114,20 +114,20 @@ def failing(fails: Callable[[int], bool]) -> tuple[list[Sequence[str]], Callable
     return made, call
 
 
-def test_ids_are_acknowledged_in_groups_and_what_is_refused_is_returned():
+def test_ids_are_acknowledged_in_groups_and_refused_ids_are_returned():
     made, call = failing(lambda number: False)
     assert calls.in_groups(call, IDS[:25], 10) == [Refused("h3", "not now")]
     assert made == [IDS[:10], IDS[10:20], IDS[20:25]]
     assert calls.in_groups(call, [], 10) == []
 
 
-def test_a_failed_call_holds_back_no_other_group():
+def test_a_failed_call_does_not_affect_other_groups():
     _, call = failing(lambda number: number == 2)
     refused = calls.in_groups(call, IDS[:30], 10)
     assert refused == [Refused("h3", "not now"), *(Refused(ack_id, "cut off") for ack_id in IDS[10:20])]
 
 
-def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported():
+def test_after_repeated_failures_the_other_groups_are_reported_without_a_call():
     made, call = failing(lambda number: number > 1)
     refused = calls.in_groups(call, IDS, 10)
     assert len(made) == 1 + calls.FAILED_CALLS
@@ -135,12 +135,12 @@ def test_where_calls_go_on_failing_the_rest_is_not_tried_but_reported():
     assert refused[-1].reason == "not tried after 3 failed calls: cut off"
 
 
-def test_where_no_call_succeeds_the_error_is_raised():
+def test_the_error_is_raised_if_no_call_succeeds():
     with pytest.raises(OSError, match="cut off"):
         calls.in_groups(failing(lambda number: True)[1], IDS, 10)
 
 
-def test_groups_are_acknowledged_at_once(monkeypatch):
+def test_groups_are_acknowledged_concurrently(monkeypatch):
     monkeypatch.setattr(calls, "THREADS", 10)
     meet = threading.Barrier(10, timeout=10)
 

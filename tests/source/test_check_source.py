@@ -1,4 +1,4 @@
-"""The suite for sources: correct ones pass, and of one that breaks a promise it names that promise alone."""
+"""The suite for sources: correct sources pass, and a source that breaks a promise fails that promise alone."""
 
 import functools
 import time
@@ -66,7 +66,9 @@ class MemoryLogWithGaps(MemoryLog):
     has_gaps = True
 
     def extents(self) -> dict[str, Extent]:
-        return {one: extent._replace(past=3 * (extent.past or 0)) for one, extent in super().extents().items()}
+        return {
+            partition: extent._replace(past=3 * (extent.past or 0)) for partition, extent in super().extents().items()
+        }
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         for partition, first, past, reached in share.at["spans"]:
@@ -92,7 +94,7 @@ class OneReceiveAtATime(MemoryQueue):
 @pytest.mark.parametrize(
     "kind", [MemoryQueue, MemoryLog, MemoryLogWithGaps, MemoryChannel, WithoutIdentity, Silent, OneReceiveAtATime]
 )
-def test_a_correct_source_keeps_all_that_concerns_it(kind):
+def test_a_correct_source_passes_all_applicable_promises(kind):
     report = checked(kind)
     assert set(report.kept) | set(report.not_asked) == set(PROMISES)
     assert set(report.kept) <= set(promises_of(kind))
@@ -111,12 +113,12 @@ class NeverShrinks(CountsTooFew):
 
 
 @pytest.mark.parametrize("kind", [CountsTooFew, NeverShrinks])
-def test_of_a_log_with_gaps_too_few_are_refused_and_what_never_shrinks(kind):
+def test_a_wrong_backlog_of_a_log_with_gaps_is_refused(kind):
     with pytest.raises(BrokenPromiseError, match=rf"seen: +{kind.counted}$"):
         check(kind, only="backlogs_are_right")
 
 
-def test_a_log_without_an_end_is_shown_as_such_and_gives_what_is_asked_for():
+def test_a_log_without_an_end_passes_and_its_backlog_is_endless():
     class Endless(MemoryLog):
         def extents(self) -> dict[str, Extent]:
             return {"0": Extent(low=0, past=None, committed=None, begin=0)}
@@ -127,7 +129,10 @@ def test_a_log_without_an_end_is_shown_as_such_and_gives_what_is_asked_for():
         backlog = source.backlog()
         shares = source.plan(10, 1, "r")
 
-    assert (str(backlog), str(Backlog(1_234, counts_gaps=True))) == ("messages without end", "up to 1,234 messages")
+    assert (str(backlog), str(Backlog(1_234, counts_gaps=True))) == (
+        "an endless number of messages",
+        "up to 1,234 messages",
+    )
     assert decide(backlog, LIMITS, NOTHING, None).because == "messages without end at the source"
     assert shares == [Share(at={"spans": [["0", 0, 10, 0]]}, messages=10)]
 
@@ -137,21 +142,21 @@ def test_a_log_that_gives_a_partition_to_one_receive_at_a_time_is_correct():
     assert report.not_asked["positions_wait_for_gaps"] == "it gives a partition to one receive at a time"
 
 
-def test_each_promise_is_kept_by_a_correct_source():
+def test_each_promise_is_asked_of_a_correct_source():
     kept = [name for kind in (MemoryQueue, MemoryLog, MemoryChannel) for name in checked(kind).kept]
     assert set(kept) == set(PROMISES), "a promise that is asked of nobody would show nothing"
 
 
 @pytest.mark.parametrize(("promise", "kind"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
-def test_of_a_source_that_breaks_one_promise_that_one_is_named(promise, kind):
+def test_the_broken_promise_of_a_source_is_named(promise, kind):
     assert [error.promise for error in broken_of(kind)] == [promise]
 
 
-def test_there_is_a_source_that_breaks_each_promise():
+def test_each_promise_has_a_source_that_breaks_it():
     assert {promise for promise, _ in BROKEN} == set(PROMISES)
 
 
-def test_an_error_says_the_promise_and_what_was_expected_and_seen():
+def test_an_error_contains_the_promise_the_expected_and_the_actual_result():
     with pytest.raises(BrokenPromiseError) as caught:
         check(CountsWhatIsHeld, only="backlogs_are_right")
     assert str(caught.value).splitlines() == [
@@ -161,7 +166,7 @@ def test_an_error_says_the_promise_and_what_was_expected_and_seen():
     ]
 
 
-def test_what_a_source_raises_is_the_cause_of_the_broken_promise():
+def test_an_exception_of_a_source_is_the_cause_of_the_broken_promise():
     class Raises(MemoryQueue):
         def ack(self, ack_ref: Any, ack_ids: Any) -> Any:
             raise RuntimeError("out of paper")
@@ -171,7 +176,7 @@ def test_what_a_source_raises_is_the_cause_of_the_broken_promise():
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_what_builds_on_a_broken_promise_is_not_asked():
+def test_promises_that_depend_on_a_broken_promise_are_skipped():
     with pytest.raises(
         ExceptionGroup, match=r"LosesOne breaks nothing_is_lost; [0-9]+ promises that build on it were not asked"
     ):
@@ -187,7 +192,7 @@ def test_all_promises_that_a_source_breaks_are_named():
     assert {error.promise for error in broken_of(CountsWrongly)} == {"backlogs_are_right", "sending_is_counted"}
 
 
-def test_what_a_server_cannot_show_is_not_asked():
+def test_promises_that_a_server_cannot_show_are_skipped():
     able = Server(sleep=MEMORY.sleep, many=(), says_lost=False)
     report = check_source(lambda: MemoryQueue(name="memory", queue=MEMORY.create()), able)
     assert report.not_asked["what_is_away_is_an_error"] == "its server cannot be away (away)"
@@ -195,7 +200,7 @@ def test_what_a_server_cannot_show_is_not_asked():
     assert report.not_asked["many_are_delivered_and_acknowledged"] == "its server is not given many messages (many)"
 
 
-def test_one_promise_can_be_asked_for_alone():
+def test_a_single_promise_can_be_checked():
     assert check(MemoryQueue, only="leases_end").kept == ["leases_end"]
     assert check(MemoryQueue, only=["leases_end", "delays_are_kept"]).kept == ["leases_end", "delays_are_kept"]
     with pytest.raises(ValueError, match="there is no promise 'lease_ends'; did you mean 'leases_end'"):
@@ -203,7 +208,7 @@ def test_one_promise_can_be_asked_for_alone():
 
 
 class Ticks(LogSource):
-    """Numbers that nobody sent."""
+    """A source of generated numbers, without `send`."""
 
     def extents(self) -> Any:
         return {"ticks": Extent(0, len(TEXTS), None, 0)}
@@ -220,13 +225,13 @@ class Ticks(LogSource):
         pass
 
 
-def test_a_source_that_nobody_can_send_to_holds_the_payloads_from_the_beginning():
+def test_a_source_without_send_is_checked_with_given_payloads():
     with pytest.raises(ExceptionGroup) as caught:
         check_source(lambda: Ticks(name="ticks"), Server(payloads=TEXTS, sleep=MEMORY.sleep))
     assert [error.promise for error in caught.value.exceptions] == ["logs_remember"]  # type: ignore[union-attr]
 
 
-def test_an_error_of_the_server_is_no_fault_of_the_source():
+def test_an_error_of_the_server_is_not_blamed_on_the_source():
     def send(source: Any, payloads: Any) -> None:
         raise ConnectionError("no such host")
 
@@ -234,7 +239,7 @@ def test_an_error_of_the_server_is_no_fault_of_the_source():
         check_source(lambda: MemoryQueue(name="m", queue=MEMORY.create()), server(MemoryQueue, send=send))
 
 
-def test_payloads_can_be_told_from_each_other():
+def test_payloads_must_be_distinct():
     with pytest.raises(ValueError, match="payloads has 2: give 10 or more, no two of them equal"):
         Server(payloads=[b"a", b"a"])
     assert set(TEXTS) < set(PAYLOADS)

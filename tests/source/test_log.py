@@ -1,4 +1,4 @@
-"""What is free of a log, how it is shared fairly, and how it is divided: for any spans."""
+"""Free offsets of a log, their fair choice, and their division into shares, for generated spans."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ HOLDERS = st.sampled_from([None, "a", "b"])
 
 @st.composite
 def places(draw: st.DrawFn) -> Place:
-    """A partition with spans that do not overlap, some before what is acknowledged."""
+    """Generate a partition with disjoint spans, some before its acknowledged offset."""
     bounds = sorted(draw(st.sets(st.integers(0, 40), max_size=12)))
     spans = tuple(
         Offsets("p", first, past, draw(HOLDERS)) for first, past in zip(bounds[::2], bounds[1::2], strict=False)
@@ -21,7 +21,7 @@ def places(draw: st.DrawFn) -> Place:
 
 
 @given(place=places(), low=st.integers(0, 10), size=st.integers(0, 40), start=st.integers(0, 50))
-def test_free_is_what_lies_from_the_start_to_the_end_and_in_no_span(place, low, size, start):
+def test_free_offsets_lie_between_start_and_end_outside_spans(place, low, size, start):
     free = free_offsets(Extent(low, low + size, None, low), place, start)
     taken = {offset for span in place.spans for offset in range(span.first, span.past)}
     offsets = [offset for span in free for offset in range(span.first, span.past)]
@@ -44,7 +44,7 @@ def total(spans: list[Offsets]) -> int:
 
 
 @given(free=FREE, demand=st.integers(0, 200))
-def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits_for_as_much(free, demand):
+def test_the_demand_is_met_and_divided_fairly_over_partitions(free, demand):
     chosen = fair(free, demand)
     assert total(chosen) == min(demand, sum(map(total, free.values())))
     got = {partition: total([span for span in chosen if span.partition == partition]) for partition in free}
@@ -57,7 +57,7 @@ def test_all_of_the_demand_is_met_and_no_partition_gets_more_while_another_waits
 
 
 @given(free=FREE, demand=st.integers(0, 200), concurrency=st.integers(1, 7))
-def test_shares_are_equal_and_hold_each_offset_once_with_what_was_reached(free, demand, concurrency):
+def test_shares_are_equal_and_contain_each_offset_once(free, demand, concurrency):
     spans, reached = fair(free, demand), {partition: ord(partition) for partition in free}
 
     shares = divided(spans, reached, concurrency)

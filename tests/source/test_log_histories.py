@@ -1,4 +1,4 @@
-"""Any history of a log: receives of several runs that finish, die and come late, resets, and a lost control store."""
+"""Generated histories of a log: receives of several runs that finish, crash and stall, resets, a lost control store."""
 
 import tempfile
 from collections import Counter
@@ -20,7 +20,7 @@ def held(messages: set[Message]) -> list[tuple[str, list[str]]]:
 
 
 class Histories(RuleBasedStateMachine):
-    """What is acknowledged is counted; a message may come a second time only marked, and none may be left out."""
+    """Counts acknowledged messages: a redelivery must be marked, and no message may be left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,9 +44,9 @@ class Histories(RuleBasedStateMachine):
             self.finish(receive_id)
         while self.receive(1_000):
             self.finish(next(iter(self.open)))
-        everything = {(one, at) for one, past in self.journal.past.items() for at in range(past)}
+        everything = {(partition, at) for partition, past in self.journal.past.items() for at in range(past)}
         assert everything <= self.acknowledged | self.skipped
-        assert all(self.journal.at(one) == past for one, past in self.journal.past.items())
+        assert all(self.journal.at(partition) == past for partition, past in self.journal.past.items())
         assert all(not place.spans for place in self.source.positions.places("log").values())
         self.source.positions.close()  # type: ignore[attr-defined]
         self.folder.cleanup()
@@ -104,10 +104,10 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.open) > 1)
     @rule(data=st.data())
     def finish_two_at_once(self, data: st.DataObject) -> None:
-        one, other = data.draw(st.permutations(sorted(self.open)))[:2]
+        receive, other = data.draw(st.permutations(sorted(self.open)))[:2]
         self.journal.meanwhile = lambda: self.finish(other)
-        self.finish(one)
-        if self.journal.meanwhile is not None:  # there was nothing to tell
+        self.finish(receive)
+        if self.journal.meanwhile is not None:  # there was nothing to commit
             self.journal.meanwhile = None
             self.finish(other)
 
@@ -132,11 +132,11 @@ class Histories(RuleBasedStateMachine):
             to = min(at + forward, self.journal.past[partition])
             self.skipped |= {(partition, offset) for offset in range(to)}
             self.journal.set_to(partition, to)
-            self.receive(1)  # or a run that finishes now would go on where the log was before
+            self.receive(1)  # otherwise a run that finishes now would continue at the old position
 
     @rule()
     def forget(self) -> None:
-        """The control store is removed while no run is under way; the sensor had looked by then."""
+        """Remove the control store between runs; the sensor looks afterwards."""
         for receive_id in [*self.open]:
             self.finish(receive_id)
         self.source.backlog()

@@ -1,4 +1,4 @@
-"""A log's receives: who gets what, how far the log is told, and what people hear of a log that is not as it was."""
+"""Receives of a log: leased offsets, commits, and reports of resets and losses."""
 
 import logging
 import pickle
@@ -21,7 +21,7 @@ def journal():
 
 @pytest.fixture
 def log(control_url, journal):
-    """Sources of the journal, each in a process of its own, as it were."""
+    """Build sources of the journal, each as if in its own process."""
     return lambda **options: paper_log(ControlStore(control_url), journal, **options)
 
 
@@ -38,7 +38,7 @@ def waiting(source: LogSource) -> int | None:
     return source.backlog().messages
 
 
-def test_receives_hold_different_offsets_until_all_are_acknowledged(log, journal):
+def test_receives_lease_different_offsets_until_all_are_acknowledged(log, journal):
     first, second = log(), log()
     assert planned(first, "a", demand=12) == {"p": [*range(6)], "q": [*range(6)]}
     assert planned(second, "b", demand=100) == {"p": [*range(6, 10)], "q": [*range(6, 10)]}
@@ -51,7 +51,7 @@ def test_receives_hold_different_offsets_until_all_are_acknowledged(log, journal
     assert planned(second, "d") == {}
 
 
-def test_what_a_dead_receive_held_comes_again_and_is_marked(log):
+def test_messages_of_a_crashed_receive_are_redelivered_and_marked(log):
     source = log()
     assert again(source, "dead") == {False}
     assert source.holders() == {"dead"}
@@ -62,7 +62,7 @@ def test_what_a_dead_receive_held_comes_again_and_is_marked(log):
     assert again(source, "next") == {True}
 
 
-def test_the_log_is_told_once_and_not_for_nothing(log, journal):
+def test_a_receive_is_committed_once_and_only_if_needed(log, journal):
     source = log()
     planned(source, "a")
     journal.told.clear()
@@ -72,7 +72,7 @@ def test_the_log_is_told_once_and_not_for_nothing(log, journal):
     assert journal.told == [{"p": 10, "q": 10}]
 
 
-def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(log, journal, monkeypatch, caplog):
+def test_a_crash_before_a_commit_is_recorded_loses_nothing(log, journal, monkeypatch, caplog):
     source = log()
     planned(source, "a", demand=10)
     with monkeypatch.context() as patch:
@@ -88,7 +88,7 @@ def test_a_run_that_dies_before_it_records_what_it_told_costs_nothing(log, journ
     assert caplog.messages == []
 
 
-def test_a_late_commit_of_a_stalled_run_is_not_taken_for_an_operators(log, journal, caplog):
+def test_a_late_commit_of_a_stalled_run_does_not_count_as_an_operators(log, journal, caplog):
     source = log()
     planned(source, "a")
     source.finish("a")
@@ -111,7 +111,7 @@ def test_a_log_that_is_set_back_is_read_again_from_there(log, journal, caplog):
     assert journal.at("p") == 10
 
 
-def test_a_log_that_is_set_forward_goes_on_there(log, journal, caplog):
+def test_a_log_that_is_set_forward_continues_there(log, journal, caplog):
     source = log()
     planned(source, "held", demand=4)
     journal.set_to("p", 7)
@@ -123,7 +123,7 @@ def test_a_log_that_is_set_forward_goes_on_there(log, journal, caplog):
     assert journal.at("p") == journal.at("q") == 10
 
 
-def test_what_retention_took_unread_is_said_once_and_loudly(log, journal, caplog):
+def test_unread_messages_removed_by_retention_are_logged_once_as_an_error(log, journal, caplog):
     source = log()
     planned(source, "a", demand=4)
     source.finish("a")
@@ -131,13 +131,13 @@ def test_what_retention_took_unread_is_said_once_and_loudly(log, journal, caplog
     assert planned(source, "b") == {"p": [6, 7, 8, 9], "q": [*range(2, 10)]}
     (said,) = caplog.records
     assert said.levelno == logging.ERROR
-    assert said.getMessage().startswith("log: p has lost its messages from offset 2 up to 6, which nobody had read")
+    assert said.getMessage().startswith("log: p lost its messages from offset 2 to before 6")
     caplog.clear()
     planned(source, "c")
     assert caplog.messages == []
 
 
-def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_until_a_run_goes_on(log, journal):
+def test_losses_are_in_each_backlog_until_a_run_continues(log, journal):
     source = log()
     planned(source, "a")
     journal.low["p"] = 4
@@ -148,8 +148,8 @@ def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_unti
     for _ in range(2):
         backlog = log().backlog()
         assert backlog.messages == 0
-        assert "p has lost its messages from offset 0 up to 10" in backlog.lost
-        assert "q has lost its messages from offset 0 up to 10" in backlog.lost
+        assert "p lost its messages from offset 0 to before 10" in backlog.lost
+        assert "q lost its messages from offset 0 to before 10" in backlog.lost
 
     journal.add("p", 1)
     journal.add("q", 1)
@@ -157,24 +157,24 @@ def test_what_retention_took_of_a_log_that_falls_quiet_is_told_by_each_look_unti
     assert source.backlog().lost == ""
 
 
-def test_a_log_that_was_cut_off_is_said_loudly(log, journal, caplog):
-    """New messages take offsets that were read before; where they begin, nobody but an operator can know."""
+def test_a_truncated_log_is_logged_as_an_error(log, journal, caplog):
+    """New messages reuse offsets that were read before, so only an operator can know where they start."""
     source = log()
     planned(source, "a")
     source.finish("a")
     journal.past["p"] = 6
     assert planned(source, "b") == {}
-    assert caplog.messages[0].startswith("log: p ends at offset 6, before 10, where reading goes on: it was cut off")
+    assert caplog.messages[0].startswith("log: p ends at offset 6, before the position 10: it was truncated")
     backlog = source.backlog()
     assert backlog.messages == 0, "so no run is asked for, which would say it"
-    assert backlog.lost.startswith("p ends at offset 6, before 10")
+    assert backlog.lost.startswith("p ends at offset 6, before the position 10")
     journal.set_to("p", 6)
     journal.add("p", 3)
     assert source.backlog().lost == ""
     assert planned(source, "c") == {"p": [6, 7, 8]}
 
 
-def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log, journal):
+def test_an_expired_commit_changes_nothing(log, journal):
     source = log(latest=True)
     planned(source, "a")
     journal.add("p", 5)
@@ -186,7 +186,7 @@ def test_a_log_that_forgets_where_its_readers_are_changes_nothing(log, journal):
 
 
 @pytest.mark.parametrize("latest", [False, True])
-def test_a_control_store_that_is_lost_is_made_good_by_the_log(tmp_path, journal, *, latest):
+def test_a_lost_control_store_is_restored_from_the_log(tmp_path, journal, *, latest):
     before = paper_log(ControlStore(f"sqlite:///{tmp_path}/before.sqlite"), journal, latest=latest)
     waiting(before)
     journal.add("p", 4)
@@ -200,7 +200,7 @@ def test_a_control_store_that_is_lost_is_made_good_by_the_log(tmp_path, journal,
     assert again(after, "c") == {False}
 
 
-def test_latest_begins_where_the_log_ended_at_the_first_look(log, journal):
+def test_latest_starts_at_the_end_of_the_log_at_the_first_look(log, journal):
     source = log(latest=True)
     assert waiting(source) == 0
     journal.add("p", 2)
@@ -208,21 +208,21 @@ def test_latest_begins_where_the_log_ended_at_the_first_look(log, journal):
     assert planned(source, "a") == {"p": [10, 11]}
 
 
-def test_two_first_looks_at_once_begin_at_the_same_place(log, journal):
-    """The later one sees a longer log, and must not have the messages between skipped."""
-    one, other = log(latest=True), log(latest=True)
+def test_concurrent_first_looks_start_at_the_same_position(log, journal):
+    """The second look finds a longer log, and must not skip the messages between."""
+    first, other = log(latest=True), log(latest=True)
 
     def another_looks() -> None:
         journal.add("p", 5)
         assert waiting(other) == 5
 
     journal.meanwhile = another_looks
-    assert waiting(one) == 0
+    assert waiting(first) == 0
     assert journal.at("p") == 10
-    assert planned(one, "a") == {"p": [*range(10, 15)]}
+    assert planned(first, "a") == {"p": [*range(10, 15)]}
 
 
-def test_a_partition_that_is_made_later_is_read_from_its_beginning(log, journal):
+def test_a_partition_created_later_is_read_from_its_beginning(log, journal):
     source = log(latest=True, young=("r",))
     waiting(source)
     journal.add("r", 3)
@@ -234,7 +234,7 @@ def test_at_the_first_look_no_partition_is_younger(log):
     assert waiting(log(latest=True, young=("p", "q"))) == 0
 
 
-def test_a_partition_that_goes_to_one_receive_at_a_time(log, journal):
+def test_a_partition_is_leased_to_one_receive_at_a_time(log, journal):
     source = log(one_receive_per_partition=True)
     assert planned(source, "a", demand=4) == {"p": [0, 1], "q": [0, 1]}
     assert planned(source, "b") == {}
@@ -244,11 +244,11 @@ def test_a_partition_that_goes_to_one_receive_at_a_time(log, journal):
     assert planned(source, "d", demand=4) == {"p": [2, 3], "q": [2, 3]}
 
 
-def test_a_task_gets_no_address_of_the_control_store(log):
+def test_a_task_does_not_get_the_url_of_the_control_store(log):
     source = log()
     assert planned(source, "a")
     copy = pickle.loads(pickle.dumps(source))
     assert copy._positions is None
-    with pytest.raises(SourceError, match="source 'log' is not open"):
+    with pytest.raises(SourceError, match="source 'log': the source is not open"):
         copy.backlog()
     assert waiting(source) == 0

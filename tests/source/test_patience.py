@@ -1,4 +1,4 @@
-"""What is tried again while a source is away, and what is not."""
+"""Retries while a source is unavailable."""
 
 import pytest
 from tenacity import RetryCallState, Retrying
@@ -7,7 +7,7 @@ from pipeline_platform.source.contract import Patience, SourceAwayError, SourceE
 from pipeline_platform.source.patience import patiently, pauses
 
 
-def test_a_source_that_comes_back_is_asked_until_it_does(caplog):
+def test_an_unavailable_source_is_retried_until_it_answers(caplog):
     answers = iter([SourceAwayError("restarting"), SourceAwayError("restarting"), "here"])
 
     def ask() -> str:
@@ -21,7 +21,7 @@ def test_a_source_that_comes_back_is_asked_until_it_does(caplog):
     assert all("restarting" in text for text in caplog.messages)
 
 
-def test_one_that_stays_away_is_the_reason():
+def test_the_last_error_of_an_unavailable_source_is_raised():
     with pytest.raises(SourceAwayError, match="gone for good"):
         patiently(_away, Patience(within_s=0.0))
 
@@ -31,7 +31,7 @@ def test_one_that_stays_away_is_the_reason():
     [(SourceError("no such queue"), Patience()), (SourceAwayError("gone"), Patience("stop"))],
     ids=["a refusal", "asked to stop"],
 )
-def test_what_no_wait_helps_is_asked_once(error, patience):
+def test_a_permanent_error_is_not_retried(error, patience):
     tries = []
 
     def ask() -> None:
@@ -48,7 +48,7 @@ def _away() -> None:
 
 
 def waited(patience: Patience, tries: int) -> list[float]:
-    """The pauses after so many failed tries."""
+    """Return pauses after a number of failed attempts."""
     said = []
     for number in range(1, tries + 1):
         state = RetryCallState(Retrying(), None, (), {})
@@ -75,7 +75,7 @@ def test_random_exponential_pauses_vary_below_a_bound_that_doubles():
 
 
 @pytest.mark.parametrize("backoff", ["exp", "rand_exp"])
-def test_each_wait_begins_with_the_shortest_pause(backoff):
+def test_each_wait_starts_with_the_shortest_pause(backoff):
     patience = Patience(backoff, 0.01, 10.0)
     for _ in range(2):
         answers = iter([SourceAwayError("restarting")] * 3)

@@ -1,7 +1,7 @@
-"""What every source promises, asked of each of them on a real server, a promise a test.
+"""The promises of every source, checked for each connector on a real server, a promise per test.
 
-A new connector joins by one row in `SOURCES`: its class, and a function that builds sources and says what `Server`
-wants to know. It may ask pytest for the fixtures of its server.
+A new connector needs one row in `SOURCES`: its class, and a function that builds sources and returns the facts of
+its `Server`. It may request the fixtures of its server.
 """
 
 import pickle
@@ -28,28 +28,28 @@ from pipeline_platform.testing import PAGES, TEXTS, BrokenPromiseError, Server, 
 from servers import sqs
 
 SHORT_S, LONG_S = 2, 15
-"""Seconds of a lease: most promises are kept within a short one. A machine under load may take longer than that for
-what has to be done within a lease, and gets a long one: a promise is broken if neither sees it kept."""
+"""Leases in seconds. Most promises are verified with a short lease. A slow machine may exceed it, so a failed promise
+is checked again with the long lease: it counts as broken only if both fail."""
 
 Row = tuple[Callable[[], Source], Server]
-"""What makes a source of a new, empty queue, and what is known of its server."""
+"""A function that builds a source of a new, empty queue, and facts about its server."""
 Built = Callable[[pytest.FixtureRequest, int], Row]
-"""Takes the seconds of a lease, which a server without any leaves out."""
+"""A function that returns a row for a lease in seconds, which a server without leases ignores."""
 
 
 NOBODY = "127.0.0.1:1"
-"""Where no server listens."""
+"""An address without a server."""
 
 
 def moved(**where: object) -> Callable[[Source], Source]:
-    """What gives a source another address."""
+    """Return a function that gives a source another address."""
     return lambda source: source.model_copy(update=where)
 
 
 def tables(
     request: pytest.FixtureRequest, url: str, lease_s: int, away: Callable[[Source], Source] | None = None
 ) -> Row:
-    """Leases go by the database's clock, which is turned in place of waiting."""
+    """Return a row whose leases follow the database's clock, which is advanced instead of waiting."""
     now, turned = Database.now, [0.0]
     request.getfixturevalue("monkeypatch").setattr(Database, "now", lambda *of: now(*of) + int(sum(turned) * 1_000_000))
 
@@ -94,7 +94,7 @@ def amazon_sqs(request: pytest.FixtureRequest, lease_s: int) -> Row:
 
 
 class Hasty(PubsubSource):
-    """With deadlines that the local server takes; Google's are 10 s at least."""
+    """A source with shorter deadlines, which the local server accepts; Google's minimum is 10 s."""
 
     ack_deadline_s: int = Field(SHORT_S, ge=1)
 
@@ -148,7 +148,7 @@ EXACTLY_ONCE = (
     "acknowledging_late_touches_nothing", "acknowledging_late_is_refused", "extending_what_is_lost_says_so",
     "abandoning_touches_nothing_else",
 )  # fmt: skip
-"""What Pub/Sub promises of subscriptions with exactly-once delivery alone; the local server has none."""
+"""Promises of Pub/Sub only for subscriptions with exactly-once delivery, which the local server does not have."""
 
 
 def marks(row: Built, promise: str) -> list[pytest.MarkDecorator]:
@@ -175,7 +175,7 @@ def test_it_keeps(row, promise, request):
 
 
 @pytest.mark.parametrize("row", SOURCES, ids=lambda row: row.__name__)
-def test_as_many_messages_come_as_are_asked_for(row, request, tmp_path):
+def test_a_source_delivers_the_requested_number_of_messages(row, request, tmp_path):
     build, server = row(request, SHORT_S)
     source = build()
     source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
@@ -186,7 +186,7 @@ def test_as_many_messages_come_as_are_asked_for(row, request, tmp_path):
     assert sum(batch.num_rows for batch in received) == 15
 
 
-def test_a_relative_path_to_a_queue_is_the_same_one_for_tasks_that_run_elsewhere(tmp_path, monkeypatch):
+def test_a_relative_path_is_resolved_for_tasks_in_other_directories(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     queue = TableQueue(name="contract", url="sqlite:///queue.sqlite")
     queue.create()

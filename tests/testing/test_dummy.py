@@ -32,7 +32,7 @@ def test_it_has_nothing_takes_nothing_and_knows_no_message():
     assert (source.backlog(), source.plan(10, 2, "r")) == (Backlog(0), [])
     for action in ("ack", "nack:5"):
         assert source.acknowledge(action, "q", ["1"]) == [Refused("1", "a DummySource gives nothing out", lost=True)]
-    with pytest.raises(SourceError, match=r"source 'dummy' takes no messages: DummySource has no send\(\)"):
+    with pytest.raises(SourceError, match=r"source 'dummy': DummySource does not support send\(\)"):
         source.send([b"1"])
 
 

@@ -77,7 +77,7 @@ def kept(flow: Flow) -> list[str]:
 
 def test_an_upgrade_loses_nothing_and_doubles_nothing(flow, queue):
     for use in (queue.check_ready, queue.backlog, lambda: run(flow, although_paused=True)):
-        with pytest.raises(SourceError, match="An earlier release made this table: run `pipeline-platform table-queue"):
+        with pytest.raises(SourceError, match=r"An earlier release created this table.*`pipeline-platform table-queue"):
             use()
     queue.create()
     assert queue.backlog().messages == 30, "what was acknowledged is gone, and the leases have run out"

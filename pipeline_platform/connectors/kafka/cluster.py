@@ -1,4 +1,4 @@
-"""What is asked of a Kafka cluster beside messages: topics, offsets and groups, and what its errors mean."""
+"""Requests to a Kafka cluster other than messages (topics, offsets, groups), and explanations of its errors."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 client_logger = logging.getLogger(f"{__name__}.client")
-"""Hears what the client library says."""
+"""Receives the log of the client library."""
 
 OURS = "pipeline-platform"
-"""The metadata of offsets that this connector commits begin so; marks of deployments follow. Tools that reset offsets
-leave others, or none."""
+"""Prefix of the metadata of offsets that this connector commits; marks of deployments follow. Tools that reset offsets
+write other metadata, or none."""
 
 _LATE_S = 2.0
 _AWAY = "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)"
@@ -36,39 +36,42 @@ _BUSY = (
 _HAS_MEMBERS = "UNKNOWN_MEMBER_ID|NON_EMPTY_GROUP|ILLEGAL_GENERATION|REBALANCE_IN_PROGRESS|.*MEMBER_EPOCH"
 _REFUSED = "_AUTHENTICATION|_SSL|.*SASL.*"
 _EXPLANATIONS = {
-    # What the server says of refused credentials is left out: it may quote them.
-    _REFUSED: "{servers} refuses to talk to this client ({code}; security_protocol {protocol}): correct "
-    "sasl_mechanism, sasl_username and sasl_password, or the ssl_ options",
-    "_?UNKNOWN_TOPIC(_OR_PART)?": "{what} is not at {servers}: create the topic, or correct topics or topic_pattern",
-    "TOPIC_AUTHORIZATION_FAILED": "not allowed on {what}: let this user READ and DESCRIBE the topic, and WRITE to send",
-    "GROUP_AUTHORIZATION_FAILED": "not allowed on group_id {group!r}: let this user READ and DESCRIBE the group",
-    _HAS_MEMBERS: "group_id {group!r} has active members: other consumers read in it. Stop "
-    "them, or give this source a group of its own",
-    "_INVALID_ARG|_CONFLICT|_NOT_CONFIGURED": "the client library refuses an option: {text}. "
-    "Correct it, or client_options",
-    "MSG_SIZE_TOO_LARGE": "a message is larger than {what} takes: {text}. Raise the topic's max.message.bytes",
-    _BUSY: "the brokers at {servers} are not ready for that yet ({text}): it is tried again",
-    _AWAY: "bootstrap_servers {servers!r} does not answer: {text}. Correct it, or see to the network or the brokers",
+    # The server's text about rejected credentials is left out: it may quote them.
+    _REFUSED: "{servers} rejected this client ({code}; security_protocol {protocol}). Correct sasl_mechanism, "
+    "sasl_username and sasl_password, or the ssl_ options.",
+    "_?UNKNOWN_TOPIC(_OR_PART)?": "{what} does not exist at {servers}. Create the topic, or correct topics or "
+    "topic_pattern.",
+    "TOPIC_AUTHORIZATION_FAILED": "permission denied for {what}. Grant this user READ and DESCRIBE on the topic, and "
+    "WRITE to send.",
+    "GROUP_AUTHORIZATION_FAILED": "permission denied for group_id {group!r}. Grant this user READ and DESCRIBE on the "
+    "group.",
+    _HAS_MEMBERS: "group_id {group!r} has active members: other consumers use it. Stop them, or set a group_id that "
+    "only this source uses.",
+    "_INVALID_ARG|_CONFLICT|_NOT_CONFIGURED": "the client library rejected an option: {text}. Correct that option, or "
+    "client_options.",
+    "MSG_SIZE_TOO_LARGE": "a message exceeds the size limit of {what}: {text}. Raise the topic's max.message.bytes.",
+    _BUSY: "the brokers at {servers} are not ready: {text}. The call is retried; check the brokers if this continues.",
+    _AWAY: "bootstrap_servers {servers!r} does not answer: {text}. Correct it, or check the network and the brokers.",
 }  # fmt: skip
-"""What to do about an error, by its code."""
+"""Descriptions of errors, by patterns of their codes."""
 
 
 def explained(error: BaseException | KafkaError, source: KafkaOptions, what: str = "a topic") -> SourceError:
-    """Say which option of a source is to blame and what to do, and quote none of its secrets."""
+    """Return an error that names the option at fault and the fix, without secrets."""
     cause = kafka_error(error)
     code = cause.name() if cause else type(error).__name__
     text = cause.str() if cause else str(error)
     servers, protocol = source.bootstrap_servers, source.security_protocol
-    found = (way_out for codes, way_out in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-    way_out = next(found, "{what} at {servers} failed with {code}: {text}").format(
+    found = (explanation for codes, explanation in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+    explanation = next(found, "{what} at {servers} failed with {code}: {text}").format(
         servers=servers, group=source.group_id, protocol=protocol, code=code, text=text, what=what
     )
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
-    return kind(redacted(f"source {source.name!r}: {way_out}", source.secrets))
+    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
-    """The library's own words for an error; None where it is not the library's."""
+    """Return the client library's description of an error; None for an error of another kind."""
     from confluent_kafka import KafkaError
 
     if isinstance(error, KafkaError):
@@ -78,7 +81,7 @@ def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:
 
 
 def is_refusal(error: KafkaError) -> bool:
-    """Whether the cluster refuses this client, so that there is no use in trying again."""
+    """Return whether the cluster rejected this client, so that a retry is useless."""
     return re.fullmatch(_REFUSED, error.name()) is not None
 
 
@@ -88,10 +91,10 @@ def _noted(metadata: str) -> tuple[bool, list[Reader]]:
 
 
 class Cluster:
-    """Asks a cluster by one client, which stays connected while the cluster answers.
+    """Sends requests to a cluster through one client, which stays connected while the cluster answers.
 
-    One that has lost its brokers gives way to another: librdkafka 2.16 never finds a group's coordinator again after it
-    was restarted, and turns in circles meanwhile.
+    A client that has lost its brokers is replaced: librdkafka 2.16 never finds a group's coordinator again after the
+    coordinator was restarted, and loops meanwhile.
     """
 
     def __init__(self, source: KafkaOptions) -> None:
@@ -100,29 +103,29 @@ class Cluster:
         self._answered: tuple[KafkaError | None, list[TopicPartition]] | None = None
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
-        """The id and the partitions of each of these topics that is there."""
+        """Return the id and the partitions of each of these topics that exists."""
         from confluent_kafka import TopicCollection
 
         names = TopicCollection([*topics])
         found = self._ask("describe_topics", names, none="UNKNOWN_TOPIC_OR_PART")
         return {
-            topic: (str(one.topic_id), sorted(partition.id for partition in one.partitions))
-            for topic, one in found.items()
-            if one is not None
+            topic: (str(description.topic_id), sorted(partition.id for partition in description.partitions))
+            for topic, description in found.items()
+            if description is not None
         }
 
     def matching(self, pattern: str) -> list[str]:
-        """The topics whose whole names match a pattern, but for those that Kafka keeps for itself."""
+        """Return the topics whose whole names match a pattern, without Kafka's internal topics."""
         try:
             names = self.admin.list_topics(timeout=self._timeout_s).topics
         except Exception as error:
             raise self._explained(error) from None
-        return sorted(one for one in names if re.fullmatch(pattern, one) and not one.startswith("__"))
+        return sorted(name for name in names if re.fullmatch(pattern, name) and not name.startswith("__"))
 
     def offsets(
         self, partitions: Iterable[TopicPartition], at: int, *, read_committed: bool
     ) -> Callable[[], dict[TopicPartition, int]]:
-        """Begin to ask for offsets of partitions, by a mark or a time in milliseconds; return what waits for them."""
+        """Request offsets of partitions, by a mark or a time in milliseconds; return a function that waits for them."""
         from confluent_kafka import IsolationLevel
         from confluent_kafka.admin import OffsetSpec
 
@@ -132,7 +135,7 @@ class Cluster:
         return lambda: {partition: answer.offset for partition, answer in ask().items() if answer is not None}
 
     def committed(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, bool, list[Reader]]]:
-        """What the group remembers of each partition of which it does: offset, whether it is ours, and who reads."""
+        """Return what the group has committed for each partition: offset, whether we committed it, and its readers."""
         from confluent_kafka import TopicPartition
 
         try:
@@ -141,23 +144,25 @@ class Cluster:
             self.member.poll(0)
             raise self._explained(error) from None
         return {
-            TopicPartition(one.topic, one.partition): (one.offset, *_noted(one.metadata or ""))
-            for one in self._accepted(found)
-            if one.offset >= 0
+            TopicPartition(partition.topic, partition.partition): (partition.offset, *_noted(partition.metadata or ""))
+            for partition in self._accepted(found)
+            if partition.offset >= 0
         }
 
     def commit(self, offsets: Mapping[tuple[str, int], int], me: Reader | None = None) -> None:
-        """Have the group remember an offset of each partition, and who committed lately: me, and others."""
+        """Commit an offset of each partition, with marks of the deployments that committed lately."""
         from confluent_kafka import KafkaError, TopicPartition
 
         note = OURS
         if me:
             found = self.committed([TopicPartition(*partition) for partition in offsets]).values()
-            readers = {one.id: one for _, _, marks in found for one in marks if not one.is_late} | {me.id: me}
+            readers = {reader.id: reader for _, _, marks in found for reader in marks if not reader.is_late} | {
+                me.id: me
+            }
             note += as_text(readers.values())
         wanted = [TopicPartition(topic, partition, at, note) for (topic, partition), at in offsets.items()]
         end, self._answered = time.monotonic() + self._timeout_s, None
-        # Not by a call that waits: without a broker it does so for longer than anybody chose.
+        # Not a synchronous commit: without a broker it blocks for longer than request_timeout_s.
         self.member.commit(offsets=wanted, asynchronous=True)
         while self._answered is None:
             self.member.poll(0.05)
@@ -171,15 +176,16 @@ class Cluster:
         self._accepted(partitions)
 
     def members(self) -> int:
-        """How many consumers are in the group."""
+        """Return the number of consumers in the group."""
         found = self._ask("describe_consumer_groups", [self._source.group_id], none="GROUP_ID_NOT_FOUND")
-        return sum(len(one.members) for one in found.values() if one is not None)
+        return sum(len(group.members) for group in found.values() if group is not None)
 
     @cached_property
     def member(self) -> Consumer:
-        """A client that knows the group, and never joins it.
+        """Client that uses the group's offsets and never joins the group.
 
-        librdkafka up to 2.16 ends the process where what is no coordinator any more answers an admin client.
+        librdkafka up to 2.16 aborts the process when a broker that is no longer the coordinator answers an admin
+        client.
         """
         from confluent_kafka import Consumer
 
@@ -195,7 +201,7 @@ class Cluster:
 
     @cached_property
     def admin(self) -> AdminClient:
-        """The client."""
+        """Admin client."""
         from confluent_kafka.admin import AdminClient
 
         try:
@@ -209,44 +215,44 @@ class Cluster:
         self._error = None
 
     def _take_error(self, error: KafkaError) -> None:
-        if self._error is None or not is_refusal(self._error):  # that says more than that no broker is left then
+        if self._error is None or not is_refusal(self._error):  # a rejection says more than the disconnect that follows
             self._error = error
 
     def _explained(self, error: BaseException | KafkaError, what: str = "a topic") -> SourceError:
-        """Explain an error; of a call that only took too long, by what the client met meanwhile."""
+        """Explain an error; if a call timed out, by the error that the client met meanwhile."""
         cause = kafka_error(error)
         timed_out = cause is not None and cause.name() == "_TIMED_OUT"
         return explained(self._error if timed_out and self._error is not None else error, self._source, what)
 
     def _accepted(self, partitions: list[TopicPartition]) -> list[TopicPartition]:
-        """Return what a group answered of partitions; raise `SourceError` where it refused one."""
-        for one in partitions:
-            if one.error is not None:
-                raise explained(one.error, self._source, f"{one.topic} [{one.partition}]")
+        """Return a group's answers about partitions; raise `SourceError` if it refused one."""
+        for partition in partitions:
+            if partition.error is not None:
+                raise explained(partition.error, self._source, f"{partition.topic} [{partition.partition}]")
         return partitions
 
     def _ask(self, method: str, what: object, *, none: str) -> dict[Any, Any]:
-        """Call, and wait; nothing else is under way here, so what the client lost since can be seen to."""
-        self.admin.poll(0)  # hands over its errors, and its log
+        """Call and wait. No other call is pending here, so a client that lost its brokers can be replaced first."""
+        self.admin.poll(0)  # delivers its errors and its log
         if self._error is not None:
             self._renew()
         return self._begin(method, what, none=none)()
 
     def _begin(self, method: str, what: object, *, none: str, **options: object) -> Callable[[], dict[Any, Any]]:
-        """Begin a call; return what waits for its answers. Errors of a code in `none` mean that there is nothing."""
+        """Start a call; return a function that waits for its answers. An error that matches `none` counts as None."""
         asked = getattr(self.admin, method)(what, request_timeout=self._timeout_s, **options)
 
         def answers() -> dict[Any, Any]:
             self._wait(asked.values())
             found: dict[Any, Any] = {}
-            for key, one in asked.items():
-                error = one.exception()
+            for key, answer in asked.items():
+                error = answer.exception()
                 cause = kafka_error(error) if error is not None else None
                 if error is not None and (cause is None or not re.fullmatch(none, cause.name())):
                     explained = self._explained(error, str(key))
                     self._renew()
                     raise explained
-                found[key] = None if error is not None else one.result()
+                found[key] = None if error is not None else answer.result()
             return found
 
         return answers
@@ -254,7 +260,7 @@ class Cluster:
     def _wait(self, asked: Iterable[Future[Any]]) -> None:
         from confluent_kafka import KafkaError
 
-        # The client ends each call within its time; what a client was asked that another thread renewed never ends.
+        # The client ends each call in time; a call to a client that another thread replaced never ends.
         waiting, end = {*asked}, time.monotonic() + self._timeout_s + _LATE_S
         while waiting:
             waiting = wait(waiting, timeout=0.05).not_done

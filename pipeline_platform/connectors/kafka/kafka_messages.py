@@ -1,4 +1,4 @@
-"""Messages of Kafka: columns of deliveries, with what they say beside payloads as JSON; and sent, each by itself."""
+"""Conversion of Kafka messages to columns of deliveries, and sending."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
 
 
 BATCH_BYTES = 16 * 2**20
-"""Bytes of payloads that fill a batch: one message may have many."""
+"""Bytes of payloads that fill a batch; a single message may exceed it."""
 
 _APPENDED = 2
-"""A timestamp of the broker that took the message, as the client library says it; 1 is one of the sender."""
+"""Type of a timestamp set by the broker, in the client library; 1 is a timestamp set by the sender."""
 _KINDS = {0: '"none"', 1: '"create"', _APPENDED: '"log_append"'}
 
 
 def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Cut pieces into groups within `BATCH_BYTES`."""
+    """Divide pieces into groups within `BATCH_BYTES`."""
     each = ((range_, message) for range_, messages in pieces for message in messages)
-    for group in portions(each, lambda one: len(one[1]), BATCH_BYTES):
+    for group in portions(each, lambda pair: len(pair[1]), BATCH_BYTES):
         yield [(range_, [message for _, message in some]) for range_, some in groupby(group, itemgetter(0))]
 
 
 def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
-    """Build what `Source.deliveries` takes, by columns and JSON by hand: dumps would take longer than to receive."""
+    """Return the columns for `Source.deliveries`. JSON is built as text: `json.dumps` takes longer than the receive."""
     made: dict[str, list[Any]] = defaultdict(list)
-    for one, messages in pieces:
-        begin, place = f"{one.topic_id}:{one.partition}:", f"{one.topic}:{one.partition}"
-        name = named(one.topic, one.topic_id, one.partition)
-        head = f'{{"topic": "{one.topic}", "partition": {one.partition}, "offset": '
+    for range_, messages in pieces:
+        begin, place = f"{range_.topic_id}:{range_.partition}:", f"{range_.topic}:{range_.partition}"
+        name = named(range_.topic, range_.topic_id, range_.partition)
+        head = f'{{"topic": "{range_.topic}", "partition": {range_.partition}, "offset": '
         offsets = [message.offset() or 0 for message in messages]
         payloads = [message.value() for message in messages]
         keys = [_text(message.key()) for message in messages]
@@ -60,7 +60,7 @@ def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
             f'"timestamp_type": {_KINDS[kind]}{TOMBSTONE if payload is None else "}"}'
             for offset, key, pairs, (kind, ms), payload in zip(offsets, keys, headers, times, payloads, strict=True)
         ]
-        made["redelivered"] += [offset < one.reached for offset in offsets]
+        made["redelivered"] += [offset < range_.reached for offset in offsets]
         made["published_at"] += [ms if kind == _APPENDED else None for kind, ms in times]
         made["partition"] += [place] * len(offsets)
         made["sequence"] += offsets
@@ -68,18 +68,18 @@ def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
 
 
 TOMBSTONE = ', "tombstone": true}'
-"""The end of the metadata of a message that has no payload: in a compacted topic, its key is deleted."""
+"""End of the metadata of a message without a payload: in a compacted topic it deletes the key."""
 
 
 def to_bytes(value: Any) -> bytes | None:
-    """Read a key or the value of a header: bytes, or as metadata holds it, else a `ValueError`."""
+    """Return a key or header value as bytes, from bytes or from its form in metadata; raise `ValueError` otherwise."""
     if isinstance(value, str):
         return value.encode()
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, Mapping) and value.keys() == {"base64"}:
         return base64.b64decode(value["base64"], validate=True)
-    raise ValueError(f"a key or the value of a header is text, bytes, {{'base64': ...}} or None, not {value!r}")
+    raise ValueError(f"a key or header value must be text, bytes, {{'base64': ...}} or None, got {value!r}")
 
 
 def _at(times: list[int | None]) -> pa.Array:
@@ -87,7 +87,7 @@ def _at(times: list[int | None]) -> pa.Array:
 
 
 def _text(value: bytes | None) -> str:
-    """JSON of bytes: text where they are UTF-8."""
+    """Return bytes as JSON: text if they are UTF-8, else base64."""
     if value is None:
         return "null"
     try:
@@ -97,14 +97,14 @@ def _text(value: bytes | None) -> str:
 
 
 _HEADERS_OF = methodcaller("headers")
-"""A call that Python checks. Of `message.headers()`, often made, it does not, and goes on with what the client library
-returned in error."""
+"""A call that Python checks for errors. `message.headers()`, once specialised by Python, is not checked, and returns
+an invalid value."""
 
 
 def _headers(message: Message) -> str:
     try:
         pairs = _HEADERS_OF(message)
-    except (SystemError, UnicodeDecodeError):  # of a name that is not UTF-8: the client library can give no header then
+    except (SystemError, UnicodeDecodeError):  # a name is not UTF-8: the client library then returns no headers at all
         return "null"
     if not pairs:
         return "[]"
@@ -117,13 +117,13 @@ def send(
     payloads: Iterable[bytes],
     metadata: Iterable[Mapping[str, Any] | None] | None,
 ) -> tuple[int, list[SourceError]]:
-    """Send messages as `KafkaSource.send` does; return how many there were, and why some of them were refused.
+    """Send messages as `KafkaSource.send` does; return their number and the errors of refused messages.
 
-    The producer waits until all replicas have a message, and sends none twice.
+    The producer waits until all replicas have a message, and sends no message twice.
     """
     refused: list[SourceError] = []
     together: list[dict[str, Any]] = []
-    """Messages of which one, or all that the client had put into one batch, are too large."""
+    """Messages that are too large, or that the client put into a batch that is too large."""
 
     def produce(message: dict[str, Any], *, alone: bool) -> None:
         from confluent_kafka import KafkaException
@@ -137,7 +137,7 @@ def send(
         while True:
             try:
                 producer.produce(**message, on_delivery=answered)
-            except BufferError:  # the client holds as many as it may
+            except BufferError:  # the client's queue is full
                 producer.poll(0.1)
                 continue
             except KafkaException as error:
@@ -158,18 +158,19 @@ def send(
 
 
 def _message(source: KafkaOptions, payload: bytes, note: Mapping[str, Any]) -> dict[str, Any]:
-    """What the client library sends of a payload and its metadata."""
+    """Return the client library's arguments for a payload and its metadata."""
     topic = note.get("topic") or source.default_topic
     if topic is None:
         raise SourceError(
-            f"source {source.name!r} reads several topics, and a message says none: name `topic` in its metadata"
+            f"source {source.name!r}: the metadata of a message names no topic, and the source reads several. Set "
+            "`topic` in the metadata."
         )
     headers = note.get("headers") or ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
         message = {"key": to_bytes(note.get("key")), "headers": [(name, to_bytes(value)) for name, value in pairs]}
     except (ValueError, TypeError) as error:
-        raise SourceError(f"source {source.name!r} cannot send a message to {topic!r}: {error}") from None
+        raise SourceError(f"source {source.name!r}: cannot send a message to {topic!r}: {error}.") from None
     to = {} if note.get("partition") is None else {"partition": note["partition"]}
     value = None if note.get("tombstone") and not payload else payload
     return {"topic": topic, "value": value, **message, **to}

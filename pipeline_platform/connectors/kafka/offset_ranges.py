@@ -1,4 +1,4 @@
-"""Reading ranges of offsets out of Kafka, each once and to its end, by a consumer that joins no group."""
+"""Ranges of offsets, each read once and to its end by a consumer that joins no group."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
 ROWS = 10_000
-"""Messages that are taken out of the client at once."""
+"""Maximum messages taken from the client at once."""
 WAIT_S = 0.1
-"""Seconds that a look for messages takes at the most: what a range may wait whose last offsets are gaps."""
+"""Maximum seconds of one poll: the extra time for a range whose last offsets are gaps."""
 
 
 class OffsetRange(NamedTuple):
-    """Offsets of one partition; messages before `reached` may have been read before."""
+    """Offsets of one partition. Messages before `reached` may have been read before."""
 
     topic: str
     topic_id: str
@@ -32,12 +32,12 @@ class OffsetRange(NamedTuple):
 
     @classmethod
     def of(cls, span: Sequence[Any]) -> OffsetRange:
-        """Make one of a span as a share has it."""
+        """Return the range for a span of a share."""
         partition, first, past, reached = span
         return cls(*parted(partition), first, past, reached)
 
     def __str__(self) -> str:
-        """Name it for people."""
+        """Return a description for errors."""
         return f"{self.topic} [{self.partition}] from offset {self.first} up to {self.past}"
 
 
@@ -49,7 +49,7 @@ Piece = tuple[OffsetRange, Sequence["Message"]]
 
 
 class ReadError(Exception):
-    """A range cannot be read to its end: for the client's `error`, or because nothing comes."""
+    """A range cannot be read to its end: because of the client's `error`, or because no message arrives."""
 
     def __init__(self, range_: OffsetRange, error: KafkaError | None = None) -> None:
         super().__init__(str(range_))
@@ -57,20 +57,20 @@ class ReadError(Exception):
 
 
 def named(topic: str, topic_id: str, partition: int) -> str:
-    """The name of a partition, which is the same for ever. None of its parts can hold a colon."""
+    """Return the permanent name of a partition. No part of it can contain a colon."""
     return f"{topic}:{topic_id}:{partition}"
 
 
 def parted(name: str) -> tuple[str, str, int]:
-    """Topic, its id and the number of a partition, out of its name."""
+    """Return the topic, topic id and partition number of a partition's name."""
     topic, topic_id, partition = name.split(":")
     return topic, topic_id, int(partition)
 
 
 class Reading:
-    """Some ranges that are being read, by a consumer in no group, until nothing comes for `patience_s` seconds.
+    """Reads ranges by a consumer in no group, until no message arrives for `patience_s` seconds.
 
-    `errors` of the client that are of no partition grow meanwhile.
+    The client appends its errors that belong to no partition to `errors`.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class Reading:
     ) -> None:
         self._consumer, self._patience_s, self._errors = consumer, patience_s, errors
         self._left: dict[Place, deque[OffsetRange]] = {}
-        for one in sorted(ranges):
-            self._left.setdefault((one.topic, one.partition), deque()).append(one)
+        for range_ in sorted(ranges):
+            self._left.setdefault((range_.topic, range_.partition), deque()).append(range_)
         self._next = {place: ranges[0].first for place, ranges in self._left.items()}
 
     def __iter__(self) -> Iterator[list[Piece]]:
-        """Yield what comes, until all ranges are at their ends; a `ReadError` where one cannot be read so far."""
+        """Yield messages until all ranges are read to their ends; raise `ReadError` if a range cannot be."""
         from confluent_kafka import TopicPartition
 
         self._consumer.assign([TopicPartition(*place, at) for place, at in self._next.items()])
@@ -101,14 +101,14 @@ class Reading:
                 yield pieces
 
     def _most(self) -> int:
-        """How many messages may be left, and an event for the end of each partition."""
+        """Return the maximum number of remaining messages, plus an end event for each partition."""
         return sum(ranges[-1].past - self._next[place] + 1 for place, ranges in self._left.items())
 
     def _any(self) -> OffsetRange:
         return next(iter(self._left.values()))[0]
 
     def _pieces(self, place: Any, some: Iterable[Message]) -> Iterator[Piece]:
-        """Divide what came of a partition by its ranges. What lies between them is left out, and what came before."""
+        """Divide a partition's messages by its ranges. Messages between ranges or read before are left out."""
         from confluent_kafka import KafkaError, TopicPartition
 
         ranges, messages, past = self._left.get(place), [*some], -1
@@ -135,4 +135,4 @@ class Reading:
                 return
         if ranges is not None:
             del self._left[place]
-            self._consumer.pause([TopicPartition(*place)])  # or it would read on, for nobody
+            self._consumer.pause([TopicPartition(*place)])  # otherwise the client fetches messages that are not needed

@@ -1,4 +1,4 @@
-"""Google Cloud APIs: clients of them, what is tried again, and what to do about their errors."""
+"""Clients of Google Cloud APIs, their retries, and explanations of their errors."""
 
 import re
 from typing import Any
@@ -10,31 +10,31 @@ _AWAY = "ServiceUnavailable|DeadlineExceeded|Cancelled|Aborted|Unknown|InternalS
 _UNSIGNED = "NoToken"
 _QUOTA = "ResourceExhausted"
 _EXPLANATIONS = {
-    "NotFound": "{what} is not there ({place}). Create it, or correct the option that is wrong",
-    "PermissionDenied": "not allowed on {what}: {text}. Grant roles/pubsub.subscriber on a subscription, "
-    "roles/pubsub.publisher on the topic of send()",
-    # What Google says of refused credentials is left out: it may quote them.
+    "NotFound": "{what} does not exist ({place}). Create it, or correct the option that is wrong.",
+    "PermissionDenied": "permission denied for {what}: {text}. Grant roles/pubsub.subscriber on a subscription, "
+    "roles/pubsub.publisher on the topic of send().",
+    # Google's text about rejected credentials is left out: it may quote them.
     f"Unauthenticated|{_UNSIGNED}|.*Credential.*|RefreshError|MalformedError|InvalidValue": "no valid credentials for "
-    "{what} ({code}; {credentials}). Set credentials_file or GOOGLE_APPLICATION_CREDENTIALS, or renew what is there",
-    _AWAY: "{place} does not answer for {what}: {text}. Correct it, or see to the network or server",
-    _QUOTA: "a quota is used up for {what}: {text}. Have it raised, or lower producer.concurrency",
+    "{what} ({code}; {credentials}). Set credentials_file or GOOGLE_APPLICATION_CREDENTIALS, or renew the credentials.",
+    _AWAY: "{place} does not answer for {what}: {text}. Correct it, or check the network or server.",
+    _QUOTA: "quota exceeded for {what}: {text}. Request a higher quota, or lower producer.concurrency.",
 }
-"""By the class of an error."""
+"""Descriptions of errors, by patterns of their class names."""
 
 
 def connected(service: Any, emulator: str | None, **options: str | None) -> Any:
-    """Make a client of a service's class: Google's, by the options that are set, or of an emulator's `host:port`."""
+    """Return a client of a service's class with the options that are set: Google's, or of an emulator's `host:port`."""
     import grpc
 
     if not emulator:
         return service(client_options={name: value for name, value in options.items() if value})
-    # By the library's own way to an emulator, a reply of more than 4 MB is an error.
+    # The library's own support for emulators rejects replies of more than 4 MB.
     channel = grpc.insecure_channel(emulator, options=[("grpc.max_receive_message_length", -1)])
     return service(transport=service.get_transport_class("grpc")(channel=channel))
 
 
 def tries(within_s: float) -> Any:
-    """Try a call again that failed for a while, for so many seconds in all."""
+    """Return a policy that retries transient errors for up to `within_s` seconds."""
     from google.api_core import exceptions, retry
 
     passing = retry.if_exception_type(exceptions.Aborted, exceptions.ServiceUnavailable, exceptions.Unknown)
@@ -42,20 +42,20 @@ def tries(within_s: float) -> Any:
 
 
 def last(error: BaseException | None) -> BaseException | None:
-    """What the last of several tries raised."""
+    """Return the error of the last of several attempts."""
     return getattr(error, "cause", None) or error
 
 
 def code(error: BaseException | None) -> str:
-    """What Google calls an error: its class."""
+    """Return Google's name of an error: its class."""
     return _UNSIGNED if "metadata from plugin failed" in str(error) else type(error).__name__
 
 
 def explained(error: BaseException | None, source: str, what: str, place: str, credentials: str) -> SourceError:
-    """Put an error about `what` into words; `place` and `credentials` are options that may be to blame."""
+    """Return an error about `what`, with the options `place` and `credentials` that may be at fault."""
     name = code(error)
-    found = (way_out for names, way_out in _EXPLANATIONS.items() if re.fullmatch(names, name))
-    way_out, text = next(found, "{what} failed: {text}"), f"{name}: {error}"
+    found = (explanation for names, explanation in _EXPLANATIONS.items() if re.fullmatch(names, name))
+    explanation, text = next(found, "{what} failed: {text}"), f"{name}: {error}"
     kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_UNSIGNED}|{_QUOTA}", name) else SourceError
-    said = way_out.format(what=what, place=place, credentials=credentials, code=name, text=text)
-    return kind(redacted(f"source {source!r}: {said}"))
+    described = explanation.format(what=what, place=place, credentials=credentials, code=name, text=text)
+    return kind(redacted(f"source {source!r}: {described}"))

@@ -1,4 +1,4 @@
-"""The two sides of an AMQP channel: messages that it was given, to take and acknowledge, and messages that it sends."""
+"""The two sides of an AMQP channel: received messages, with their acknowledgement, and sent messages."""
 
 import base64
 import threading
@@ -17,23 +17,23 @@ from pipeline_platform.model.portions import portions
 
 BATCH_ROWS = 1_000
 BATCH_BYTES = 16 * 2**20
-"""A batch is full at whichever comes first."""
+"""A batch ends at the limit that is reached first."""
 BATCHES_AHEAD = 4
-"""Full batches that wait to be taken, at which the thread stops reading from the socket."""
+"""Full batches in the queue at which the thread stops reading from the socket."""
 HELD_UP_S = 0.25
-"""How long the thread waits for room before it looks after its heartbeats again."""
+"""Maximum seconds that the thread waits for room in the queue: heartbeats must continue."""
 PREFETCH_MAX = 65_535
-"""What the two bytes of AMQP's prefetch-count hold."""
+"""Maximum of AMQP's prefetch-count, a 16-bit number."""
 TOGETHER = 1_000
 TOGETHER_BYTES = 16 * 2**20
-"""What is sent before its confirmations are waited for."""
+"""Limits of the messages that are sent before the thread waits for their confirmations."""
 
 
 _TO_JSON = partial(to_json, inf_nan_mode="null", fallback=str)
 
 
 class AmqpDelivery(NamedTuple):
-    """One message as it came; `id` is empty if the publisher gave none."""
+    """A received message; `id` is empty if the publisher set none."""
 
     tag: int
     id: str
@@ -43,7 +43,7 @@ class AmqpDelivery(NamedTuple):
 
     @classmethod
     def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> Self:
-        """Read a message of a queue; its id is in that header, or a property."""
+        """Return a message of a queue, with its id from a header or a property."""
         known = {"exchange": method.exchange, "routing_key": method.routing_key, "redelivered": method.redelivered}
         known |= {name: value for name, value in vars(properties).items() if value is not None}
         headers = properties.headers
@@ -55,7 +55,7 @@ class AmqpDelivery(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """One message to send."""
+    """A message to send."""
 
     exchange: str
     routing_key: str
@@ -64,9 +64,9 @@ class Parcel(NamedTuple):
 
     @classmethod
     def of(cls, payload: bytes, note: Mapping[str, Any], queue: str, id_header: str | None) -> Self:
-        """Address a payload: to the queue, unless the note says otherwise; persistent, and with an id of its own."""
+        """Return a persistent message to the queue with an id of its own; `note` overrides any of these."""
         if not isinstance(payload, bytes):
-            raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode it")
+            raise TypeError(f"a payload must be bytes, got {type(payload).__name__}. Encode it.")
         known = {"exchange": "", "routing_key": queue, "delivery_mode": 2, "message_id": uuid4().hex, **note}
         if id_header is not None:
             known["headers"] = {id_header: known["message_id"], **known.get("headers", {})}
@@ -74,12 +74,12 @@ class Parcel(NamedTuple):
         properties = vars(BasicProperties())
         if odd := sorted(known.keys() - properties.keys()):
             allowed = ", ".join(["exchange", "routing_key", *properties])
-            raise TypeError(f"the metadata of a message that is sent has no {odd}; it may have {allowed}")
+            raise TypeError(f"the metadata of a message to send has invalid keys {odd}. Valid keys: {allowed}.")
         return cls(exchange, routing_key, payload, BasicProperties(**known))
 
 
 class Inbox:
-    """The messages that one channel was given: those that nobody took yet, and those that are not acknowledged."""
+    """Messages that a channel received and that were not taken or not acknowledged yet."""
 
     def __init__(self, channel: Channel, queue: str, messages: int, id_header: str | None) -> None:
         self.channel, self._queue, self._id_header = channel, queue, id_header
@@ -94,15 +94,15 @@ class Inbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether all came that were asked for."""
+        """Whether all requested messages arrived."""
         return self._left <= 0
 
     def consume(self, within_s: float, consumer_tag: str, exclusive: bool, arguments: Mapping[str, Any]) -> None:
-        """Have the server send messages; the connection counts as lost if it does not say within so long that it will.
+        """Start the consumers; the connection counts as lost if the server does not confirm within `within_s` seconds.
 
-        A quorum queue that has no leader yet, as after a restart, may never say so.
+        A quorum queue without a leader, as after a restart, may never confirm.
         """
-        # A bound holds for each consumer, so what is more than one can ask for needs several.
+        # The prefetch count is per consumer, so a larger demand needs several consumers.
         bounds = [min(PREFETCH_MAX, self._left - start) for start in range(0, self._left, PREFETCH_MAX)]
 
         def act(channel: Any, done: Future[Any]) -> None:
@@ -115,14 +115,14 @@ class Inbox:
                     exclusive=exclusive,
                     consumer_tag=f"{consumer_tag}-{nth}" if consumer_tag and nth else consumer_tag or None,
                     arguments=dict(arguments),
-                    # The others begin one after the other, while messages come: nobody waits for them.
+                    # The other consumers start while messages arrive: the caller does not wait for them.
                     callback=None if nth else done.set_result,
                 )
 
         self.channel.act(act, within_s)
 
     def count(self) -> Future[int]:
-        """Ask how many messages wait; what came before the answer was sent before it."""
+        """Request the number of waiting messages. Messages sent before the answer arrive before it."""
 
         def act(channel: Any, done: Future[int]) -> None:
             channel.queue_declare(
@@ -132,9 +132,9 @@ class Inbox:
         return self.channel.request(act)
 
     def take(self, quiet_s: float) -> list[AmqpDelivery]:
-        """Wait for a full batch, or for what has come once nothing more does for `quiet_s` seconds: maybe nothing.
+        """Return a full batch, or the messages so far if none arrives for `quiet_s` seconds; it may be empty.
 
-        It raises where the channel or its connection was lost, and with it what came by it.
+        Raises the reason if the channel or its connection was lost, and its messages with it.
         """
         before = -1
         while not self._full:
@@ -152,7 +152,7 @@ class Inbox:
             return batch
 
     def stop(self) -> None:
-        """End the consumers. What came before can still be taken, what comes now goes back to the queue."""
+        """Cancel the consumers. Messages that arrived before can still be taken; later ones return to the queue."""
         if self.is_stopped or self.channel.ended:
             return
         self.is_stopped = True
@@ -161,9 +161,10 @@ class Inbox:
             self.channel.ask("basic_cancel", consumer_tag=tag)
 
     def acknowledge(self, tags: Collection[int], call: Callable[[Any, int, bool], None]) -> None:
-        """Acknowledge messages; when this returns, the server has done so. Those that are acknowledged already stay so.
+        """Acknowledge messages and wait until the server has done so. Messages already acknowledged are skipped.
 
-        `call` is pika's: for one tag; or, where true, for all up to it that are not acknowledged.
+        `call` is pika's method: for a single tag or, if its last argument is true, for all unacknowledged tags up to
+        it.
         """
 
         def act(channel: Any, done: Future[Any]) -> None:
@@ -179,20 +180,20 @@ class Inbox:
                 call(channel, tag, False)
             for tag in mine:
                 del self._outstanding[tag]
-            # The server does one thing after the other on a channel: its answer to this means that the rest is done. A
-            # queue that is gone, for which it would take everything without a word, it refuses.
+            # A channel's commands run in order, so this answer means that the acknowledgements are done. It fails for a
+            # deleted queue, for which the server accepts acknowledgements silently.
             channel.queue_declare(self._queue, passive=True, callback=done.set_result)
 
         self.channel.act(act)
 
     def _wait_for_room(self) -> None:
-        """Hold the connection's thread up while full batches wait to be taken."""
+        """Block the connection's thread while too many full batches wait to be taken."""
         if len(self._full) >= BATCHES_AHEAD and not self.is_stopped:
             with self._changed:
                 self._changed.wait_for(lambda: len(self._full) < BATCHES_AHEAD, HELD_UP_S)
 
     def _arrived(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        # Read here, where it is at hand: of what waits in a batch, pika's objects would fill the processor's cache.
+        # Converted at once: keeping pika's objects in a batch would fill the processor's cache.
         delivery = AmqpDelivery.of(method, properties, body, self._queue, self._id_header)
         self._outstanding[delivery.tag] = None
         self._batch.append(delivery)
@@ -206,7 +207,7 @@ class Inbox:
         done.set_result(None)
 
     def _cut(self) -> None:
-        """End the batch; the connection's thread alone does it, so that to add a message takes no lock."""
+        """End the batch. Only the connection's thread does this, so adding a message takes no lock."""
         with self._changed:
             self._full.append(self._batch)
             self._batch, self._bytes = [], 0
@@ -217,7 +218,7 @@ class Inbox:
 
 
 class Outbox:
-    """Publishes on a channel of its own, and waits until the server has confirmed each message."""
+    """Publishes on its own channel, and waits until the server has confirmed each message."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -229,7 +230,7 @@ class Outbox:
         channel.ask("confirm_delivery", ack_nack_callback=self._confirmed)
 
     def publish(self, parcels: Iterable[Parcel]) -> Iterator[tuple[int, list[str]]]:
-        """Publish messages; yield how many were confirmed or refused, and in words those that no queue took."""
+        """Publish messages; yield the number of answered messages, and a description of each refused message."""
         for together in portions(parcels, lambda parcel: len(parcel.body), TOGETHER_BYTES, TOGETHER):
 
             def act(channel: Any, done: Future[Any], together: list[Parcel] = together) -> None:
@@ -245,7 +246,7 @@ class Outbox:
 
     def _confirmed(self, frame: Any) -> None:
         tag, many = frame.method.delivery_tag, frame.method.multiple
-        confirmed = {one for one in self._unconfirmed if one <= tag} if many else {tag}
+        confirmed = {sent for sent in self._unconfirmed if sent <= tag} if many else {tag}
         if isinstance(frame.method, Basic.Nack):
             self._refusals += ["a queue is full or failed"] * len(confirmed)
         self._unconfirmed -= confirmed
@@ -253,25 +254,25 @@ class Outbox:
             self._done.set_result(None)
 
     def _returned(self, _channel: Any, method: Any, _properties: Any, _body: bytes) -> None:
-        lost = f"exchange {method.exchange!r} has no queue for routing_key {method.routing_key!r}"
-        self._refusals.append(f"{lost}: {method.reply_text}")
+        unrouted = f"exchange {method.exchange!r} has no queue for routing_key {method.routing_key!r}"
+        self._refusals.append(f"{unrouted}: {method.reply_text}")
 
 
 def _was_in(queue: str, headers: Mapping[str, Any]) -> bool:
-    """Whether the server's own headers say that a message was in a queue before."""
+    """Return whether the server's own headers show that a message was in a queue before."""
     deaths = headers.get("x-death")
     died = isinstance(deaths, list) and any(isinstance(death, dict) and death.get("queue") == queue for death in deaths)
     return died or bool(headers.get("x-delivery-count"))
 
 
 def _json(known: dict[str, Any]) -> bytes:
-    """Metadata as JSON, whatever a publisher put there: one message must not end the connection of all."""
+    """Return metadata as JSON, with a fallback for any value: one message must not end the connection."""
     try:
         return _TO_JSON({**known, "headers": _plain(known["headers"])} if "headers" in known else known)
-    except ValueError:  # binary where AMQP wants text
+    except ValueError:  # binary data in a text property
         pass
     except RecursionError:
-        known = {**known, "headers": "tables in too many tables"}
+        known = {**known, "headers": "nested too deeply"}
     try:
         return _TO_JSON(_plain(known))
     except ValueError as error:
@@ -279,7 +280,7 @@ def _json(known: dict[str, Any]) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A value for JSON, which has no binary values and no NaN."""
+    """Return a value for JSON, with binary values as base64."""
     if isinstance(value, bytes):
         return {"base64": base64.b64encode(value).decode()}
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""A connection to an AMQP 0-9-1 server with a thread that keeps it alive; what is called `channel` there is pika's."""
+"""A connection to an AMQP 0-9-1 server with a thread that keeps it alive. Variables called `channel` are pika's."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pika.data
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPConnectionError
 
-# What pika logs, with stacks, is raised as well, and explained.
+# pika logs errors, with stack traces, that are also raised and explained here.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
 
 CLOSED_S = 10.0
-"""Seconds to wait for the server to say goodbye."""
+"""Seconds to wait for the server to confirm the end of a connection."""
 
 
 class Connection:
-    """An open connection, until it has `ended` for a reason.
+    """An open connection; once it is closed, `ended` is the reason.
 
-    The thread calls `before_reading` before it reads from the socket, but not while somebody waits for an answer.
+    The thread calls `before_reading` before it reads from the socket, except while a caller waits for an answer.
     """
 
     def __init__(self, parameters: Any, within_s: float = 30.0) -> None:
-        """Connect, or raise pika's, the socket's or TLS's reason why not."""
+        """Connect; raise the error of pika, the socket or TLS if that fails."""
         self.ended: BaseException | None = None
         self._promised: set[Future[Any]] = set()
         self._waiting = 0
@@ -51,12 +51,12 @@ class Connection:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is of use; a forked process has not inherited its thread."""
+        """Whether the connection can be used. A forked process does not inherit its thread, so it cannot."""
         return self.ended is None and self._thread.is_alive()
 
     @property
     def product(self) -> str:
-        """What the server calls itself."""
+        """The server's product name."""
         return str((self._pika.server_properties or {}).get("product"))
 
     def channel(self, within_s: float | None = None) -> Channel:
@@ -69,14 +69,14 @@ class Connection:
         return opened
 
     def ask(self, act: Callable[[Future[Any]], object], within_s: float | None = None) -> Any:
-        """Have the thread act, and wait for the result that it promises; raise what it raised, or why all ended.
+        """Run `act` in the thread, and wait for its result; raise its error, or the reason why the connection ended.
 
-        After `within_s` seconds the connection counts as lost; None waits for as long as there are heartbeats.
+        After `within_s` seconds the connection counts as lost; None waits as long as heartbeats arrive.
         """
         return self._wait(self.request(act), within_s)
 
     def request(self, act: Callable[[Future[Any]], object]) -> Future[Any]:
-        """Have the thread act, and return what it promises."""
+        """Run `act` in the thread, and return a future of its result."""
         done = self._promise()
 
         def run() -> None:
@@ -89,11 +89,11 @@ class Connection:
             if self.is_open:
                 self._loop.add_callback_threadsafe(run)
             else:
-                _fail([done], self.ended or AMQPConnectionError("the connection is another process's"))
+                _fail([done], self.ended or AMQPConnectionError("the connection belongs to another process"))
         return done
 
     def close(self) -> None:
-        """Close the connection. Messages that are not acknowledged come back to their queue."""
+        """Close the connection. The server returns unacknowledged messages to their queue."""
         with suppress(Exception):
             self.ask(lambda _: self._pika.close(), CLOSED_S)
 
@@ -109,11 +109,11 @@ class Connection:
         try:
             return done.result(within_s)
         except TimeoutError:
-            if done.done():  # what was waited for timed out itself
+            if done.done():  # the result is itself a TimeoutError
                 raise
             error = AMQPConnectionError(f"no answer within {within_s:g} s")
             self._end(error)
-            with suppress(Exception):  # wakes the thread; not heard from any more, the server ends the connection
+            with suppress(Exception):  # wakes the thread, which then ends; the server closes the silent connection
                 self._loop.add_callback_threadsafe(lambda: None)
             raise error from None
         finally:
@@ -143,7 +143,7 @@ class Connection:
 
 
 class Channel:
-    """A channel, by a `ref` of its own. Once the server closes it, over an error of its user, it is of no use."""
+    """A channel with a unique `ref`. Once the server has closed it because of an error, it cannot be used."""
 
     def __init__(self, connection: Connection, channel: Any) -> None:
         self.ref = uuid4().hex
@@ -154,19 +154,19 @@ class Channel:
 
     @property
     def ended(self) -> BaseException | None:
-        """Why nothing can be asked here any more; None while it can."""
+        """The reason why the channel cannot be used any more; None while it can."""
         return self._closed or self.connection.ended
 
     def ask(self, method: str, within_s: float | None = None, **arguments: Any) -> Any:
-        """Call a method of pika's channel that the server answers, as `queue_declare`; return the answer."""
+        """Call a method of pika's channel that the server answers, such as `queue_declare`; return the answer."""
         return self.act(lambda channel, done: getattr(channel, method)(callback=done.set_result, **arguments), within_s)
 
     def act(self, act: Callable[[Any, Future[Any]], object], within_s: float | None = None) -> Any:
-        """Have the thread act on pika's channel, and wait for the result that it promises."""
+        """Run `act` on pika's channel in the thread, and wait for its result."""
         return self.connection.ask(lambda done: self._run(act, done), within_s)
 
     def request(self, act: Callable[[Any, Future[Any]], object]) -> Future[Any]:
-        """Have the thread act on pika's channel, and return what it promises."""
+        """Run `act` on pika's channel in the thread, and return a future of its result."""
         return self.connection.request(lambda done: self._run(act, done))
 
     def _run(self, act: Callable[[Any, Future[Any]], object], done: Future[Any]) -> None:
@@ -177,7 +177,7 @@ class Channel:
         act(self._channel, done)
 
     def close(self) -> None:
-        """Close it. Messages that are not acknowledged come back to their queue."""
+        """Close the channel. The server returns unacknowledged messages to their queue."""
         with suppress(Exception):
             self.act(lambda channel, _: channel.close(), CLOSED_S)
 
@@ -197,10 +197,10 @@ _FLOATS = {b"f": struct.Struct(">f"), b"d": struct.Struct(">d")}
 
 
 def _decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
-    """Read a value of a table, and return where the next one begins.
+    """Decode a value of a table; return it with the offset of the next value.
 
-    pika cuts a float to a whole number. It raises at a time after the year 9999, as one in milliseconds, and at tables
-    in too many tables: that ends the connection, and the next one gets the same message.
+    pika truncates a float to a whole number. It raises at a time after the year 9999, such as one in milliseconds, and
+    at deeply nested tables: that ends the connection, and the next connection receives the same message.
     """
     kind, past = encoded[offset : offset + 1], offset + 1
     if form := _FLOATS.get(kind):
@@ -213,14 +213,14 @@ def _decode_value(encoded: bytes, offset: int) -> tuple[Any, int]:
             return struct.unpack_from(">Q", encoded, past)[0], past + 8
         if kind not in b"FA":
             raise
-        return "tables in too many tables", past + 4 + struct.unpack_from(">I", encoded, past)[0]
+        return "nested too deeply", past + 4 + struct.unpack_from(">I", encoded, past)[0]
 
 
-pika.data.decode_value = _decode_value  # pika has no other place for it
+pika.data.decode_value = _decode_value  # pika has no hook for it
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The reason itself: pika wraps it in the phase and in the attempts that failed."""
+    """Return the original error: pika wraps it in the phase and in the failed attempts."""
     inner = [*getattr(error, "exceptions", ()), getattr(error, "exception", None), *error.args]
-    inner = [one for one in inner if isinstance(one, BaseException)]
+    inner = [cause for cause in inner if isinstance(cause, BaseException)]
     return _innermost(inner[-1]) if inner else error

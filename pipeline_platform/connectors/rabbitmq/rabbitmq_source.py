@@ -1,4 +1,4 @@
-"""RabbitMQ as a source: messages that an open connection holds, until they are acknowledged on it or it closes."""
+"""RabbitMQ as a source: an open connection leases messages until they are acknowledged or it closes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 QUIET_S = 0.1
-"""Without a message for so long, the server is asked whether more wait."""
+"""Seconds without a message after which the server is asked for its count of waiting messages."""
 STALLED_S = 5.0
-"""How long a run waits for messages that the server has and does not send: it prefers another consumer."""
+"""Seconds that a run waits for messages that the server has but does not send: another consumer has priority."""
 LOOK_S = 15.0
-"""How long a server may take to answer a look, or to begin to send. A sensor's tick has 60 s for everything."""
+"""Timeout of a backlog request and of the start of a receive, in seconds. A sensor's tick has 60 s in all."""
 
 _CALLS: Mapping[str, Callable[[Any, int, bool], None]] = {
     "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
@@ -40,14 +40,14 @@ _CALLS: Mapping[str, Callable[[Any, int, bool], None]] = {
     "reject_and_requeue_once": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
 }
 
-CLOSED = "their connection is closed"
+CLOSED = "the connection that received the messages is closed"
 _NAMELESS = "?"
-"""Ends the `ack_id` of a message without an id of its own: a redelivery of it is not recognised."""
+"""Suffix of the `ack_id` of a message without its own id: its redelivery is not recognised."""
 
 
 @dataclass
 class _Opened:
-    """What this process holds of a source; the newest connection may be lost by now."""
+    """Open connection and channels of a source in this process; the newest connection may be lost already."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     connection: Connection | None = None
@@ -59,35 +59,35 @@ class _Opened:
 class RabbitmqSource(RabbitmqOptions):
     """A classic or quorum queue of RabbitMQ, or of another server that speaks AMQP 0-9-1.
 
-    A run holds its messages by an open connection. If that is lost, the server gives them to the next run.
+    A run leases its messages through an open connection. If the connection is lost, the server redelivers them.
 
     - A message's id is its property `message_id`, or a header. A message without an id is handled at least once.
-    - A message whose id belongs to a message of the same receive with another payload gets an id of its own, which
-      begins with the shared id. It is handled at least once, as a message without an id.
+    - If two messages of a receive have the same id and different payloads, the second gets an id of its own, which
+      starts with the shared id. It is handled at least once, like a message without an id.
     - A message that a publisher sends twice is handled twice, unless `deduplicate_publishes` is set.
-    - `redelivered` is the server's word, which it gives for every message that it may have delivered before; or the
-      queue's own entry in `x-death`, of a message that came back by a dead-letter exchange.
+    - `redelivered` is the server's flag, which is true for every message that may have been delivered before; or the
+      queue's own entry in `x-death`, for a message that returned through a dead-letter exchange.
     - `published_at` is empty: the property `timestamp` is by the publisher's clock.
-    - `metadata` holds `exchange`, `routing_key`, `redelivered` and the properties that are set, `headers` among them,
-      in AMQP's words; a binary value is `{"base64": ...}`.
-    - Failed messages are acknowledged unless `on_failure` says otherwise: the failed-message table has them.
-    - A stream is refused: it is a log, which gives everything to everybody.
+    - `metadata` contains `exchange`, `routing_key`, `redelivered` and the properties that are set, including `headers`,
+      with AMQP's names. A binary value is `{"base64": ...}`.
+    - Failed messages are acknowledged unless `on_failure` is set otherwise: they are in the failed-message table.
+    - A stream is refused: it is a log, which delivers every message to every consumer.
     """
 
     def after_connect(self, channel: Channel) -> None:
-        """Prepare the server, before the queue is declared and bound: for subclasses.
+        """Prepare the server before the queue is declared and bound. A hook for subclasses.
 
         Args:
-            channel: Asks by the names of pika's methods, as in `channel.ask("exchange_declare", exchange="flights")`.
+            channel: Calls pika's methods by name, as in `channel.ask("exchange_declare", exchange="flights")`.
         """
 
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
-        """A queue has none."""
+        """Return the reason: queues have no partitions."""
         return "whose queues have no partitions: leave it out"
 
     def backlog(self) -> Backlog:
-        """Say how many messages wait; those that runs hold are not among them."""
+        """Return the number of waiting messages, without the ones that runs have leased."""
 
         def look(connection: Connection) -> int:
             channel = connection.channel(LOOK_S)
@@ -102,12 +102,12 @@ class RabbitmqSource(RabbitmqOptions):
         return Backlog(self._on_connection(look))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """One share: the connection receives by itself, whatever the concurrency. Nothing is reserved yet."""
+        """Return one share: the connection receives alone, whatever the concurrency. Nothing is reserved yet."""
         messages = min(demand, self.prefetch_count or demand)
         return [Share(messages=messages)] if messages else []
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Receive what waits now, up to the share; what comes meanwhile, too, where there is a `wait_time_s`."""
+        """Receive the waiting messages, up to the share; with `wait_time_s` also messages that arrive meanwhile."""
         begun = self._on_connection(lambda connection: self._begin(connection, share.messages, receive_id))
         if begun is None:
             return
@@ -122,7 +122,7 @@ class RabbitmqSource(RabbitmqOptions):
                 inbox.stop()
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Acknowledge messages on the channel that received them; those of a lost channel are `lost`, and come back."""
+        """Acknowledge messages on the channel that received them. If it was lost, they are `lost` and redelivered."""
         if action == "noop":
             return []
         _, inbox = self._opened.inboxes.get(ack_ref, ("", None))
@@ -130,55 +130,54 @@ class RabbitmqSource(RabbitmqOptions):
         if inbox is not None:
             try:
                 with self._explaining():
-                    inbox.acknowledge([int(one.removesuffix(_NAMELESS)) for one in ack_ids], _CALLS[action])
+                    inbox.acknowledge([int(ack_id.removesuffix(_NAMELESS)) for ack_id in ack_ids], _CALLS[action])
             except SourceError as error:
                 lost = str(error)
         if lost and ack_ref not in self._opened.lost:
             self._opened.lost.add(ack_ref)
-            again = "the server delivers messages again that could not be acknowledged, unless their queue is gone"
-            logger.warning("%s: %s: %s", self.name, again, lost)
-        return [Refused(one, lost, lost=True) for one in ack_ids] if lost else []
+            logger.warning("Not acknowledged to %s, so the server redelivers the messages: %s", self.name, lost)
+        return [Refused(ack_id, lost, lost=True) for ack_id in ack_ids] if lost else []
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Say whether a receive may be decided: its connection lives, or its messages are known when they return.
+        """Return whether a receive may be decided: its connection is open, or redeliveries can be recognised.
 
         Raises:
-            SourceError: A message without an id of its own would be handled twice; with why the channel was closed.
+            SourceError: A message without its own id would be handled twice. The text says why the channel was closed.
         """
         mine = [inbox for owner, inbox in self._opened.inboxes.values() if owner == receive_id]
         ended = [inbox.channel.ended for inbox in mine if inbox.channel.ended]
         if mine and not ended:
             return True
-        if not any(one.endswith(_NAMELESS) for _, ack_ids in held() for one in ack_ids):
+        if not any(ack_id.endswith(_NAMELESS) for _, ack_ids in held() for ack_id in ack_ids):
             return True
-        why = str(explained(ended[0], self)) if ended else f"source {self.name!r}: {CLOSED}"
+        why = str(explained(ended[0], self)) if ended else f"source {self.name!r}: {CLOSED}."
         raise SourceError(
-            f"{why}. The server gives these messages to the next run. Some of them have no id of their own, so this "
-            "run decides none: they would be handled twice. Give each message a unique id (message_id, or "
-            "message_id_header)"
+            f"{why} The server redelivers these messages. Some of them have no id of their own, so this run does not "
+            "decide the receive: they would be handled twice. Give each message a unique id (message_id, or "
+            "message_id_header)."
         )
 
     def close(self) -> None:
-        """Close the connection. What was not acknowledged goes back to the queue."""
+        """Close the connection. Unacknowledged messages return to the queue."""
         held = self.__dict__.pop("_opened", None)
         if held is not None and held.connection is not None:
             held.connection.close()
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
-        """As headers."""
+        """Return labels as headers."""
         return {"headers": dict(labels)}
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Publish messages; the server has confirmed each one when this returns.
+        """Publish messages; return their number once the server has confirmed each one.
 
         Args:
             payloads: One per message.
-            metadata: `exchange` (if unset the default one) and `routing_key` (if unset the queue's name), and AMQP's
-                properties, as `headers`, `message_id` and `priority`. Unless it says otherwise a message is persistent
-                and has an id of its own.
+            metadata: For each message: `exchange` (default: the default exchange), `routing_key` (default: the queue's
+                name), and AMQP's properties, such as `headers`, `message_id` and `priority`. By default a message is
+                persistent and has a generated id.
 
         Raises:
-            SourceError: The server cannot be reached or refuses, or no queue takes a message. Others may be there.
+            SourceError: The server is unavailable or refuses, or no queue accepts a message. Others may have been sent.
         """
         from pipeline_platform.connectors.rabbitmq.mailboxes import Outbox, Parcel
 
@@ -194,8 +193,8 @@ class RabbitmqSource(RabbitmqOptions):
                 for count, refusals in Outbox(channel).publish(parcels):
                     if refusals:
                         raise SourceError(
-                            f"source {self.name!r}: no queue took {len(refusals)} of {count} messages, as "
-                            f"{refusals[0]}. Correct queue, or exchange and routing_key in the metadata"
+                            f"source {self.name!r}: {len(refusals)} of {count} messages were not accepted by a queue: "
+                            f"{refusals[0]}. Correct queue, or exchange and routing_key in the metadata."
                         )
                     sent += count
             finally:
@@ -207,7 +206,7 @@ class RabbitmqSource(RabbitmqOptions):
         return _Opened()
 
     def _on_connection(self, act: Callable[[Connection], T]) -> T:
-        """Act on the connection; once more on a new one, where the kept one turns out to be lost."""
+        """Act on the connection; retry once on a new connection if the existing one turns out to be lost."""
         with self._explaining():
             kept, connection = self._opened.connection, self._connected()
             try:
@@ -218,7 +217,7 @@ class RabbitmqSource(RabbitmqOptions):
             return act(self._connected())
 
     def _connected(self) -> Connection:
-        """The connection of this process; a new one where that is lost."""
+        """Return this process's connection; open a new one if it is lost."""
         import pika
 
         from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Connection
@@ -254,7 +253,7 @@ class RabbitmqSource(RabbitmqOptions):
         return int(answer.method.message_count)
 
     def _expect_no_stream(self, connection: Connection) -> None:
-        """Ask once for each connection: nothing else tells a stream from a queue that stays empty."""
+        """Raise `SourceError` if the queue is a stream. Checked once per connection: an empty queue looks the same."""
         if self._opened.no_stream is connection or connection.product != "RabbitMQ":
             return
         from pika.exceptions import ChannelClosedByBroker
@@ -263,7 +262,7 @@ class RabbitmqSource(RabbitmqOptions):
         probe = connection.channel(LOOK_S)
         try:
             probe.ask("basic_qos", LOOK_S, prefetch_count=1)
-            only_of_streams = {"x-stream-offset": "next"}  # refused for every other queue
+            only_of_streams = {"x-stream-offset": "next"}  # refused by every other type of queue
             consumer: dict[str, Any] = {"on_message_callback": lambda *_: None, "arguments": only_of_streams}
             probe.ask("basic_consume", LOOK_S, queue=self.queue, **consumer)
         except ChannelClosedByBroker:
@@ -273,12 +272,12 @@ class RabbitmqSource(RabbitmqOptions):
         raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
 
     def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[AmqpDelivery]] | None:
-        """Begin to receive; return the first batch, or None where nothing waits."""
+        """Start to receive; return the first batch, or None if no message is waiting."""
         from pipeline_platform.connectors.rabbitmq.mailboxes import Inbox
 
         channel = connection.channel()
         if not self.wait_time_s:
-            # Else a queue that is filled as fast as it is read would keep a run until it is full.
+            # Otherwise a queue that is filled as fast as it is read would keep the run busy up to its full demand.
             messages = min(messages, self._waiting(channel))
         if messages:
             inbox = Inbox(channel, self.queue, messages, self.message_id_header)
@@ -288,34 +287,37 @@ class RabbitmqSource(RabbitmqOptions):
                 return inbox, batch
             inbox.stop()
             if inbox.is_cancelled:
-                raise SourceError(f"source {self.name!r}: queue {self.queue!r} was deleted or moved meanwhile")
+                raise SourceError(
+                    f"source {self.name!r}: queue {self.queue!r} was deleted or moved during the receive. Create it if "
+                    "it is missing."
+                )
         channel.close()
         self._expect_no_stream(connection)
         return None
 
     def _next(self, inbox: Inbox) -> list[AmqpDelivery]:
-        """The next batch; nothing once the share is full or the end of the queue is reached."""
+        """Return the next batch; empty once the share is full or the end of the queue is reached."""
         started, count = time.monotonic(), None
         while not inbox.is_stopped:
             if (batch := inbox.take(QUIET_S)) or inbox.is_full:
                 return batch
             if inbox.is_cancelled:
-                logger.warning("%s: queue %r was deleted or moved while a run received", self.name, self.queue)
+                logger.warning("Ended the receive of %s: queue %r was deleted or moved", self.name, self.queue)
                 return []
-            # Not waited for: it comes after all that is on its way, for which there may be no room.
+            # Not awaited: the answer arrives after the messages in transit, for which there may be no room yet.
             count = count or inbox.count()
             if count.done():
                 waiting, count = count.result(), None
                 if time.monotonic() - started >= max(self.wait_time_s, STALLED_S if waiting else 0.0):
                     if waiting:
-                        unequal = "%s: the server has %d messages more and sends none: it prefers another consumer"
-                        logger.warning(unequal, self.name, waiting)
+                        stalled = "Ended the receive of %s: the server has %d more messages for consumers with priority"
+                        logger.warning(stalled, self.name, waiting)
                     inbox.stop()
         return inbox.take(0)
 
     def _batch(self, ack_ref: str, deliveries: Sequence[AmqpDelivery], owners: dict[str, int]) -> pa.RecordBatch:
         tags, ids, data, metadata, again = zip(*deliveries, strict=True)
-        # An id identifies the first message of the receive that has it, by a hash of its payload.
+        # An id belongs to the first message of the receive that has it, identified by a hash of its payload.
         named = [
             bool(id_) and (self.deduplicate_publishes or owners.setdefault(id_, hash(body)) == hash(body))
             for id_, body in zip(ids, data, strict=True)
@@ -337,4 +339,4 @@ class RabbitmqSource(RabbitmqOptions):
         try:
             yield
         except (AMQPError, OSError) as error:
-            raise explained(error, self) from None  # its words are in the error, without secrets
+            raise explained(error, self) from None  # the cause may contain secrets

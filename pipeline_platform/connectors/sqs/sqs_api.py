@@ -1,4 +1,4 @@
-"""Messages of SQS in the words of its API, and what AWS means when it refuses a call, or an entry of one."""
+"""Conversion of SQS messages, and explanations of errors of a call or of an entry of a call."""
 
 import base64
 import re
@@ -10,13 +10,13 @@ from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.contract import Refused, SourceAwayError, SourceError
 
 PER_CALL = 10
-"""The most messages that SQS takes or gives in one call."""
+"""Maximum messages of one call to SQS."""
 BYTES_PER_CALL = 2**20
-"""The most that the messages of one call to send come to (SQS quotas, messages)."""
+"""Maximum bytes of the messages of one call to send (SQS quotas, messages)."""
 
 
 def metadata_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a received message says beside its body; binary values as base64."""
+    """Return the metadata of a received message, with binary values as base64."""
     metadata: dict[str, Any] = {"md5_of_body": message["MD5OfBody"], "attributes": message.get("Attributes", {})}
     if attributes := message.get("MessageAttributes"):
         metadata["message_attributes"] = {
@@ -27,21 +27,21 @@ def metadata_of(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sequence_of(number: str) -> int:
-    """Fit a `SequenceNumber`, of 20 digits and beyond 64 bits, into 63 bits; the order of numbers stays.
+    """Map a `SequenceNumber` of 20 digits, which exceeds 64 bits, to 63 bits, in the same order.
 
-    Those of AWS lie between two and three times 2**63, and rise by less than a thousandth of that in a year.
+    AWS's numbers are between two and three times 2**63, and increase by less than a thousandth of that per year.
     """
     return int(number) % 2**63
 
 
 def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_fifo: bool) -> dict[str, Any]:
-    """A message to be sent, with what of the metadata of a received one can be sent again.
+    """Return an entry for a message to send, with the parts of a received message's metadata that can be sent again.
 
-    A binary value is bytes, or base64 as a received one is; other text is a `ValueError`.
+    A binary value must be bytes or base64, as in a received message; other text raises `ValueError`.
     """
     entry: dict[str, Any] = {"Id": str(number), "MessageBody": body}
     given = metadata or {}
-    # A queue that is not FIFO refuses ids for deduplication; by groups it is fair to those who send.
+    # A standard queue refuses deduplication ids. It uses groups for fair queues.
     for name in ("MessageGroupId", "MessageDeduplicationId") if is_fifo else ("MessageGroupId",):
         if value := (given.get("attributes") or {}).get(name):
             entry[name] = value
@@ -57,12 +57,12 @@ def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_f
 
 
 def batches(entries: Iterable[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Put entries together for calls; one that is too large gets a call of its own, for SQS to refuse."""
+    """Group entries into calls. An entry that is too large gets its own call, which SQS refuses."""
     return portions(entries, _bytes, BYTES_PER_CALL, PER_CALL)
 
 
 def _bytes(entry: Mapping[str, Any]) -> int:
-    """What SQS counts of a message: its body, and name, type and value of each attribute."""
+    """Return the bytes of a message that SQS counts: its body, and name, type and value of each attribute."""
     values = [text for name, value in entry.get("MessageAttributes", {}).items() for text in (name, *value.values())]
     return sum(len(text if isinstance(text, bytes) else text.encode()) for text in (entry["MessageBody"], *values))
 
@@ -75,36 +75,36 @@ _NO_CREDENTIALS = (
 _AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
 _BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
 _EXPLANATIONS = {
-    NO_QUEUE: "queue_url {queue!r} is no queue there (region_name {region}, endpoint_url {endpoint}). Create it, or "
-    "correct the one that is wrong",
-    "NoRegionError|InvalidRegionError": "region_name is {region} and queue_url {queue!r} names none. Set region_name "
-    "or AWS_DEFAULT_REGION",
-    "OverLimit": "queue_url {queue!r} has as many messages in flight as its quota allows ({code}). Others wait until "
-    "some are deleted. Set max_in_flight to that quota, or have AWS raise it",
-    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "not allowed on queue_url {queue!r}: {text}. Allow "
+    NO_QUEUE: "queue_url {queue!r} does not exist (region_name {region}, endpoint_url {endpoint}). Create it, or "
+    "correct the option that is wrong.",
+    "NoRegionError|InvalidRegionError": "region_name is {region}, and queue_url {queue!r} contains no region. Set "
+    "region_name or AWS_DEFAULT_REGION.",
+    "OverLimit": "queue_url {queue!r} has reached its quota of messages in flight ({code}). Set max_in_flight to that "
+    "quota, or request a higher quota: no message is received until some are deleted.",
+    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "permission denied for queue_url {queue!r}: {text}. Allow "
     "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility, and for send() "
-    "sqs:SendMessage",
-    # What AWS says of refused credentials is left out: it may quote them.
-    _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Give some in the "
-    "environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew what is there",
+    "sqs:SendMessage.",
+    # AWS's text about rejected credentials is left out: it may quote them.
+    _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Provide some by "
+    "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew them.",
     _AWAY: "endpoint_url "
-    "({endpoint}) does not answer for queue_url {queue!r}: {text}. Correct it, or see to the network or server",
+    "({endpoint}) does not answer for queue_url {queue!r}: {text}. Correct it, or check the network or server.",
 }
-"""What to do about an error, by its code."""
+"""Descriptions of errors, by patterns of their codes."""
 
 
 def code_of(error: BaseException | None) -> str:
-    """AWS's code of an error without its prefix, or the class of an error that is not AWS's."""
-    response = getattr(error, "response", None) or {}  # of a connection that was closed it is None
+    """Return AWS's code of an error without its prefix, or the class of another error."""
+    response = getattr(error, "response", None) or {}  # None for a closed connection
     code = str(response.get("Error", {}).get("Code", ""))
     return code.rsplit(".", 1)[-1] or type(error).__name__
 
 
 def explained(error: Exception, source: Any) -> SourceError:
-    """Say which option of an `SqsSource` is to blame and what to do; never what the credentials are."""
+    """Return an error that names the option of an `SqsSource` at fault and the fix, without credentials."""
     code = code_of(error)
     client = vars(source).get("_client")  # missing if it could not be created
-    found = (way_out for codes, way_out in _EXPLANATIONS.items() if re.fullmatch(codes, code))
+    found = (explanation for codes, explanation in _EXPLANATIONS.items() if re.fullmatch(codes, code))
     explanation = next(found, "queue_url {queue!r} failed with {text}").format(
         queue=source.queue_url,
         endpoint=source.endpoint_url or (f"unset, so {client.meta.endpoint_url}" if client else "unset"),
@@ -118,14 +118,14 @@ def explained(error: Exception, source: Any) -> SourceError:
 
 
 def words_of(failure: Mapping[str, Any]) -> str:
-    """AWS's words on an entry of a call that it refused."""
+    """Return AWS's description of a refused entry."""
     return f"{failure['Code'].rsplit('.', 1)[-1]}: {failure.get('Message', '')}"
 
 
 def refused(handle: str, failure: Mapping[str, Any]) -> Refused:
-    """An entry that was not acknowledged."""
+    """Return the `Refused` of an entry."""
     code, _, text = words_of(failure).partition(": ")
-    # Of a handle whose lease is over, FIFO queues say that the parameter is invalid, having expired. Of a message that
-    # was deleted meanwhile and is to be put back, they say that it does not exist.
+    # FIFO queues report an expired handle as an invalid parameter, and a message that was deleted meanwhile and is to
+    # be released as missing.
     stale = code in {"ReceiptHandleIsInvalid", "MessageNotInflight"} or "expired" in text or "does not exist" in text
     return Refused(handle, f"{code}: {text}", lost=stale)

@@ -1,4 +1,4 @@
-"""Spans of consecutive ids: what a receive holds of a table queue, written down in a few numbers."""
+"""Spans of consecutive ids, the compact form of the messages that a receive has leased from a table queue."""
 
 import json
 from bisect import bisect_left, bisect_right
@@ -9,21 +9,21 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 IdSpan = tuple[int, int]
-"""First and last id; every id between them is one message's."""
+"""First and last id; all ids between them belong to messages."""
 
 HOLE: Final = 100
-"""Ids missing between two spans that are looked through at once all the same."""
+"""Maximum number of missing ids between two spans that are still read in a single scan."""
 
 _LOWEST: Final = -(2**63)
 
 
 def parse(text: str | None) -> list[IdSpan]:
-    """Read what `json.dumps` wrote of spans."""
+    """Return spans from their JSON."""
     return [(first, last) for first, last in json.loads(text or "[]")]
 
 
 def merged(spans: Iterable[IdSpan]) -> list[IdSpan]:
-    """Sort spans that do not overlap, and join those that touch."""
+    """Return disjoint spans sorted, with adjacent spans joined."""
     joined: list[IdSpan] = []
     for first, last in sorted(spans):
         if joined and joined[-1][1] + 1 == first:
@@ -34,19 +34,19 @@ def merged(spans: Iterable[IdSpan]) -> list[IdSpan]:
 
 
 def gaps(spans: Sequence[IdSpan]) -> list[IdSpan]:
-    """What lies before and between merged spans, ids or none."""
+    """Return the spans before and between merged spans, whether they contain messages or not."""
     befores = [_LOWEST, *(last + 1 for _, last in spans)]
-    # Of none before the lowest id, the last one would be no id.
+    # Without the check, a span that starts at the lowest id would get a gap that ends below it.
     return [(before, first - 1) for before, (first, _) in zip(befores, spans, strict=False) if before < first]
 
 
 def size(spans: Iterable[IdSpan]) -> int:
-    """Count the ids of spans."""
+    """Return the number of ids in spans."""
     return sum(last - first + 1 for first, last in spans)
 
 
 def cut(spans: Sequence[IdSpan], ids: int) -> tuple[list[IdSpan], list[IdSpan]]:
-    """Divide spans after so many ids."""
+    """Divide spans after `ids` ids."""
     head: list[IdSpan] = []
     for index, (first, last) in enumerate(spans):
         if ids <= last - first:
@@ -58,7 +58,7 @@ def cut(spans: Sequence[IdSpan], ids: int) -> tuple[list[IdSpan], list[IdSpan]]:
 
 
 def inside(ids: Sequence[int], spans: Iterable[IdSpan]) -> tuple[list[int], list[int]]:
-    """Divide sorted ids into those that lie in sorted spans, and the others."""
+    """Divide sorted ids into the ids inside sorted spans, and the others."""
     within: list[int] = []
     outside: list[int] = []
     at = 0
@@ -71,7 +71,7 @@ def inside(ids: Sequence[int], spans: Iterable[IdSpan]) -> tuple[list[int], list
 
 
 def near(spans: Sequence[IdSpan], hole: int) -> Iterator[list[IdSpan]]:
-    """Group sorted spans between which at most `hole` ids are missing."""
+    """Group sorted spans whose gaps have at most `hole` ids."""
     group: list[IdSpan] = []
     for span in spans:
         if group and span[0] - group[-1][1] > hole + 1:
@@ -83,19 +83,21 @@ def near(spans: Sequence[IdSpan], hole: int) -> Iterator[list[IdSpan]]:
 
 
 def islands(connection: sa.Connection, ids: sa.Select[Any]) -> list[IdSpan]:
-    """Find the spans that sorted ids make."""
+    """Return the spans of consecutive ids in a sorted selection of ids."""
     id_ = ids.subquery("fresh").c[0]
     first, last, count = connection.execute(sa.select(sa.func.min(id_), sa.func.max(id_), sa.func.count())).one()
-    if not count or last - first + 1 == count:  # the common case: to number rows takes four times as long
+    if not count or last - first + 1 == count:  # the common case: numbering rows takes four times as long
         return [(first, last)] if count else []
-    island = (id_ - (sa.func.row_number().over(order_by=id_) - 1)).label("island")  # no less than the lowest id
+    island = (id_ - (sa.func.row_number().over(order_by=id_) - 1)).label(
+        "island"
+    )  # at least the lowest id: no overflow
     of = sa.select(id_.label("id"), island).subquery("of_islands")
     ends = sa.select(sa.func.min(of.c.id), sa.func.max(of.c.id)).group_by(of.c.island)
     return sorted((first, last) for first, last in connection.execute(ends))
 
 
 def rows(spans: Sequence[IdSpan], *, is_sqlite: bool) -> sa.FromClause:
-    """Have a statement see spans as rows of `first` and `last`."""
+    """Return spans as a table with the columns `first` and `last`."""
     if is_sqlite:
         each = sa.func.json_each(json.dumps(spans)).table_valued("value", name="each_span")
         ends = [

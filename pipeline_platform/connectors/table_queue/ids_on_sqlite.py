@@ -9,10 +9,10 @@ import sqlalchemy as sa
 
 
 def each(ids: Sequence[Any]) -> sa.Select[Any]:
-    """Select each of these ids, by a few parameters however many they are."""
+    """Return a selection of these ids that uses a constant number of parameters."""
     if not any(isinstance(id_, str) and "\0" in id_ for id_ in ids):
         return sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value)
-    # SQLite's JSON cuts a text off at NUL; its bytes are whole.
+    # SQLite's JSON functions truncate text at NUL, so the ids are cut out of their joined bytes.
     texts = [id_.encode() for id_ in ids]
     places = [(end - len(text) + 1, len(text)) for text, end in zip(texts, accumulate(map(len, texts)), strict=True)]
     value = sa.func.json_each(json.dumps(places)).table_valued("value").c.value

@@ -2,13 +2,14 @@
 
 The **queue** is only inserted into and deleted from: a lease rewrites no payload, and any table with a unique id can be
 a queue. `<table>_receives` has a row for each receive, with its deadline and the spans of consecutive ids that it
-leased first: to lease or renew a million messages is one row. `<table>_leases` has a row for each message that was
-leased otherwise (again, by scattered ids or ids that are no integers, or by partition); it counts before any span.
+leased first: leasing or renewing a million messages writes a single row. `<table>_leases` has a row for each message
+that was leased in another way (a redelivery, scattered ids, ids that are not integers, or by partition); it takes
+precedence over any span.
 
-A receive is over once a planner finds that it ran out, or once it is given back; it never revives. The planner gives
-each message left in its spans a row; until another receive takes that over, a late acknowledgement counts. Planners
-take turns (SQLite's only writer, a lock of their own on PostgreSQL), skip messages that an acknowledgement locks, and
-take a row over only if its count of deliveries is the one they saw.
+A receive ends when a planner finds that its lease expired, or when it is released; it never becomes active again. The
+planner writes a row for each message left in its spans. Until another receive leases such a message, a late
+acknowledgement counts. Planners take turns (SQLite's single writer, an advisory lock on PostgreSQL), skip messages that
+an acknowledgement locks, and lease a row again only if its count of deliveries is unchanged.
 """
 
 import json
@@ -29,12 +30,12 @@ from pipeline_platform.source.contract import Share
 
 @dataclass(frozen=True)
 class LeasedTable:
-    """The three tables as one process knows them. Each method is a part of the transaction that it is given.
+    """The three tables in one process. Each method is part of the transaction that it is given.
 
     Attributes:
-        leases: `id`, `receive` (NULL where it was given back), `attempts` (how often it was delivered).
-        receives: `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970, NULL once it is over, and
-            `spans`, a JSON list of first and last ids.
+        leases: Columns `id`, `receive` (NULL if released) and `attempts` (number of deliveries).
+        receives: Columns `id`, `receive_id` (NULL for a delay), `leased_until` in seconds since 1970 (NULL once ended),
+            and `spans`, a JSON list of first and last ids.
         columns: Columns of `queue` by the names of the options.
         partitions_apart: Whether the messages of a partition are leased to one receive at a time.
     """
@@ -55,20 +56,20 @@ class LeasedTable:
 
     @property
     def created(self) -> sa.ColumnElement[Any] | None:
-        """The time when a message came, as its column holds it; None if no column does."""
+        """The time of a message as stored in its column; None without such a column."""
         if "created_column" not in self.columns:
             return None
-        # Without its type: SQLite holds what it likes.
+        # Without its type: SQLite does not enforce it.
         column = self.columns["created_column"]
         created: sa.ColumnElement[Any] = sa.type_coerce(column, sa.types.NullType())
         if not self.database.is_sqlite and isinstance(column.type, sa.DateTime | sa.Date):
-            # One row with infinity, which Python's times have not, must not cost the others.
+            # Python has no infinite time, and one such row must not fail the others.
             is_known = created.between(sa.literal_column("'0001-01-02'"), sa.literal_column("'9999-12-30'"))
             created = sa.case((is_known, created))
         return created
 
     def count_waiting(self, connection: sa.Connection, most: int | None = None) -> int:
-        """Count the messages that could be leased, by counts over narrow pages; the new ones no further than `most`."""
+        """Return the number of messages that could be leased, counting never-leased ones no further than `most`."""
         live = self.leases.c.receive.in_(self._live(connection))
         held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
         after: sa.ColumnElement[bool] = self.id.is_not(None)
@@ -84,12 +85,12 @@ class LeasedTable:
         new = count.select_from(self.queue).where(after)
         if most is not None:
             new = count.select_from(sa.select(self.id).where(after).limit(most + taken).subquery())
-        # Below zero where someone deleted leased messages behind the queue's back.
+        # Negative if leased messages were deleted by other means.
         waiting = int(connection.execute(sa.select(new.scalar_subquery() - taken)).scalar_one())
         return max(0, waiting + between + again)
 
     def oldest_waiting(self, connection: sa.Connection) -> Any:
-        """Look up when the message that is leased next came, as its column holds it."""
+        """Return the time of the message that is leased next, as stored in its column."""
         if (created := self.created) is None:
             return None
         held = id_spans.merged(self._spans(connection, self.receives.c.leased_until > self._now(connection)))
@@ -99,15 +100,16 @@ class LeasedTable:
         return None
 
     def end_what_ran_out(self, connection: sa.Connection, receive_id: str) -> None:
-        """Mark receives as over whose lease ran out, and an earlier plan of this one; forget those that left nothing.
+        """End expired receives, and an earlier plan of this receive; delete receives without messages.
 
-        In a transaction of its own, before the lease: planners who lease for seconds do not wait for each other's rows.
+        This runs in its own transaction before the lease: planners that lease for seconds do not wait for each other's
+        rows.
         """
         receives = self.receives
         over = sa.or_(receives.c.leased_until <= self._now(connection), receives.c.receive_id == receive_id)
         connection.execute(receives.update().where(over).values(leased_until=sa.null()))
         connection.execute(receives.update().where(receives.c.receive_id == receive_id).values(receive_id=sa.null()))
-        ended = receives.c.leased_until.is_(None)  # one that acknowledges at this moment is for the next planner
+        ended = receives.c.leased_until.is_(None)  # the next planner handles a receive that is acknowledging now
         in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
         for receive, spans in connection.execute(in_spans.with_for_update(skip_locked=True)).all():
             within = self._joined(id_spans.parse(spans), self.id)
@@ -132,7 +134,7 @@ class LeasedTable:
                 found = id_spans.islands(connection, fresh.limit(left)) if left else []
                 if len(found) <= max(100, id_spans.size(found) // 10):
                     spans += found
-                else:  # ids far apart: a row for each is shorter
+                else:  # scattered ids: a row for each is shorter than spans
                     rows += self._take_rows(connection, receive, fresh.add_columns(sa.literal(1)).limit(left))
             if spans:
                 mine = receives.update().where(receives.c.id == receive)
@@ -147,10 +149,10 @@ class LeasedTable:
         return list(self._shares(connection, receive, rows, id_spans.merged(spans), max(1, concurrency)))
 
     def _take_rows(self, connection: sa.Connection, receive: int, waiting: sa.Select[Any]) -> int:
-        """Lease messages by a row for each; return how many."""
+        """Lease messages with a row for each; return their number."""
         leases = self.leases
         picked = waiting.with_for_update(of=self.queue, skip_locked=True).subquery("picked")
-        # SQLite needs a WHERE here, to tell ON CONFLICT from the ON of a join.
+        # SQLite needs a WHERE here to distinguish ON CONFLICT from the ON of a join.
         rows = sa.select(picked.c[0], sa.literal(receive), picked.c[1]).where(sa.true())
         taken = insert(connection, leases).from_select(["id", "receive", "attempts"], rows)
         taken = taken.on_conflict_do_update(
@@ -161,7 +163,7 @@ class LeasedTable:
         return int(connection.execution_options(preserve_rowcount=True).execute(taken).rowcount)
 
     def _give_rows(self, connection: sa.Connection, receive: int | None, ids: sa.Select[Any]) -> int:
-        """Give messages of spans a row where they have none, by the conflict, which PostgreSQL plans best."""
+        """Write a row for each selected message without one. It relies on the conflict, which PostgreSQL plans best."""
         holder = sa.cast(sa.literal(receive), self.leases.c.receive.type)
         once = ids.add_columns(holder, sa.literal(1)).where(sa.true())
         new = insert(connection, self.leases).from_select(["id", "receive", "attempts"], once)
@@ -170,7 +172,7 @@ class LeasedTable:
     def _shares(
         self, connection: sa.Connection, receive: int, rows: int, spans: Sequence[IdSpan], concurrency: int
     ) -> Iterator[Share]:
-        """Divide what a receive leased: rows first, for which each share's last id has to be looked up."""
+        """Divide the leased messages into shares: rows first, whose last id per share is looked up."""
         leases, after, left = self.leases, None, spans
         messages = rows + id_spans.size(spans)
         shares = min(messages, concurrency)
@@ -192,7 +194,7 @@ class LeasedTable:
             yield Share(at=at, messages=size)
 
     def held(self, connection: sa.Connection) -> list[tuple[str | None, float, int]]:
-        """List the live receives: id (None for messages that wait for a delay), seconds that are left, messages."""
+        """Return the active receives: id (None for messages with a delay), seconds left, number of messages."""
         receives, leases = self.receives, self.leases
         by_row = sa.select(leases.c.receive, sa.func.count()).group_by(leases.c.receive)
         rows = {receive: int(count) for receive, count in connection.execute(by_row)}
@@ -202,10 +204,10 @@ class LeasedTable:
             (receive_id, float(seconds), rows.get(id_, 0) + self._count_new(connection, id_spans.parse(spans)))
             for id_, receive_id, seconds, spans in connection.execute(live.where(receives.c.leased_until.is_not(None)))
         ]
-        return [one for one in listed if one[2]]
+        return [receive for receive in listed if receive[2]]
 
     def look_up(self, connection: sa.Connection, id_: int | str | UUID) -> tuple[str | None, float] | None:
-        """A message's receive, or None, and seconds until it comes again; None if there is no such message."""
+        """Return a message's receive (or None) and the seconds until it is available; None if it does not exist."""
         if connection.execute(sa.select(self.id).where(self.id == id_)).first() is None:
             return None
         receives, leases = self.receives, self.leases
@@ -219,7 +221,7 @@ class LeasedTable:
         return None, 0.0
 
     def renew(self, connection: sa.Connection, receive_id: str, lease_s: float) -> bool:
-        """Set a receive's lease to `lease_s` from now; False where it is over or has nothing left."""
+        """Set a receive's lease to `lease_s` from now; return False if it has ended or has no messages left."""
         receives = self.receives
         mine = sa.and_(receives.c.receive_id == receive_id, receives.c.leased_until.is_not(None))
         left = self._has_rows()
@@ -232,17 +234,17 @@ class LeasedTable:
         return connection.execute(row).rowcount == 1
 
     def give_back_all(self, connection: sa.Connection, receive_id: str) -> None:
-        """Mark a receive as over."""
+        """End a receive."""
         row = self.receives.c.receive_id == receive_id
         connection.execute(self.receives.update().where(row).values(leased_until=sa.null()))
 
     def is_live(self, connection: sa.Connection, receive_id: str) -> bool:
-        """Whether a receive is not over."""
+        """Return whether a receive has not ended."""
         live = self._receive(receive_id).where(self.receives.c.leased_until.is_not(None))
         return connection.execute(live).scalar() is not None
 
     def acknowledge(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> list[Any]:
-        """Delete messages under a receive, with their leases; return the ids that are still there."""
+        """Delete messages of a receive, with their leases; return the ids that remain."""
         in_spans, by_row = self._of(connection, receive_id, ids)
         deleted = 0
         if in_spans:
@@ -253,14 +255,14 @@ class LeasedTable:
             deleted += connection.execute(mine).rowcount
         if by_row:
             among = self._held(receive_id, by_row)
-            # Locked: a planner may take a lease over at this moment, and only the lease shows it.
+            # Locked: a planner may lease a message again at this moment, which only its row in leases shows.
             held = sa.select(self.leases.c.id).where(among).with_for_update()
             deleted += connection.execute(sa.delete(self.queue).where(self.id.in_(held))).rowcount
             connection.execute(self.leases.delete().where(among))
         return [] if deleted == len(ids) else self._still_there(connection, ids, sa.true())
 
     def give_back(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any], delay_s: float) -> list[Any]:
-        """Free messages of a receive, or put them under a lease that nobody renews; return the ids of others."""
+        """Release messages of a receive, after a delay if there is one; return the ids that it had not leased."""
         leases = self.leases
         to = self._new_receive(connection, None, delay_s) if delay_s > 0 else None
         in_spans, by_row = self._of(connection, receive_id, ids)
@@ -284,7 +286,7 @@ class LeasedTable:
         return sa.select(self.receives.c.id).where(self.receives.c.leased_until > self._now(connection))
 
     def _again(self, live: sa.Select[tuple[int]]) -> sa.Select[Any]:
-        """Select ids, in order, and deliveries of what was leased by a row before and no receive in `live` holds."""
+        """Select ids, in order, and deliveries of messages with a row that no receive in `live` has leased."""
         leases = self.leases
         return (
             sa.select(leases.c.id, leases.c.attempts + 1)
@@ -294,7 +296,7 @@ class LeasedTable:
         )
 
     def _waiting(self, live: sa.Select[tuple[int]], held: Sequence[IdSpan]) -> sa.Select[Any]:
-        """Select ids, in order, and deliveries of all that no receive in `live` or of the spans `held` holds."""
+        """Select ids, in order, and deliveries of messages that no receive in `live` and no span in `held` contains."""
         leases = self.leases
         new: sa.ColumnElement[bool] = leases.c.id.is_(None)
         if held:
@@ -305,18 +307,18 @@ class LeasedTable:
             sa.select(self.id, sa.func.coalesce(leases.c.attempts, 0) + 1)
             .select_from(self.queue.outerjoin(leases, leases.c.id == self.id))
             .where(new | again)
-            .where(self.id.is_not(None))  # a column that is only unique may be NULL
+            .where(self.id.is_not(None))  # a unique column may contain NULL
             .order_by(self.id)
         )
 
     def _fresh(self, held: Sequence[IdSpan]) -> Iterator[sa.Select[Any]]:
-        """Select ids, in order, of what was never leased: first between the spans that others hold, then after them."""
+        """Select ids, in order, of messages that were never leased: between the spans in `held`, then after them."""
         leases = self.leases
         after: sa.ColumnElement[bool] = self.id.is_not(None)
         same: sa.ColumnElement[bool] = leases.c.id == self.id
         if held:
             between = self._joined(id_spans.gaps(held), self.id).outerjoin(leases, same)
-            # Not by the index's order: PostgreSQL would look for a gap around each message there is.
+            # Not in the index's order: PostgreSQL would search for a gap around every message.
             in_gaps = sa.select(self.id).select_from(between).order_by(self.id + 0)
             yield in_gaps.where(leases.c.id.is_(None))
             last = held[-1][1]
@@ -328,14 +330,14 @@ class LeasedTable:
         return id_spans.rows(spans, is_sqlite=self.database.is_sqlite)
 
     def _joined(self, spans: Sequence[IdSpan], id_: sa.ColumnElement[Any]) -> sa.Join:
-        """Spans, with the rows of the queue or of the leases whose ids lie in them."""
+        """Return spans joined with the rows of the queue or of the leases whose ids lie in them."""
         rows = self._rows(spans)
         return rows.join(self.leases if id_ is self.leases.c.id else self.queue, id_.between(rows.c.first, rows.c.last))
 
     def _count(
         self, connection: sa.Connection, spans: Sequence[IdSpan], id_: Any, *such: sa.ColumnElement[bool]
     ) -> int:
-        """Count what such spans hold of the queue or of the leases."""
+        """Count the rows of the queue or of the leases in spans, by conditions."""
         count = sa.select(sa.func.count()).select_from(self._joined(spans, id_)).where(*such)
         return int(connection.execute(count).scalar_one()) if spans else 0
 
@@ -351,19 +353,19 @@ class LeasedTable:
         return [span for text in found for span in id_spans.parse(text)]
 
     def _of(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> tuple[list[int], Sequence[Any]]:
-        """Divide ids into those that a receive holds by its spans, which a planner leaves alone now, and the others."""
+        """Divide ids into the ids in the spans of a receive, which is locked against planners, and the others."""
         row = self._receive(receive_id).add_columns(self.receives.c.spans).with_for_update(read=True, key_share=True)
         found = connection.execute(row).first()
         return id_spans.inside(ids, id_spans.parse(found.spans)) if found and found.spans else ([], ids)
 
     def _take_turns(self, connection: sa.Connection) -> None:
-        """Wait for another planner of this table: what it leases by spans locks no message."""
+        """Wait for other planners of this table: a lease by spans locks no message."""
         if not self.database.is_sqlite:
             name = f"{self.queue.schema or ''}.{self.queue.name}"
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtextextended(name, 0))))
 
     def _of_free_partitions(self, waiting: sa.Select[Any], live: sa.Select[tuple[int]]) -> sa.Select[Any]:
-        """Leave out partitions of which a receive holds a message."""
+        """Exclude partitions of which a receive has leased a message."""
         partition = self.columns["partition_column"]
         queue = self.queue.alias("held")
         leased = queue.join(self.leases, self.leases.c.id == queue.c[self.id.name])
@@ -388,8 +390,8 @@ class LeasedTable:
         return list(connection.execute(there).scalars())
 
     def _among(self, column: sa.ColumnElement[Any], ids: Sequence[Any]) -> sa.ColumnElement[bool]:
-        """Condition that a column's id is one of `ids`, sorted and each once, however many they are."""
-        if self.kind is int and ids[-1] - ids[0] + 1 == len(ids):  # the common case, and a quarter faster
+        """Return the condition that a column is one of `ids`, which are sorted and unique."""
+        if self.kind is int and ids[-1] - ids[0] + 1 == len(ids):  # the common case, and faster by a quarter
             return column.between(ids[0], ids[-1])
         if self.database.is_sqlite:
             return column.in_(ids_on_sqlite.each(ids))

@@ -1,4 +1,4 @@
-"""Marks of the deployments that lease from a table, a row for each beside it."""
+"""Marks of the deployments that lease from a table, as rows of a table beside it."""
 
 import logging
 
@@ -12,19 +12,19 @@ _LOG = logging.getLogger(__name__)
 
 
 class QueueReaders:
-    """The marks at one queue. A user who may not write or read them does without, and hears of it once a process.
+    """Marks of a queue's readers. Without permission to read or write them they are unavailable, which is logged once.
 
     Args:
-        database: Where the queue is.
-        table: Of the marks.
-        is_there: Whether that was made: a queue of an earlier release has none.
+        database: Database of the queue.
+        table: Table of the marks.
+        is_there: Whether the table exists: a queue of an earlier release lacks it.
     """
 
     def __init__(self, database: Database, table: sa.Table, *, is_there: bool) -> None:
         self._database, self._table, self._is_usable = database, table, is_there
 
     def mark(self, me: Reader) -> None:
-        """Leave a mark, and remove those that count no longer."""
+        """Write a mark, and remove expired marks."""
         if not self._is_usable:
             return
         row, table = me._asdict(), self._table
@@ -33,13 +33,13 @@ class QueueReaders:
                 connection.execute(sa.delete(table).where(table.c.seen_at < me.seen_at - LATELY_S))
                 new = insert(connection, table).values(**row)
                 connection.execute(new.on_conflict_do_update(index_elements=["id"], set_=row))
-        except SourceAwayError:  # whoever reads the queue says so
+        except SourceAwayError:  # the receive itself reports this
             pass
         except SourceError as error:
             self._do_without(error)
 
     def found(self) -> list[Reader] | None:
-        """The marks; None where they cannot be read."""
+        """Return the marks; None if they cannot be read."""
         if not self._is_usable:
             return None
         try:
@@ -51,10 +51,10 @@ class QueueReaders:
 
     def _do_without(self, error: SourceError) -> None:
         self._is_usable = False
-        _LOG.warning("which deployments read this queue is not known: %s", error)
+        _LOG.warning("Other deployments that read this queue cannot be detected: %s", error)
 
 
 def readers_table(tables: sa.MetaData, queue: str) -> sa.Table:
-    """Describe the table of the marks."""
+    """Return the definition of the table of marks."""
     names = sa.Column("id", sa.Text, primary_key=True), sa.Column("name", sa.Text, nullable=False)
     return sa.Table(f"{queue}_readers", tables, *names, sa.Column("seen_at", sa.Double, nullable=False))

@@ -1,4 +1,4 @@
-"""Reading what a receive holds of a table queue: few rows in memory at once, payloads as the bytes that they are."""
+"""Reading the messages that a receive has leased, in small batches and with payloads as bytes."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
@@ -13,22 +13,22 @@ from pipeline_platform.source.contract import Share
 
 ROWS_PER_BATCH: Final = 2_000
 BYTES_PER_BATCH: Final = 8 << 20
-"""A batch that is read ends at whichever comes first, so that a few of them fit beside a task's work.
+"""A batch ends at the limit that is reached first, so that several batches fit beside a task's work.
 
-Rows become columns while the processor's cache still has them, which takes half as long as 10,000 at once.
+With 2,000 rows the conversion to columns stays in the processor's cache, which takes half as long as with 10,000.
 """
 
 READING_IDLE_S: Final = 3_600
-"""A task that reads stands still inside its transaction while it writes what it read. It locks no row."""
+"""Timeout of a reading transaction, which is idle while the task writes the messages. It locks no row."""
 
 
 Columns = Mapping[str, Sequence[Any]]
-"""Values by `id`, `data` and, where there are such columns, `metadata`, `partition` and `created`; and by `attempts`,
-where they may be more than one."""
+"""Columns `id`, `data` and, if the queue has them, `metadata`, `partition` and `created`; and `attempts` if it may
+exceed 1."""
 
 
 def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[Columns]:
-    """Read a share in parts that fit a batch."""
+    """Yield the messages of a share in batches."""
     leases, receives = table.leases, table.receives
     receive = sa.select(receives.c.id).where(receives.c.receive_id == receive_id)
     beside = [name for name in ("metadata", "partition") if f"{name}_column" in table.columns]
@@ -69,7 +69,7 @@ def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any
     if table.database.is_sqlite:
         yield from _by_size(connection.execute(query).cursor, names)
         return
-    # A cursor at the server, or the driver would fetch the whole share at once; binary, for payloads are.
+    # A server-side cursor: otherwise the driver fetches the whole share. Binary, because payloads are bytes.
     compiled = query.compile(dialect=connection.dialect)
     raw: Any = connection.connection.driver_connection
     with raw.cursor("share", binary=True) as cursor:
@@ -78,23 +78,23 @@ def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any
 
 
 def _as_text(table: LeasedTable, column: sa.ColumnClause[Any]) -> sa.ColumnElement[Any]:
-    """A column as text, or as the bytes it holds: drivers stop at JSON too deep, and at text that is not UTF-8."""
+    """Return a column as text or bytes: drivers fail at deeply nested JSON and at text that is not UTF-8."""
     if table.database.is_sqlite:
         return sa.cast(column, sa.LargeBinary)
     return column if isinstance(column.type, sa.LargeBinary) else sa.cast(column, sa.Text)
 
 
 def _payload(table: LeasedTable) -> sa.ColumnElement[Any]:
-    """The payload as bytes, made by the database, whatever the column's type is."""
+    """Return the payload as bytes, converted by the database."""
     data = table.columns.get("data_column")
     if table.database.is_sqlite:
-        # A column's type binds nobody there, so each value is cast.
+        # SQLite does not enforce a column's type, so each value is cast.
         return sa.cast(_row_as_json(table) if data is None else data, sa.LargeBinary)
     if data is not None and isinstance(data.type, sa.LargeBinary):
         return data
     if data is None:
         name = table.queue.name.replace('"', '""')
-        # With a star: a column may have the table's name, and would be taken for the row.
+        # With a star: the bare name would mean the column if a column has the table's name.
         text: sa.ColumnElement[Any] = sa.func.row_to_json(sa.literal_column(f'"{name}".*'))
     else:
         text = data
@@ -111,7 +111,7 @@ def _row_as_json(table: LeasedTable) -> sa.ColumnElement[Any]:
 
 
 def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[Columns]:
-    """Fetch few rows first and more as long as they are small: what a driver fetches at once is in memory at once."""
+    """Fetch few rows first, and more if they are small: all rows of a fetch are in memory at once."""
     step = 16
     while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH)):
         columns = dict(zip(names, zip(*rows, strict=True), strict=True))
@@ -122,7 +122,7 @@ def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[Columns]:
 
 
 def read_time(value: Any) -> datetime | None:
-    """Read a value of the created column; None if it is not a time. Without a zone it is UTC, in both databases."""
+    """Return a value of the created column as a time in UTC; None if it is not a time. No time zone means UTC."""
     try:
         if isinstance(value, str):
             value = datetime.fromisoformat(value)

@@ -1,4 +1,4 @@
-"""The tables of a queue: looked up and checked, once a process, and those beside it."""
+"""The tables of a queue: inspected once per process, and the definitions of the tables beside it."""
 
 import functools
 import os
@@ -14,22 +14,22 @@ from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.options import host
 
 COLUMNS_AS_JSON: Final = 60
-"""SQLite takes 127 arguments to a function, two for each member of an object."""
+"""Maximum columns of a row as JSON: SQLite accepts 127 arguments, two for each member of an object."""
 
 CREATE: Final = "run `pipeline-platform table-queue create`"
-"""What makes the tables, and brings those of an earlier release up to date."""
+"""Command that creates the tables, and upgrades the tables of an earlier release."""
 
 _WAYS_OUT: Final = {
-    "unable to open database file": f"The url must name a file that is there; to make it, {CREATE}",
-    "_receives.spans": f"An earlier release made this table: {CREATE}, while no run is under way",
-    "file is not a database": "Name a SQLite file in url",
-    "does not exist": f"Correct url or table, or {CREATE}",
-    "no such table": f"Correct table, or {CREATE}",
-    "permission denied for schema": "Grant the user of url USAGE on it, and CREATE where it is to make tables",
-    "permission denied for sequence": "Grant the user of url USAGE on it",
-    # UPDATE on the queue, too: nothing changes its rows, but a planner locks those that it leases.
+    "unable to open database file": f"The url must name an existing file. To create it, {CREATE}.",
+    "_receives.spans": f"An earlier release created this table. Stop all runs, then {CREATE}.",
+    "file is not a database": "Set url to a SQLite file.",
+    "does not exist": f"Correct url or table, or {CREATE}.",
+    "no such table": f"Correct table, or {CREATE}.",
+    "permission denied for schema": "Grant the user of url USAGE on the schema, and CREATE to create tables.",
+    "permission denied for sequence": "Grant the user of url USAGE on the sequence.",
+    # UPDATE on the queue, because a planner locks the rows that it leases.
     "permission denied": "Grant the user of url SELECT, UPDATE and DELETE on the queue, with INSERT to enqueue, "
-    "and SELECT, INSERT, UPDATE and DELETE on the tables beside it",
+    "and SELECT, INSERT, UPDATE and DELETE on the tables beside it.",
 }
 
 
@@ -37,36 +37,38 @@ _WAYS_OUT: Final = {
 def open_table(
     what: str, url: str, schema: str | None, name: str, *, partitions_apart: bool = False, **options: str | None
 ) -> LeasedTable:
-    """Look the tables up, once per process: a queue is pickled and copied, so it keeps nothing itself.
+    """Return the tables of a queue, inspected once per process: a queue is pickled and copied, so it keeps none itself.
 
-    `what` names the queue in errors, `options` are names of columns. It raises `SourceError` where the table or a
-    column is not there, or its id cannot be one.
+    `what` names the queue in errors, `options` are names of columns. Raises `SourceError` if the table or a column does
+    not exist, or the id column is unsuitable.
     """
     database = database_at(what, url, create=False)
     with database.reading() as connection:
         inspector = sa.inspect(connection)
         if not inspector.has_table(name, schema=schema):
-            raise database.refusal(f"there is no table {name!r}; correct table, or {CREATE}")
+            raise database.refusal(f"table {name!r} does not exist. Correct table, or {CREATE}.")
         found = {column["name"]: column["type"] for column in inspector.get_columns(name, schema=schema)}
         for option, column in options.items():
             if column is not None and column not in found:
                 has = ", ".join(sorted(found))
-                raise database.refusal(f"{option} is {column!r}, and table {name!r} has only {has}")
+                raise database.refusal(
+                    f"{option} {column!r} is not a column of table {name!r}. Set {option} to one of {has}."
+                )
         id_ = str(options["id_column"])
         unique: list[Any] = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
         unique += [constraint["column_names"] for constraint in inspector.get_unique_constraints(name, schema=schema)]
         is_marked = inspector.has_table(f"{name}_readers", schema=schema)
         unique += [index["column_names"] for index in inspector.get_indexes(name, schema=schema) if index["unique"]]
     if [id_] not in unique:
-        raise database.refusal(f"id_column is {id_!r}, which is not unique; name a primary key or a unique column")
+        raise database.refusal(f"id_column must be unique, got {id_!r}. Set it to a primary key or a unique column.")
     kind = next((kind for kind in (int, str, UUID) if _python_type(found[id_]) is kind), None)
     if kind is None:
-        wanted = "name a column of integers, texts or UUIDs"
-        raise database.refusal(f"id_column is {id_!r}, of type {found[id_]!r}; {wanted}")
+        wanted = "Set it to a column of integers, texts or UUIDs."
+        raise database.refusal(f"id_column {id_!r} has the unsupported type {found[id_]!r}. {wanted}")
     if options["data_column"] is None and database.is_sqlite and len(found) > COLUMNS_AS_JSON:
-        most = f"SQLite makes objects of up to {COLUMNS_AS_JSON} columns"
-        raise database.refusal(f"data_column is None, and {most}; name a column")
-    # Lightweight, for whatever else is in a table of one's own is left alone.
+        most = f"SQLite supports JSON objects of up to {COLUMNS_AS_JSON} columns, and the table has {len(found)}"
+        raise database.refusal(f"data_column is None, but {most}. Set data_column.")
+    # Not a full `sa.Table`: constraints and indexes of a user's table are left alone.
     queue = sa.table(name, *(sa.column(*column) for column in found.items()), schema=schema)
     columns = {option: queue.c[column] for option, column in options.items() if column is not None}
     id_type = found[id_]
@@ -78,12 +80,12 @@ def open_table(
 
 
 def database_at(what: str, url: str, *, create: bool) -> Database:
-    """Name a queue's database. A connection is not kept: each use is one bulk statement."""
+    """Return a queue's database. Connections are not kept: each use is a single bulk statement."""
     return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create)
 
 
 def add_spans(connection: sa.Connection, receives: sa.Table) -> None:
-    """Let receives of a table that an earlier release made have spans."""
+    """Add the column `spans` to a table of receives that an earlier release created."""
     columns = sa.inspect(connection).get_columns(receives.name, schema=receives.schema)
     if all(column["name"] != receives.c.spans.name for column in columns):
         table = connection.dialect.identifier_preparer.format_table(receives)
@@ -91,7 +93,7 @@ def add_spans(connection: sa.Connection, receives: sa.Table) -> None:
 
 
 def row_id() -> sa.types.TypeEngine[int]:
-    """Type of an id that the database gives: 64 bits on both, but SQLite's row id must be called INTEGER."""
+    """Return the type of a generated id: 64 bits, but SQLite's row id must be declared INTEGER."""
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -115,7 +117,7 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
     receives = sa.Table(
         f"{name}_receives",
         tables,
-        # An identity: a user who inserts needs rights on a serial's sequence as well, and on an identity's none.
+        # An identity column: unlike a serial, it needs no permission on its sequence.
         sa.Column("id", row_id(), sa.Identity(), primary_key=True),
         sa.Column("receive_id", sa.Text, unique=True),
         sa.Column("leased_until", sa.Double),
@@ -126,7 +128,7 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
 
 
 def place_of(url: str, schema: str | None, name: str) -> str:
-    """Name a table in one way of writing it, for `Source.places`."""
+    """Return the canonical name of a table, for `Source.places`."""
     address = parse(url)
     if address.get_backend_name() == "sqlite":
         return f"table {name.lower()!r} of {os.path.realpath(str(address.database))}"

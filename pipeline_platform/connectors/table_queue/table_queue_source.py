@@ -1,4 +1,4 @@
-"""A queue in a SQL table: SQLite as the embedded default, PostgreSQL for more than one machine."""
+"""A queue in a SQL table: SQLite as the embedded default, PostgreSQL for several machines."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,9 +21,9 @@ from pipeline_platform.source.contract import Held, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 
 IDS_PER_TRANSACTION: Final = 100_000
-"""Acknowledged in one transaction: about 0.1 s of SQLite's only write lock, so that nobody waits long for it."""
+"""Acknowledgements of one transaction: it holds SQLite's write lock for about 0.1 s."""
 
-LOST: Final = "not leased by this receive any more: another has it, or it was given back"
+LOST: Final = "no longer leased by this receive: it was released, or another receive has leased it"
 
 Payload = Literal["bytes", "json"]
 
@@ -31,9 +31,9 @@ Payload = Literal["bytes", "json"]
 class TableQueue(LeasedSource):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
-    `create` makes the tables; beside a table of one's own, which it leaves as it is, three small ones. Acknowledging
-    deletes a message's row: a table of one's own should be an outbox, or a copy. On SQLite `create` also turns on
-    write-ahead logging, so that readers and the writer do not wait for each other; that needs a local disk.
+    `create` creates the tables; for an existing table, which it does not change, three small ones beside it.
+    Acknowledging deletes a message's row: use an outbox table or a copy. On SQLite `create` also enables write-ahead
+    logging, so that readers and the writer do not wait for each other; that requires a local disk.
     """
 
     reads_again: ClassVar[bool] = True
@@ -42,28 +42,29 @@ class TableQueue(LeasedSource):
     url: str = Field(
         repr=False,
         description="SQLAlchemy URL: sqlite:///<path> or postgresql+psycopg://user:password@host/database. "
-        "Sessions of PostgreSQL have time-outs for locks and idle transactions, and UTC, unless it has own options.",
+        "PostgreSQL sessions get time-outs for locks and idle transactions, and the time zone UTC, unless the URL has "
+        "options.",
     )
-    table: str = Field("messages", min_length=1, description="Table of the messages; may be <schema>.<table>.")
+    table: str = Field("messages", min_length=1, description="Table of the messages, optionally as <schema>.<table>.")
     id_column: str = Field(
         "id",
         min_length=1,
-        description="Unique integer, text or UUID; a message's identity, so never use one twice.",
+        description="Column of unique integers, texts or UUIDs: the identity of messages, so never reuse an id.",
     )
-    data_column: str | None = Field("data", description="Payload; None for the whole row as one JSON object.")
-    metadata_column: str | None = Field(None, description="JSON object of metadata, where there is one.")
+    data_column: str | None = Field("data", description="Column of payloads; None for the whole row as a JSON object.")
+    metadata_column: str | None = Field(None, description="Column of metadata as a JSON object.")
     partition_column: str | None = Field(
-        None, description="Text that names a message's partition, such as a customer's number."
+        None, description="Column that contains a message's partition as text, such as a customer number."
     )
     one_receive_per_partition: bool = Field(
         False,
-        description="Whether the messages of a partition are leased to one receive at a time. Needs partition_column, "
-        "with an index if many messages wait.",
+        description="Whether the messages of a partition are leased to one receive at a time. Requires "
+        "partition_column, with an index if the backlog is large.",
     )
     created_column: str | None = Field(
         None,
-        description="When it came, for `published_at` and for how long the oldest has waited; UTC where it has no time "
-        "zone.",
+        description="Column of the time of a message, for `published_at` and the age of the oldest message; UTC if it "
+        "has no time zone.",
     )
 
     @field_validator("url")
@@ -74,7 +75,7 @@ class TableQueue(LeasedSource):
     @model_validator(mode="after")
     def _has_partitions(self) -> Self:
         if self.one_receive_per_partition and self.partition_column is None:
-            raise ValueError("one_receive_per_partition needs partition_column: name the column")
+            raise ValueError("one_receive_per_partition requires partition_column, got None. Set partition_column.")
         return self
 
     @property
@@ -84,22 +85,23 @@ class TableQueue(LeasedSource):
 
     @classmethod
     def without_partitions(cls, options: Mapping[str, Any]) -> str | None:
-        """A column says it."""
+        """Return the reason if there is no partition column."""
         return "which has no partition_column: name one" if options["partition_column"] is None else None
 
     @property
     def leases_partitions(self) -> bool:  # type: ignore[override]
-        """By its option."""
+        """The value of `one_receive_per_partition`."""
         return self.one_receive_per_partition
 
     def create(self, payload: Payload = "bytes") -> None:
-        """Make the tables that are not there yet; on SQLite the file and its folders, too.
+        """Create missing tables; on SQLite also the file and its folders.
 
         Args:
-            payload: Of a new table: `bytes`, or `json`, which PostgreSQL checks and can look into (jsonb).
+            payload: Type of payloads in a new table: `bytes`, or `json`, which PostgreSQL validates and can query
+            (jsonb).
 
         Raises:
-            SourceError: The database cannot be reached, or a table of one's own lacks what the options name.
+            SourceError: The database is unavailable, or an existing table lacks a column that the options name.
         """
         schema, name = self._schema_and_name()
         database = database_at(self._what, self.url, create=True)
@@ -107,7 +109,8 @@ class TableQueue(LeasedSource):
             if not sa.inspect(connection).has_table(name, schema=schema):
                 if self.data_column is None:
                     raise database.refusal(
-                        f"there is no table {name!r}, and with data_column None it is one of your own"
+                        f"table {name!r} does not exist, and with data_column None it is not created. Create it, or "
+                        "correct table or data_column."
                     )
                 self._new_queue(schema, name, payload).create(connection)
         open_table.cache_clear()
@@ -117,17 +120,17 @@ class TableQueue(LeasedSource):
         open_table.cache_clear()
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Add messages, all or none, and return how many; they are on disk then. SQLite's write lock is held meanwhile.
+        """Add all messages in one durable transaction; return their number. It holds SQLite's write lock.
 
         Args:
             payloads: One per message.
-            metadata: One JSON object or None per payload; needs `metadata_column`, or `partition_column` for what it
-                says under the name of that.
+            metadata: One JSON object or None per payload. Requires `metadata_column`, or `partition_column`, whose name
+                is the key of the partition.
 
         Raises:
-            SourceError: The table cannot take them.
+            SourceError: The table refuses the messages.
             TypeError: A payload is not `bytes`.
-            ValueError: There are more or fewer metadata than payloads, or a payload for a text column is not UTF-8.
+            ValueError: The numbers of metadata and payloads differ, or a payload for a text column is not UTF-8.
         """
         table = self._table()
         options = ["data_column"]
@@ -136,26 +139,26 @@ class TableQueue(LeasedSource):
             options += beside or ["metadata_column"]
         for option in options:
             if option not in table.columns:
-                raise table.database.refusal(f"{option} is None, so there is no column to put them in")
+                raise table.database.refusal(f"{option} is None, so send() cannot store its values. Set {option}.")
         columns = [table.columns[option] for option in options]
         rows = _rows(payloads, metadata, self, as_text=not isinstance(columns[0].type, sa.LargeBinary))
         with table.database.writing() as connection:
             return _copy_in(connection, table.queue, [column.name for column in columns], rows)
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """As the JSON object of `metadata_column`, if there is one."""
+        """Return labels as the JSON object of `metadata_column`, if it is set."""
         return labels if self.metadata_column else None
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Add messages: see `enqueue`."""
+        """Add messages; see `enqueue`."""
         return self.enqueue(payloads, metadata)
 
     def backlog(self) -> Backlog:
-        """Count what waits, and look up since when where `created_column` is given."""
+        """Return the number of waiting messages, and the time of the oldest if `created_column` is set."""
         return self.backlog_up_to(None)
 
     def backlog_up_to(self, most: int | None) -> Backlog:
-        """Count what waits, but no further than to `most`: the whole of a million rows takes a tenth of a second."""
+        """Return the backlog, counted no further than `most`: counting a million rows takes a tenth of a second."""
         table = self._table()
         with table.database.reading() as connection:
             messages = table.count_waiting(connection, most)
@@ -164,15 +167,15 @@ class TableQueue(LeasedSource):
         return Backlog(messages, self._time(oldest), at_least=at_least, others=others)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Lease up to `demand` messages, what comes again first, then the oldest, in shares with equal counts.
+        """Lease up to `demand` messages in equal shares: redeliveries first, then the oldest.
 
-        Planned again under the same `receive_id`, what the first plan leased is given back: earlier shares are void.
+        A second plan with the same `receive_id` releases the messages of the first, whose shares become invalid.
         """
         if demand < 1:
             return []
         table = self._table()
         lease = (receive_id, self.lease_s, demand, concurrency)
-        me = self.deployment  # an error after the lease would leave messages leased
+        me = self.deployment  # before the lease: an error after it would leave messages leased
         shares = table.database.write(
             lambda connection: table.lease(connection, *lease),
             before=lambda connection: table.end_what_ran_out(connection, receive_id),
@@ -182,86 +185,89 @@ class TableQueue(LeasedSource):
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read what this receive still holds of a share, what comes again first, each in the order of ids.
+        """Read the messages of a share that the receive still leases: redeliveries first, then by id.
 
-        `redelivered` is exact; metadata then say `deliveries`, this one included. A payload that is not binary comes as
-        its text in UTF-8, NULL as empty, a row as JSON with binary columns as a backslash, x and hexadecimal digits.
+        `redelivered` is exact; a redelivery's metadata contain the number of `deliveries`. A payload that is not binary
+        is its text in UTF-8, NULL is empty, and a row is JSON with binary columns as a backslash, x and hexadecimal
+        digits.
 
         Raises:
-            SourceError: The receive is over, or the database cannot be reached.
+            SourceError: The receive has ended, or the database is unavailable.
         """
         table = self._table()
         with table.database.reading() as connection:
             if not table.is_live(connection, receive_id):
                 raise table.database.refusal(
-                    f"receive {receive_id!r} is over, others may have its messages; "
-                    f"extend it in time, or raise lease_s (now {self.lease_s:g})"
+                    f"receive {receive_id!r} has ended, and its messages may be leased by another. "
+                    f"Raise lease_s (now {self.lease_s:g} s)."
                 )
             for columns in queue_reading.read(table, connection, share, receive_id):
                 yield self._batch(columns, receive_id)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Delete messages that are leased under `ack_ref`, 100,000 a transaction; several tasks may do so at once.
+        """Delete messages that are leased under `ack_ref`, 100,000 per transaction; several tasks may do so at once.
 
-        What is gone already is fine, and so is a lease that ran out while no other receive was given the message.
+        Missing messages are fine, and so is an expired lease if no other receive has leased the message since.
         """
         return self._each(ack_ids, lambda table, connection, ids: table.acknowledge(connection, ack_ref, ids))
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Give messages that are leased under `ack_ref` back; the count of their deliveries stays."""
+        """Release messages that are leased under `ack_ref`; the count of their deliveries stays."""
         return self._each(ack_ids, lambda table, connection, ids: table.give_back(connection, ack_ref, ids, delay_s))
 
     def extend(self, receive_id: str, held: Held) -> bool:
-        """Renew the lease of a whole receive by `lease_s` from now: one row, however many messages.
+        """Renew the lease of a whole receive to `lease_s` from now: a single row, however many messages.
 
         Returns:
-            False when the receive is over (it ran out and somebody planned, or it was abandoned), was never planned, or
-            has no message left.
+            False if the receive has ended (it expired and another was planned, or it was abandoned), was never planned,
+            or has no message left.
         """
         table = self._table()
         return table.database.write(lambda connection: table.renew(connection, receive_id, self.lease_s))
 
     def abandon(self, receive_id: str, held: Held) -> None:
-        """Give back all that a receive still holds, in one row. Until another is given a message, `ack` still works."""
+        """Release all messages of a receive, in one row. Until another receive leases a message, `ack` still works."""
         table = self._table()
         table.database.write(lambda connection: table.give_back_all(connection, receive_id))
 
     def held(self) -> list[tuple[str | None, float, int]]:
-        """List what is leased: receive, or None for messages that wait for a delay; seconds left; messages."""
+        """Return the leases: receive, or None for messages with a delay; seconds left; number of messages."""
         table = self._table()
         with table.database.reading() as connection:
             return table.held(connection)
 
     def whereabouts(self, message_id: str) -> str:
-        """Say who holds a message, or that it waits or is not there."""
+        """Return which receive has leased a message, or whether it is waiting or missing."""
         table = self._table()
         try:
             id_ = table.kind(message_id)
         except ValueError:
-            return f"not there: {message_id!r} is no id of table {self.table}"
+            return f"not found: {message_id!r} is not a valid id of table {self.table}"
         with table.database.reading() as connection:
             found = table.look_up(connection, id_)
         if found is None:
-            return f"not there: table {self.table} has no such row. It was acknowledged, or never came"
+            return f"not found: table {self.table} has no such row. It was acknowledged, or never enqueued"
         receive_id, seconds = found
         if receive_id is None:
-            return f"waits for its delay, {seconds:.0f} s more" if seconds else "waits"
-        return f"leased by receive {receive_id} for {seconds:.0f} s more"
+            return f"waiting for its delay, {seconds:.0f} s left" if seconds else "waiting"
+        return f"leased by receive {receive_id} for another {seconds:.0f} s"
 
     def check_ready(self) -> None:
-        """Raise `SourceError` where a receive is bound to fail: the tables, the columns, or the right to write."""
+        """Raise `SourceError` if a receive would fail: for the tables, the columns, or the permission to write."""
         table = self._table()
         with table.database.reading() as connection:
             for beside in (table.leases, table.receives):
                 if not sa.inspect(connection).has_table(beside.name, schema=beside.schema):
-                    raise table.database.refusal(f"there is no table {beside.name!r} for leases: {CREATE}")
+                    raise table.database.refusal(
+                        f"table {beside.name!r} for leases does not exist. To create it, {CREATE}."
+                    )
             table.count_waiting(connection, most=1)
             self._time(table.oldest_waiting(connection))
         table.database.write(lambda connection: table.end_what_ran_out(connection, ""))
 
     @property
     def _what(self) -> str:
-        return f"{self.name}, table {self.table!r} of"
+        return f"source {self.name!r}, table {self.table!r} of"
 
     def _schema_and_name(self) -> tuple[str | None, str]:
         schema, dot, name = self.table.rpartition(".")
@@ -285,18 +291,18 @@ class TableQueue(LeasedSource):
         if self.created_column:
             time_type = sa.DateTime(timezone=True)
             columns.append(sa.Column(self.created_column, time_type, server_default=sa.func.now(), nullable=False))
-        # AUTOINCREMENT: without it SQLite gives the id of the last message, once that is deleted, to the next.
+        # AUTOINCREMENT: otherwise SQLite reuses the id of the last message once it is deleted.
         return sa.Table(name, sa.MetaData(), *columns, schema=schema, sqlite_autoincrement=True)
 
     def _each(
         self, ack_ids: Sequence[str], act: Callable[[LeasedTable, sa.Connection, list[Any]], list[Any]]
     ) -> list[Refused]:
-        """Act on ids as the column holds them, each once, some per transaction."""
+        """Act on unique ids in the column's type, some per transaction."""
         table, left = self._table(), list[Any]()
         try:
             ids: list[Any] = sorted({int(id_) for id_ in ack_ids}) if table.kind is int else sorted(set(ack_ids))
         except ValueError as error:
-            raise table.database.refusal(f"id_column holds integers, and among the ids is another: {error}") from None
+            raise table.database.refusal(f"id_column contains integers, but an id is not valid: {error}.") from None
         for start in range(0, len(ids), IDS_PER_TRANSACTION):
             part = ids[start : start + IDS_PER_TRANSACTION]
             left += table.database.write(lambda connection, part=part: act(table, connection, part))  # type: ignore[misc]
@@ -310,7 +316,7 @@ class TableQueue(LeasedSource):
         if notes is not None:
             metadata = [self._metadata(*both) for both in zip(notes, attempts or repeat(1), strict=False)]
         elif attempts:
-            # The few texts there are, made once: one for each row would cost 3 us, as much as to read it.
+            # Each text is built once: building it per row costs 3 us, as much as reading the row.
             texts = {count: json.dumps({"deliveries": count}) if count > 1 else None for count in set(attempts)}
             metadata = pa.array(map(texts.get, attempts), pa.string())
         return self.deliveries(
@@ -329,21 +335,21 @@ class TableQueue(LeasedSource):
         if isinstance(note, str | bytes):
             try:
                 parsed = json.loads(note)
-                if len(note) > 500:  # long enough to be so deep that it can be read and not be written again
+                if len(note) > 500:  # may be nested so deeply that it can be parsed but not written again
                     json.dumps([[parsed]])
                 note = parsed
-            except (ValueError, RecursionError):  # one row with broken or bottomless JSON must not cost the others
+            except (ValueError, RecursionError):  # invalid or deeply nested JSON in one row must not fail the others
                 note = note if isinstance(note, str) else note.decode(errors="replace")
         known = note if isinstance(note, dict) else {} if note is None else {self.metadata_column or "metadata": note}
         return {**known, "deliveries": deliveries} if deliveries > 1 else known
 
     def _time(self, value: Any) -> datetime | None:
-        """Read a value of the created column; a `SourceError` if it is not a time."""
+        """Return a value of the created column; raise `SourceError` if it is not a time."""
         time = queue_reading.read_time(value)
         if time is None and value is not None:
             raise self._table().database.refusal(
-                f"created_column is {self.created_column!r}, and {value!r} in it is no time; "
-                "name a column of timestamps, ISO 8601 texts or seconds since 1970, or leave it out"
+                f"created_column {self.created_column!r} contains {value!r}, which is not a valid time. "
+                "Set it to a column of timestamps, ISO 8601 texts or seconds since 1970, or to None."
             )
         return time
 
@@ -353,10 +359,11 @@ def _text(value: Any) -> str | None:
 
 
 def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[str], rows: Iterable[Any]) -> int:
-    """Insert rows as they come, by the driver: SQLAlchemy takes a dict for each, and up to five times as long."""
+    """Insert rows by the driver: SQLAlchemy needs a dict for each, and up to five times as long."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.name == "sqlite":
-        in_order = sa.table(queue.name, *map(sa.column, names), schema=queue.schema)  # which is not the table's own
+        # The given order of columns may differ from the table's.
+        in_order = sa.table(queue.name, *map(sa.column, names), schema=queue.schema)
         insert = str(in_order.insert().compile(dialect=connection.dialect))
         return int(raw.executemany(insert, rows).rowcount)
     from psycopg import sql
@@ -381,9 +388,9 @@ def _rows(
     for payload, note in zip_longest(payloads, () if metadata is None else metadata, fillvalue=missing):
         if payload is missing or (note is missing and metadata is not None):
             which = "more" if payload is missing else "fewer"
-            raise ValueError(f"there are {which} metadata than payloads; give one or None for each")
+            raise ValueError(f"metadata has {which} entries than payloads. Pass one or None per payload.")
         if not isinstance(payload, bytes):
-            raise TypeError(f"a payload is bytes, not {type(payload).__name__}; encode it")
+            raise TypeError(f"a payload must be bytes, got {type(payload).__name__}. Encode it.")
         data = payload.decode() if as_text else payload
         if metadata is None:
             yield (data,)
