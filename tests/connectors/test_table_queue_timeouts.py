@@ -88,7 +88,7 @@ def test_a_session_that_stood_still_says_so(queue, monkeypatch):
 
     monkeypatch.setattr(LeasedTable, "renew", slowly)
     with pytest.raises(
-        SourceError, match=r"idle-in-transaction timeout\. This process stood still inside a transaction"
+        SourceError, match=r"idle-in-transaction timeout\. This process was idle inside a transaction"
     ):
         queue.extend("a", list)
 

@@ -101,10 +101,10 @@ def test_a_password_is_shown_nowhere():
 @pytest.mark.parametrize(
     ("url", "because"),
     [
-        ("nonsense:s3cret", "cannot be read; give sqlite"),
-        ("mysql://root:s3cret@host/db", "give SQLite or PostgreSQL"),
-        ("sqlite://", "a new database in every process"),
-        ("sqlite:///:memory:", "a new database in every process"),
+        ("nonsense:s3cret", "is not a valid URL. Use sqlite"),
+        ("mysql://root:s3cret@host/db", "must be for SQLite or PostgreSQL"),
+        ("sqlite://", "another in-memory database"),
+        ("sqlite:///:memory:", "another in-memory database"),
     ],
 )
 def test_a_url_that_cannot_serve_is_refused(url, because):
@@ -115,7 +115,7 @@ def test_a_url_that_cannot_serve_is_refused(url, because):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ControlStoreError, match=r"cannot be used: unable to open .*may this user write to it"):
+    with pytest.raises(ControlStoreError, match=r"cannot be used: unable to open .*this user may write to it"):
         ControlStore(f"sqlite:///{tmp_path}/file/control.db").paused("flights")
 
 

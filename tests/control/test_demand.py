@@ -84,10 +84,10 @@ def test_what_is_asked_for(backlog, limits, in_flight, waited, demands):
 
 def test_a_wait_for_room_says_so():
     assert decide(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
-        "1000000 messages wait, of which 3 could be taken on; a run pays from 50000, or after 30 s (waited 0 s)"
+        "1000000 messages wait, of which 3 may be leased; a run starts at 50000, or after 30 s (waited 0 s)"
     )
     assert decide(Backlog(10**6), SLOW, InFlight(600, runs=1), None).because == (
-        "the rate limit gives 600 while a run lasts, and 600 messages in flight need them"
+        "the rate limit allows 600 during a run, and 600 messages in flight need them"
     )
     assert decide(Backlog(60_000), LIMITS, NOTHING, None).because == "60000 messages at the source"
 
@@ -110,14 +110,14 @@ def test_a_backlog_that_is_counted_no_further_than_of_use_is_asked_for_as_a_whol
     ("backlog", "in_flight", "runs", "unleased", "waited", "because"),
     [
         (0, 0, 0, 0, None, "the queue is empty"),
-        (0, 7, 1, 0, None, "the queue is empty; run 0 took on 7 messages"),
-        (9, 200_000, 2, 0, None, "200000 messages in flight fill the capacity of 200000: runs 0, 1"),
-        (9, 5, 2, 0, None, "2 runs under way; max_runs allows 2: runs 0, 1"),
-        (9, 9, 1, 9, None, "9 messages wait, and run 0 will take them"),
-        (9, 9, 5, 9, None, "9 messages wait, and runs 0, 1, 2 and 2 more will take them"),
-        (12, 0, 0, 0, 4, "12 messages wait; a run pays from 50000, or after 30 s (waited 4 s)"),
-        (1, 0, 0, 0, None, "1 message waits; a run pays from 50000, or after 30 s (waited 0 s)"),
-        (None, 0, 0, 0, 4, "the source cannot tell what waits; after 30 s (waited 4 s)"),
+        (0, 7, 1, 0, None, "the queue is empty; leased by run 0: 7 messages"),
+        (9, 200_000, 2, 0, None, "200000 messages in flight use the capacity of 200000: runs 0, 1"),
+        (9, 5, 2, 0, None, "2 runs active; max_runs allows 2: runs 0, 1"),
+        (9, 9, 1, 9, None, "9 messages wait, and run 0 will lease them"),
+        (9, 9, 5, 9, None, "9 messages wait, and runs 0, 1, 2 and 2 more will lease them"),
+        (12, 0, 0, 0, 4, "12 messages wait; a run starts at 50000, or after 30 s (waited 4 s)"),
+        (1, 0, 0, 0, None, "1 message waits; a run starts at 50000, or after 30 s (waited 0 s)"),
+        (None, 0, 0, 0, 4, "the source does not report its backlog; next run after 30 s (waited 4 s)"),
     ],
 )
 def test_a_look_without_an_ask_says_why(backlog, in_flight, runs, unleased, waited, because):
@@ -137,7 +137,7 @@ def test_a_pause_comes_before_all_else():
 
 def test_a_small_backlog_is_asked_for_at_the_last_look_before_patience_is_over():
     assert decide(Backlog(12), LIMITS, NOTHING, seconds(24)).demand == 0
-    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(12, "12 messages wait, for 30 s at the most")
+    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(12, "12 messages wait, and may wait 30 s at most")
 
 
 @pytest.mark.parametrize("patience", [0.1, 5])
@@ -161,7 +161,7 @@ def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout, pat
 def test_an_exhausted_limit_says_when_it_gives_again():
     for permits in (0, 600):
         ask = decide(Backlog(10**6), limited(permits=permits, soon=0), NOTHING, seconds(99))
-        assert ask == Ask(0, "the rate limit leaves nothing until 12:01:00 UTC")
+        assert ask == Ask(0, "no permits are left until 12:01:00 UTC")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_failures_by_a_clock_that_was_ahead_do_not_hold_back_until_it_comes_true
 
 def test_a_pause_says_until_when_and_where_to_look():
     assert hold_back(FailedRuns(3, NOON, "4f1e"), seconds(5), NOON) == (
-        "the last 3 runs failed; asking again at 12:00:10 UTC; see run 4f1e"
+        "the last 3 runs failed; next run at 12:00:10 UTC; see run 4f1e"
     )
 
 
@@ -291,6 +291,6 @@ def test_a_source_that_does_not_answer_is_looked_at_less_and_less_often_up_to_a_
     for pause, longest in zip(pauses, [5, 10, 20, 40, *[60] * 6], strict=True):
         assert longest / 2 <= pause <= longest
     assert waiting.since == NOON
-    assert "did not answer, 10 times in a row" in str(waiting.held_back(NOON))
+    assert "did not answer 10 times in a row" in str(waiting.held_back(NOON))
     assert waiting.held_back(NOON + seconds(60)) is None
     assert waiting.held_back(NOON - timedelta(days=1)) is None, "a clock that was set back holds nobody up"

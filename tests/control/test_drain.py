@@ -1,4 +1,4 @@
-"""A drain: who begins no more messages, from when on, and when it is over."""
+"""Draining of pipelines and producers."""
 
 import math
 from collections import Counter
@@ -130,19 +130,19 @@ def test_it_waits_until_nothing_is_under_way_and_says_what_is(sqlite, clock):
         clock.now += seconds
         sqlite.end("ab"[len(said) - 1])
 
-    assert drain(sqlite, Told, "moves", log=said.append, sleep=sleep) == "told is drained, and paused: moves"
-    assert said[0].startswith("told: 12 messages in 2 runs, which begin ")
-    assert said[1].startswith("told: 5 messages in 1 run, which begin ")
+    assert drain(sqlite, Told, "moves", log=said.append, sleep=sleep) == "told is drained and paused: moves"
+    assert said[0].startswith("Draining told: 12 messages in 2 runs; they may start ")
+    assert said[1].startswith("Draining told: 5 messages in 1 run; they may start ")
     assert (sqlite.paused("told"), sqlite.draining("told")) == ("moves", None)
 
 
 def test_it_says_what_dead_runs_left_and_ends_when_somebody_resumes(sqlite, clock):
     sqlite.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
     said = drain(sqlite, Coasts, "moves", "east", log=print)
-    assert said.endswith("; 3 messages in 1 run died, and the next run after `resume` finishes what they left")
+    assert said.endswith("; 3 messages in 1 run crashed; the first run after `resume` finishes their receives")
     sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
     said = drain(sqlite, Coasts, "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
-    assert said == "coasts: somebody resumed or paused it meanwhile, and 2 messages in 1 run go on"
+    assert said == "coasts: the drain was cancelled by a resume or a pause; 2 messages in 1 run still active"
 
 
 def test_who_resumes_while_the_last_run_ends_is_not_paused_again(sqlite):
@@ -152,5 +152,8 @@ def test_who_resumes_while_the_last_run_ends_is_not_paused_again(sqlite):
         sqlite.resume("told")
         sqlite.end("a")
 
-    assert drain(sqlite, Told, "moves", log=print, sleep=sleep) == "told: nothing is under way, and somebody resumed it"
+    assert (
+        drain(sqlite, Told, "moves", log=print, sleep=sleep)
+        == "told: no active runs, but it was resumed during the drain"
+    )
     assert sqlite.paused("told") is None

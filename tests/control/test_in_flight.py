@@ -23,7 +23,7 @@ def test_queued_runs_count_until_they_end(place):
     assert place.asked() == [100, 100]
     named = ", ".join(sorted(run.run_id[:8] for run in place.instance.get_runs()))
     said, _, names = place.skips().partition(": runs ")
-    assert said == "200 messages in flight fill the capacity of 200"
+    assert said == "200 messages in flight use the capacity of 200"
     assert ", ".join(sorted(names.split(", "))) == named, "people can look them up"
     for run in place.instance.get_runs():
         place.instance.delete_run(run.run_id)
@@ -34,7 +34,7 @@ def test_what_queued_runs_will_take_is_not_asked_for_again(place):
     place.enqueue(60)
     assert place.asked() == [60]
     (run,) = place.instance.get_runs()
-    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
+    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will lease them"
 
 
 def test_a_run_that_leased_counts_as_what_it_holds(place):
@@ -50,7 +50,7 @@ def test_what_a_run_claimed_and_has_not_leased_is_not_asked_for_again(place):
     place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
     found = in_flight(Asked, place.instance, place.control)
     assert (found, found.held) == (InFlight(60, 1, 60), 0)
-    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
+    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will lease them"
 
 
 def test_a_dead_run_does_not_count_once_its_claim_is_over(place):
@@ -96,7 +96,7 @@ def test_patience_does_not_begin_anew_for_what_a_run_gave_back(place, status, at
         queue.execute("DELETE FROM messages WHERE id > 7")
     assert place.asked() == [7]
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
-    assert place.skips() == "7 messages wait; a run pays from 50, or after 30 s (waited 0 s)", "once"
+    assert place.skips() == "7 messages wait; a run starts at 50, or after 30 s (waited 0 s)", "once"
 
 
 def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place):
@@ -107,7 +107,7 @@ def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place):
     assert place.asked() == [7]
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
     place.control.expire("r")
-    assert "a run pays from 50, or after 30 s" in place.skips()
+    assert "a run starts at 50, or after 30 s" in place.skips()
 
 
 def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place):

@@ -86,7 +86,7 @@ def test_a_part_of_a_limit_can_be_changed(store):
 
 
 def test_a_change_of_nothing_or_to_nothing_is_refused(store):
-    with pytest.raises(ValueError, match="flights has no rate_limiting to change"):
+    with pytest.raises(ValueError, match="no rate_limiting to change"):
         store.update_rate_limiting("flights", None, allowed_messages=3)
     with pytest.raises(ValueError, match="allowed_messages"):
         store.update_rate_limiting("flights", TEN_A_MINUTE, allowed_messages=0)

@@ -32,8 +32,8 @@ def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
 @pytest.mark.parametrize(
     ("changes", "producer", "said"),
     [
-        (Overrides(max_runs=2), "", "max_runs is of one producer: choose one of east, west"),
-        (Overrides(concurrency=2), "east", "concurrency and max_demand are of the whole pipeline: leave out producer"),
+        (Overrides(max_runs=2), "", "max_runs applies to a single producer. Name one of east, west"),
+        (Overrides(concurrency=2), "east", "concurrency and max_demand apply to the whole pipeline. Omit producer"),
     ],
 )
 def test_an_option_of_another_is_refused(store, changes, producer, said):

@@ -114,8 +114,8 @@ def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url):
     for _ in range(2):
         with pytest.raises(ControlStoreError) as refused:
             ControlStore(control_url).paused("flights")
-    known = f"its tables have version 70, and this code knows those up to {NEWEST}. Upgrade pipeline-platform"
+    known = f"its tables have version 70, and this release supports versions up to {NEWEST}. Upgrade pipeline-platform"
     assert known in str(refused.value)
-    assert "or name another store" in str(refused.value)
+    assert "or use another store" in str(refused.value)
     run(control_url, f"UPDATE control_version SET version = {NEWEST}")
     assert ControlStore(control_url).paused("flights") == "why"

@@ -76,7 +76,7 @@ def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_
 def test_a_control_store_on_a_full_disk_can_be_read_and_says_what_it_lacks(on_a_small_disk, tmp_path):
     told = on_a_small_disk("control")
     lack = f"the control store sqlite:///{tmp_path}/disk/control.sqlite cannot be used: database or disk is full"
-    assert told["new"] == told["full"] == f"{lack}. Make room where it lies."
+    assert told["new"] == told["full"] == f"{lack}. Free space on the disk of the database."
     assert told["held"] > 0
     assert told["next"] == 1
     assert told["after"] == told["held"] + 1
