@@ -149,7 +149,9 @@ def test_a_password_that_was_changed_does_not_pass_and_is_not_told(postgres_url,
         connection.execute(change.format(sql.SQL("ALTER"), sql.Identifier(user), sql.Literal("the-new-one")))
 
         for call in ALL_CALLS.values():
-            with pytest.raises(SourceError, match=r"authentication failed.*Check the user and the password in url") as said:
+            with pytest.raises(
+                SourceError, match=r"authentication failed.*Check the user and the password in url"
+            ) as said:
                 call(queue)
             assert not isinstance(said.value, SourceAwayError)
             assert "the-old-one" not in str(said.value)

@@ -87,9 +87,7 @@ def test_a_session_that_stood_still_says_so(queue, monkeypatch):
         return renew(table, connection, receive_id, lease_s)
 
     monkeypatch.setattr(LeasedTable, "renew", slowly)
-    with pytest.raises(
-        SourceError, match=r"idle-in-transaction timeout\. This process was idle inside a transaction"
-    ):
+    with pytest.raises(SourceError, match=r"idle-in-transaction timeout\. This process was idle inside a transaction"):
         queue.extend("a", list)
 
 

@@ -38,7 +38,7 @@ def test_a_claim_again_replaces_the_former(store, claim):
 
 def test_a_receive_stays_with_its_pipeline(store, claim):
     claim(receive_id="a", wanted=70)
-    with pytest.raises(ValueError, match="receive a belongs to pipeline flights, not trains"):
+    with pytest.raises(ValueError, match="belongs to pipeline flights, not to trains"):
         store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
 
 

@@ -19,7 +19,7 @@ def test_without_a_limit_all_is_permitted_for_ever(store):
 
 
 def test_asking_for_no_permit_is_refused(store):
-    with pytest.raises(ValueError, match="wanted is 0"):
+    with pytest.raises(ValueError, match="wanted must be at least 1"):
         store.take({"flights": TEN_A_MINUTE}, 0)
 
 

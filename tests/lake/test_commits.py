@@ -66,7 +66,7 @@ def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(t
     forbid(tables[name])
     with pytest.raises(
         (CommitError, MaintenanceError),
-        match=rf"keeping/{name} refuses.*Unsupported table features required.*RowTracking",
+        match=rf"keeping/{name} rejects commits.*Unsupported table features required.*RowTracking",
     ):
         commit(tables, run)
 
@@ -75,7 +75,7 @@ def test_a_replay_into_a_table_that_only_appends_is_refused_by_name(tables):
     worked(tables).decide().publish()
     append_only(tables["kept"])
     replay = Run(tables, Memory(deliveries_=numbered(b"a")), "r2", origin="messages", replaces=("r1",)).work().decide()
-    with pytest.raises(CommitError, match=r"keeping/kept refuses.*append-only.*take back the table property"):
+    with pytest.raises(CommitError, match=r"keeping/kept rejects commits.*append-only.*Remove the table property"):
         replay.publish()
     assert len(visible(tables, "kept")) == 2
 
@@ -84,7 +84,7 @@ def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_
     for window in ("2026-01-01T0000", "2026-01-02T0000"):
         Run(tables, Memory(deliveries_=numbered(b"a")), window, windows=(window,)).finish()
     append_only(tables["messages"])
-    with pytest.raises(MaintenanceError, match="keeping/messages refuses"):
+    with pytest.raises(MaintenanceError, match="keeping/messages rejects commits"):
         maintain(tables, Retention())
 
 

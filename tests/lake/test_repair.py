@@ -136,6 +136,6 @@ def test_maintenance_of_one_table_that_fails_skips_no_other(lake, published, mon
         shorten(one, handle)
 
     monkeypatch.setattr(Table, "shorten_log", fails)
-    with pytest.raises(MaintenanceError, match="no space, while keeping/messages was maintained"):
+    with pytest.raises(MaintenanceError, match="no space, table: keeping/messages"):
         maintain(published, Retention(messages=None, batchers=None, failed=None))
     assert len(published["kept"].files(published["kept"].open())) == 1

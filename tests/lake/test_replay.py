@@ -73,7 +73,7 @@ def test_a_replay_that_another_replay_overtook_says_so_and_changes_nothing(table
     late = replay(tables, "r2")
     replay(tables, "r3").finish()
 
-    with pytest.raises(SourceError, match="another replay replaced messages"):
+    with pytest.raises(SourceError, match="another replay has replaced messages"):
         late.work()
     assert {row["receive_id"] for row in visible(tables, "kept")} == {"r3"}
 
@@ -191,7 +191,7 @@ def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
     raw = tables["messages"]
     handle = raw.open()
     raw.swap(handle, "retention", [], removed=raw.files(handle))
-    with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
+    with pytest.raises(SourceError, match=rf"window {WINDOW}: 2 decided messages are missing"):
         given_out(source, 1)
 
 

@@ -23,10 +23,14 @@ HOW = {"allow_delayed_open": True, "retry_strategy": pafs.AwsStandardS3RetryStra
 @pytest.mark.parametrize(
     ("root", "options", "said"),
     [
-        ("abfss://box@account.dfs.core.windows.net/lake", {}, "root begins with abfss://: .* a folder .* or gs://"),
-        ("az://box/lake", {"azure_storage_account_key": "hidden"}, "root begins with az://"),
-        ("file:///tmp/lake", {}, "give its path"),
-        ("gs://box", {"google_service_account": "hidden"}, "sets google_service_account, .*GOOGLE_APPLICATION_CRED"),
+        ("abfss://box@account.dfs.core.windows.net/lake", {}, "must be a folder, .* got abfss://"),
+        ("az://box/lake", {"azure_storage_account_key": "hidden"}, "must be a folder, .* got az://"),
+        ("file:///tmp/lake", {}, "must be a folder, .* got file://"),
+        (
+            "gs://box",
+            {"google_service_account": "hidden"},
+            "must be empty for gs://, got google_service_account.*GOOGLE_APPLICATION_CRED",
+        ),
     ],
 )
 def test_a_store_that_not_all_clients_reach_alike_is_refused(root, options, said):

@@ -49,7 +49,7 @@ def test_a_task_that_takes_long_is_named_with_its_host_until_it_ends(spark_clust
             working.join()
 
     for sentence in (said[-1], str(shown)):
-        assert sentence.startswith("1 of 2 Spark tasks run for longer than 1 s: task 1 on host 127.0.0.1, ")
+        assert sentence.startswith("Slow Spark tasks: 1 of 2 have run for more than 1 s: task 1 on host 127.0.0.1, ")
     assert others == [], "tasks of other receives are not its own"
     assert late_tasks.late_tasks(spark_cluster.ui, "late") == ""
 

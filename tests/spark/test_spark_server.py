@@ -166,7 +166,7 @@ def test_a_state_file_that_others_may_write_is_refused(tmp_path, warm_spark):
     (tmp_path / "spark.json").chmod(0o666)
 
     for use in (spark_server.status, spark_server.start, spark_server.revive, spark_server.stop):
-        with pytest.raises(spark_server.SparkServerError, match=r"spark\.json: it belongs to another user"):
+        with pytest.raises(spark_server.SparkServerError, match=r"spark\.json must belong to the user of this process"):
             use(tmp_path)
     assert spark_server.status(warm_spark.folder) == warm_spark.server
 

@@ -126,7 +126,7 @@ def test_a_start_that_stands_still_is_ended(folder, monkeypatch):
 
     stopper = threading.Thread(target=stand_still)
     stopper.start()
-    with pytest.raises(spark_server.SparkServerError, match=r"has done nothing for 2 s"):
+    with pytest.raises(spark_server.SparkServerError, match=r"has stalled for 2 s"):
         spark_server.start(folder, cores=1)
     stopper.join()
 
