@@ -48,7 +48,7 @@ def test_a_damaged_store_is_a_reason_for_the_clock_too(place, schedule):
 def test_a_look_waits_for_no_writer(place):
     place.enqueue(100)
     place.control.resume("asked")
-    place.control.close()  # as after each look
+    place.control.close()  # as after each tick
     with closing(sqlite3.connect(place.folder / "control.sqlite", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Options that are changed at run time: what holds, for whom, and what is refused."""
+"""Options changed at run time: their scope, and invalid changes."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from pipeline_platform.orchestration.limits_job import LimitsConfig, change
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 
-def test_what_is_changed_holds_until_it_is_taken_back(store):
+def test_changed_options_apply_until_they_are_reset(store):
     store.override(Told, Overrides(concurrency=5, max_runs=3))
     assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)
     assert (store.processors_of(Told).per_run, Quota(Told, store).capacity) == (35, 105)

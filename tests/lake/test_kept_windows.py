@@ -1,4 +1,4 @@
-"""A change of a pipeline's windows: refused where data would come to lie in others, or in none."""
+"""Changes of a pipeline's windows: refused if existing data would be in other windows, or in none."""
 
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -72,7 +72,7 @@ def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_l
         ({"first_window": datetime(2020, 1, 1, tzinfo=UTC)}, {"first_window": FIRST}),
     ],
 )
-def test_a_change_that_moves_no_data_is_none(lake, before, after):
+def test_a_change_that_moves_no_data_is_accepted(lake, before, after):
     with_data(lake, **before)
     Tables(lake, keeping(**after)).ensure()
 
@@ -93,7 +93,7 @@ def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_wit
         Tables(lake, keeping(window_cron=DAILY)).ensure()
 
 
-def test_what_was_kept_and_cannot_be_read_is_told_by_its_path(lake):
+def test_an_invalid_record_of_windows_raises_an_error_with_its_path(lake):
     with_data(lake)
     lake.write("keeping/_windows.json", b"{")
     with pytest.raises(

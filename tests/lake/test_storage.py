@@ -1,4 +1,4 @@
-"""Where a lake may lie, and what both of its clients are told of an object store."""
+"""Roots of a lake, and the options of its clients for an object store."""
 
 import errno
 import os
@@ -87,15 +87,15 @@ def test_variables_of_aws_reach_files_and_commits_alike(s3, monkeypatch, region,
 def test_of_two_commits_of_one_version_the_second_is_refused(s3):
     table = Table(Lake(root="s3://lake/twice", storage_options=s3), "p", "t", pa.schema({"window": pa.string()}))
     table.ensure()
-    with table.look() as one, table.look() as other:
-        table.swap(one, "one", [])
+    with table.look() as handle, table.look() as other:
+        table.swap(handle, "one", [])
         with pytest.raises(CommitConflictError):
             table.swap(other, "other", [])
 
 
 @pytest.mark.parametrize("call", [Table.exists, Table.version, lambda table: table.lake.remove(table.path(""))])
 def test_other_threads_run_while_a_store_does_not_answer_and_then_it_is_an_error(monkeypatch, call):
-    """One of them renews leases, another one keeps a connection to a broker."""
+    """Other threads renew leases, and keep connections to a broker."""
     monkeypatch.setattr(storage, "AWAY_S", 2)
     monkeypatch.setattr(storage, "_BRIEF", {"max_retries": "0", "timeout": "1s"})
     errors = []

@@ -1,4 +1,4 @@
-"""The writer: files under their tables, bounded, with statistics that readers may trust."""
+"""The writer: bounded files and row groups, with correct statistics."""
 
 import os
 import resource
