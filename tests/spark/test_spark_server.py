@@ -123,7 +123,7 @@ def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_p
 
 
 def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path):
-    with pytest.raises(spark_server.SparkServerError, match=r"does not answer.*longer --timeout"):
+    with pytest.raises(spark_server.SparkServerError, match=r"has not answered.*longer --timeout"):
         spark_server.start(tmp_path, timeout_s=0.3)
 
     assert spark_processes(tmp_path) == []
@@ -179,7 +179,7 @@ def test_a_state_file_of_another_user_is_refused(tmp_path, warm_spark):
     answer = CliRunner().invoke(app, ["spark", "status", "--state", str(tmp_path)])
 
     assert answer.exit_code == 1
-    assert "belongs to another user" in answer.output
+    assert "spark.json must belong to the user of this process" in answer.output
 
 
 def test_the_folder_is_its_owners_alone(warm_spark):
