@@ -1,1 +1,1 @@
-"""The control store, and how much a run may take on."""
+"""The control store, and the rules for the size of a run."""

@@ -1,11 +1,11 @@
-"""What is in flight: how many messages each receive may hold, and until when that counts.
+"""Claims of runs to the capacity of a pipeline: messages in flight, each claim for a limited time.
 
-Where a pipeline has several producers, each has a capacity of its own for what it pulls: what is called `pipeline` here
-is then `<pipeline>/<producer>`. Backfills and replays claim for the pipeline itself, whose capacity is that of all its
-producers: together with what those hold, they never hold more. While they hold something, a producer obeys both.
+If a pipeline has several producers, each producer has its own capacity, and the argument `pipeline` is
+`<pipeline>/<producer>`. Backfills and replays claim for the pipeline itself, whose capacity is the sum of its
+producers' and includes their claims. While a backfill or replay has a claim, a producer's claim must fit both.
 
-A claim may be `alone`, where messages keep an order over runs: it is granted nothing beside another claim of the
-pipeline, and no other claim is granted anything beside it.
+A claim may be `alone`, to keep messages in order over runs: it is granted nothing while the pipeline has another claim,
+and prevents other claims of the pipeline.
 """
 
 from collections.abc import Sequence
@@ -42,13 +42,19 @@ _ENDED = sa.Table(
     sa.Index("ix_control_ended", "pipeline", "ended_at"),
 )
 KEEP_ENDED = timedelta(days=30)
-"""How long it is remembered of a receive that it was acknowledged."""
+"""Time for which acknowledged receives are kept."""
 
 
 class Claim(NamedTuple):
-    """Messages that one receive has in flight, by the run that claimed last, until when they count unless renewed.
+    """Messages that one receive has in flight.
 
-    `alone` says that no other receive of the pipeline may hold any meanwhile.
+    Attributes:
+        receive_id: The receive.
+        run_id: The run that claimed last.
+        messages: Number of messages.
+        expires_at: End of the claim unless it is renewed.
+        started_at: Time of the claim.
+        alone: Whether it prevents other claims of the pipeline.
     """
 
     receive_id: str
@@ -60,7 +66,7 @@ class Claim(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A receive that was acknowledged: by which run, how many messages, from its claim to its end."""
+    """An acknowledged receive: its run, its messages, and the times of its claim and its end."""
 
     receive_id: str
     run_id: str
@@ -70,7 +76,7 @@ class Ended(NamedTuple):
 
 
 class Claims(Database):
-    """The part of the control store that knows what is in flight."""
+    """Claims of runs, as a part of the control store."""
 
     def claim(
         self,
@@ -83,28 +89,28 @@ class Claims(Database):
         lease_s: float,
         alone: bool = False,
     ) -> int:
-        """Claim room for a receive, before it leases anything.
+        """Claim capacity for a receive, before it leases messages.
 
-        A claim of the same receive again (a re-execution) takes the place of the former one, and lifts the stop of its
-        run. It may be granted less where the room went to others meanwhile. A grant of 0 is not recorded. All receives
-        of the pipeline together have `capacity` messages in flight at most. A claim counts for `lease_s` seconds,
-        unless `beat` renews it.
+        A second claim of the same receive (a re-execution) replaces the first, and removes the stop of its run. It may
+        be granted less if other runs have claimed the capacity meanwhile. A grant of 0 is not stored. All receives of
+        the pipeline together have at most `capacity` messages in flight. A claim expires after `lease_s` seconds unless
+        `beat` renews it.
 
         Returns:
             Messages granted, from 0 to `wanted`.
 
         Raises:
-            ValueError: `wanted` is negative, or the receive is another pipeline's.
-            ControlStoreError: The database does not answer; nothing may be leased.
+            ValueError: `wanted` is negative, or the receive belongs to another pipeline.
+            ControlStoreError: The control store is unavailable; no message may be leased.
         """
         if wanted < 0:
-            raise ValueError(f"wanted is {wanted}; a receive claims 0 messages or more")
+            raise ValueError(f"wanted must be at least 0, got {wanted}.")
         with self.writing() as connection:
             lock(connection, whole(pipeline))
             now = self.now(connection)
             owner = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if owner not in (None, pipeline):
-                raise ValueError(f"receive {receive_id} belongs to pipeline {owner}, not {pipeline}")
+                raise ValueError(f"Receive {receive_id} belongs to pipeline {owner}, not to {pipeline}.")
             room = _room(connection, pipeline, capacity, now, but=receive_id, alone=alone)
             messages = max(0, min(wanted, room))
             connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)))
@@ -115,35 +121,34 @@ class Claims(Database):
         return messages
 
     def adjust(self, receive_id: str, messages: int) -> None:
-        """Lower a claim to what was really leased, or is still held, 0 or more; nothing raises it."""
+        """Lower a claim to the number of messages that are leased, 0 or more; never raise it."""
         if messages < 0:
-            raise ValueError(f"messages is {messages}; a receive holds 0 messages or more")
+            raise ValueError(f"messages must be at least 0, got {messages}.")
         with self.writing() as connection:
             lower = sa.update(_RECEIVES).where(_is(receive_id), _RECEIVES.c.messages > messages)
             connection.execute(lower.values(messages=messages))
 
     def beat(self, receive_id: str, lease_s: float, *, run_id: str | None = None) -> bool:
-        """Renew a claim by `lease_s` seconds from now; with 0 it is over now.
+        """Renew a claim to `lease_s` seconds from now; with 0 it expires now.
 
-        A claim that is over comes back to life while its room is free and nobody has ended it: a driver that stalled
-        goes on, unless others count on its place.
+        An expired claim is restored if it has not been ended and its capacity is still free: a driver that stalled
+        continues.
 
         Returns:
-            False where it is gone, over and its room taken, or not of the run `run_id`. The run that asks must decide
-            nothing more.
+            False if the claim was ended, has expired and its capacity is used, or does not belong to the run `run_id`.
+            The run must then decide nothing more.
         """
         with self.writing() as connection:
             pipeline = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if pipeline is None:
                 return False
             lock(connection, whole(pipeline))
-            # Only now: a clock read before the lock could find alive what another has already replaced.
+            # Read after the lock: an earlier time could show an expired claim, already replaced, as live.
             now = self.now(connection)
             mine = connection.execute(sa.select(_RECEIVES).where(_is(receive_id))).first()
             if mine is None or run_id not in (None, mine.run_id):
                 return False
-            is_over = mine.expires_at <= now
-            if is_over:
+            if mine.expires_at <= now:
                 room = _room(connection, pipeline, mine.capacity, now, but=receive_id, alone=mine.alone)
                 if mine.messages > room:
                     return False
@@ -151,9 +156,9 @@ class Claims(Database):
             return connection.execute(renewed).rowcount == 1
 
     def end(self, receive_id: str, *, if_over: bool = False) -> bool:
-        """Give a claim's room back; return whether this call ended it, and no other.
+        """End a claim and free its capacity; return whether this call, and no other, ended it.
 
-        With `if_over` only if its lease is over: a run that clears up after dead ones leaves what came back to life.
+        With `if_over`, end it only if it has expired: the claim of a crashed run may have been renewed meanwhile.
         """
         with self.writing() as connection:
             row = sa.delete(_RECEIVES).where(_is(receive_id))
@@ -165,7 +170,7 @@ class Claims(Database):
             return ended
 
     def finish(self, receive_id: str) -> None:
-        """End the claim of a receive that was acknowledged, and remember it for `KEEP_ENDED`."""
+        """End the claim of an acknowledged receive, and keep its record for `KEEP_ENDED`."""
         columns = [_RECEIVES.c[name] for name in _ENDED.c.keys()[:-1]]
         with self.writing() as connection:
             claim = connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)).returning(*columns)).first()
@@ -186,13 +191,13 @@ class Claims(Database):
         receive_ids: Sequence[str] | None = None,
         since: datetime | None = None,
     ) -> list[Ended]:
-        """List receives of a pipeline, or of one of its producers, that were acknowledged; the latest first.
+        """Return acknowledged receives of a pipeline or of one of its producers, latest first.
 
         Args:
-            pipeline: Name of the pipeline, whose producers' are listed too, or `<pipeline>/<producer>`.
-            last: How many at the most.
-            receive_ids: Only these.
-            since: Only those that were acknowledged since then.
+            pipeline: Name of the pipeline, which includes its producers, or `<pipeline>/<producer>`.
+            last: Greatest number of receives to return.
+            receive_ids: Return these receives only.
+            since: Return receives acknowledged since this time only.
         """
         query = sa.select(_ENDED).where(_is_of(pipeline, _ENDED)).order_by(_ENDED.c.ended_at.desc()).limit(last)
         if receive_ids is not None:
@@ -204,13 +209,13 @@ class Claims(Database):
         return [Ended(r.receive_id, r.run_id, r.messages, as_time(r.started_at), as_time(r.ended_at)) for r in rows]
 
     def expire(self, receive_id: str) -> None:
-        """End a claim's lease now, unless it is over already: since when it is over stays the same then."""
+        """Let a claim expire now; the time of an earlier expiry stays unchanged."""
         self._expire(_is(receive_id))
 
     def let_go(self, run_id: str) -> None:
-        """End the leases of a run that works on nothing any more.
+        """Let all claims of a finished run expire.
 
-        The next run finishes what it decided, at once. It gives up the rest, unless the run is re-executed before.
+        The next run finishes its decided receives at once, and releases the others unless the run is re-executed first.
         """
         self._expire(_RECEIVES.c.run_id == run_id)
 
@@ -220,13 +225,13 @@ class Claims(Database):
             connection.execute(sa.update(_RECEIVES).where(whose, _RECEIVES.c.expires_at > now).values(expires_at=now))
 
     def in_flight(self, pipeline: str, *, of_all: bool = False) -> list[Claim]:
-        """List the live claims of a pipeline, oldest first; those of its producers too if `of_all`."""
+        """Return the live claims of a pipeline, oldest first; with `of_all` its producers' claims, too."""
         return self._claims(_is_of(pipeline) if of_all else _RECEIVES.c.pipeline == pipeline, live=True)
 
     def over(self, *pipelines: str, of_all: bool = False) -> list[Claim]:
-        """List the claims whose lease ran out without `end`, oldest first: their runs are dead, or stalled.
+        """Return expired claims that were not ended, oldest first: their runs have crashed or stalled.
 
-        A run that finds them stops what their runs left behind, then calls `end(receive_id, if_over=True)`.
+        A run that finds one stops the processes of its run, then calls `end(receive_id, if_over=True)`.
         """
         whose = sa.or_(*map(_is_of, pipelines)) if of_all else _RECEIVES.c.pipeline.in_(pipelines)
         return self._claims(whose, live=False)
@@ -248,12 +253,12 @@ def _is(receive_id: str) -> sa.ColumnElement[bool]:
 
 
 def _is_of(pipeline: str, table: sa.Table = _RECEIVES) -> sa.ColumnElement[bool]:
-    """Whether a row is the pipeline's, or a producer's of it."""
+    """Whether a row belongs to the pipeline or to one of its producers."""
     return (table.c.pipeline == pipeline) | table.c.pipeline.startswith(f"{pipeline}/", autoescape=True)
 
 
 def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str, alone: bool) -> int:
-    """Count the messages that a claim may hold beside the live ones, but for one."""
+    """Return the capacity that live claims, except the claim of the receive `but`, leave for a claim."""
     live = sa.and_(_is_of(whole(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
     in_the_way = sa.select(_RECEIVES.c.receive_id).where(live if alone else live & _RECEIVES.c.alone)
     if connection.execute(in_the_way.limit(1)).first():

@@ -1,6 +1,6 @@
-"""One way to a SQL database, SQLite or PostgreSQL: opened late, safe over threads, forks and processes.
+"""Access to a SQL database, SQLite or PostgreSQL: opened on first use, safe for threads, forks and processes.
 
-The control store and the table queue use it. A connector of your own that keeps a table may use it, too.
+The control store and the table queue use it. Your own connectors may use it, too.
 """
 
 import os
@@ -23,17 +23,17 @@ from pipeline_platform.model.safe_text import is_ambiguous, redacted, secrets_in
 T = TypeVar("T")
 
 BUSY_S: Final = 30
-"""Seconds that a SQLite connection waits for another that holds the file."""
+"""Seconds that a SQLite connection waits for a lock of the file."""
 
 IDLE_S: Final = 30
 LOCK_S: Final = 60
-"""PostgreSQL ends a session that stands still inside a transaction for IDLE_S, as one whose host is gone does. It ends
-a wait for a lock after LOCK_S: longer, so that what waits for such a session is served. Neither ends a statement that
-merely takes long."""
+"""PostgreSQL ends a session that is idle inside a transaction for IDLE_S, for example after its host has crashed. It
+ends a wait for a lock after LOCK_S, which is longer, so that a wait for an idle session succeeds. Neither ends a slow
+statement."""
 
 _SILENT_S: Final = 25
-"""A client gives up a connection after so long without a sign of PostgreSQL's host: a renewal that hangs is tried again
-before its lease is over."""
+"""Seconds after which a client closes a connection to an unreachable PostgreSQL host: a renewal that hangs is retried
+before its lease expires."""
 _CONNECTION: Final[dict[str, Any]] = {
     "connect_timeout": 10,
     "application_name": "pipeline-platform",
@@ -42,12 +42,12 @@ _CONNECTION: Final[dict[str, Any]] = {
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": _SILENT_S * 1_000,
-    # A pooler may give each transaction another session, which would not know what an earlier one prepared.
+    # A pooler may give each transaction another session, which lacks statements prepared earlier.
     "prepare_threshold": None,
     # For a database of SQL_ASCII psycopg would return all text as bytes.
     "client_encoding": "utf8",
 }
-"""What libpq gets for each connection, unless `url` says otherwise."""
+"""Connection parameters of libpq, which `url` may override."""
 
 
 class Database:
@@ -55,17 +55,17 @@ class Database:
 
     Args:
         url: SQLAlchemy URL of a SQLite file or a PostgreSQL database.
-        what: Names its use at the beginning of an error.
-        error: Raised for whatever goes wrong here. Its message names use, URL without password, reason and way out.
-        away: Raised in its place for what passes by itself, as a server that restarts; None for `error`, too.
-        ways_out: What to do about an error, by words of its reason; they come before this module's own.
-        create: Whether to make a SQLite file and its folders where they are missing.
-        durable: Whether a commit on SQLite survives a power cut. Without it the last ones may be lost, never the file.
+        what: Use of the database, the first words of each error.
+        error: Type of all errors. Messages contain the use, the URL without password, the reason and a fix.
+        away: Type of temporary errors, for example while a server restarts; None for `error`.
+        ways_out: Fixes by words of the reason; they take precedence over the fixes of this package.
+        create: Whether to create a missing SQLite file and its folders.
+        durable: Whether a commit on SQLite survives a power cut. If not, the last commits may be lost, never the file.
         keep: Whether a process keeps a connection open between two uses.
-        now: Seconds since the epoch, for tests; None for the clock that all who share the database share.
+        now: Seconds since the epoch, for tests; None for the database's clock.
 
     Raises:
-        Exception: As `error` says: the URL is for another kind of database, or for none.
+        Exception: Of the type `error`: the URL is invalid, or for an unsupported database.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Database:
         self._is_prepared = False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave connections behind: they belong to this process. A copy knows that the tables are made."""
+        """Omit connections, which belong to this process; keep the fact that the tables exist."""
         return {**self.__dict__, "_made": None, "_is_prepared": self._is_prepared or self._made is not None}
 
     def __str__(self) -> str:
@@ -100,7 +100,7 @@ class Database:
         return self.url.set(query={}).render_as_string(hide_password=True)
 
     def __repr__(self) -> str:
-        """Name the database, without its password."""
+        """Return the type and the URL without password."""
         return f"{type(self).__name__}({str(self)!r})"
 
     @property
@@ -113,34 +113,34 @@ class Database:
         return self.url.get_backend_name() == "sqlite"
 
     def prepare(self, engine: sa.Engine) -> None:
-        """Make what is missing. Called before the first use, not in processes that get a copy; a subclass says what."""
+        """Create missing tables; subclasses override it. Called before the first use, not in processes with a copy."""
 
     @contextmanager
     def writing(self) -> Iterator[sa.Connection]:
-        """Open a transaction that may write. On SQLite writers take turns; on PostgreSQL lock what you decide by."""
+        """Open a transaction that may write. SQLite serialises writers; on PostgreSQL, lock the rows that you read."""
         with self._named_errors(), transaction(self._engine(), immediate=True) as connection:
             yield connection
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
-        """Open a transaction that only reads, and waits for no writer."""
+        """Open a read-only transaction, which does not wait for writers."""
         with self._named_errors(), transaction(self._engine(), immediate=False) as connection:
             yield connection
 
     @contextmanager
     def alone(self) -> Iterator[sa.Connection]:
-        """Open a connection on which each statement is a transaction: no round trips to begin and to end one."""
+        """Open a connection in autocommit mode, which saves the round trips for BEGIN and COMMIT."""
         with self._named_errors(), self._engine().connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
     def write(
         self, work: Callable[[sa.Connection], T], *, before: Callable[[sa.Connection], object] | None = None
     ) -> T:
-        """Call `work` in a transaction that may write; again where PostgreSQL ends it for the sake of another.
+        """Call `work` in a transaction that may write; retry it after a serialisation failure or a deadlock.
 
         Args:
-            work: What to do.
-            before: What to do first, in a transaction of its own over the same connection.
+            work: Called with the connection.
+            before: Called first, in a separate transaction on the same connection.
         """
 
         def once(connection: sa.Connection, call: Callable[[sa.Connection], T]) -> T:
@@ -156,22 +156,22 @@ class Database:
             return tries(once, connection, work)
 
     def sync(self) -> None:
-        """Have what is committed survive a power cut. On PostgreSQL and on a durable SQLite it does anyway."""
+        """Make commits survive a power cut. No effect on PostgreSQL and on a durable SQLite, where they always do."""
         if self.is_sqlite and not self._durable:
             with suppress(FileNotFoundError), Path(f"{self.url.database}-wal").open("rb") as log:
                 os.fsync(log.fileno())
 
     def now(self, connection: sa.Connection) -> int:
-        """Read the time in microseconds since the epoch: by the server's clock, or this machine's for SQLite."""
+        """Return the time in microseconds since the epoch: by the server's clock, or this machine's for SQLite."""
         return int(connection.execute(sa.select(self.clock())).scalar_one())
 
     @property
     def fixed_now(self) -> int | None:
-        """The time of a test's clock; None for the clock that all share."""
+        """Time of a test's clock in microseconds; None for the database's clock."""
         return None if self._now is None else round(self._now() * 1_000_000)
 
     def clock(self) -> sa.ColumnElement[int]:
-        """The same as an expression, for a statement that reads more besides."""
+        """Return the time of `now` as an expression, for use in a statement."""
         fixed = time.time_ns() // 1_000 if self.is_sqlite and self._now is None else self.fixed_now
         if fixed is not None:
             return sa.literal(fixed)
@@ -184,7 +184,7 @@ class Database:
         self._made = None
 
     def refusal(self, reason: str) -> Exception:
-        """Make an error of a reason, with the words that all errors of this database begin with."""
+        """Return an error with this reason, its use and its URL."""
         return self._error(self._in_words(reason))
 
     def _in_words(self, reason: str) -> str:
@@ -209,7 +209,7 @@ class Database:
     def _engine(self) -> sa.Engine:
         pid = os.getpid()
         if self._made is None or self._made[0] != pid:  # a forked child must not share its parent's connections
-            # Two threads that meet here make one engine too many, which is collected unused.
+            # Two threads may create an engine each here; the second replaces the first, which is unused.
             engine = self._open()
             if not self._is_prepared:
                 self.prepare(engine)
@@ -217,14 +217,14 @@ class Database:
         return self._made[1]
 
     def _open(self) -> sa.Engine:
-        # One idle connection a process: every Spark worker is one.
+        # One idle connection per process, because each Spark worker is a process.
         kept: dict[str, Any] = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 9}
         options = kept if self._keep else {"poolclass": sa.NullPool}
         if not self.is_sqlite:
             arguments = {name: value for name, value in _CONNECTION.items() if name not in self.url.query}
             if "options" not in self.url.query:
                 limits = f"-c idle_in_transaction_session_timeout={IDLE_S}s -c lock_timeout={LOCK_S}s"
-                # The session's time zone decides what PostgreSQL writes into a column without a zone, or into JSON.
+                # PostgreSQL uses the session's time zone for columns without a zone and for JSON.
                 arguments["options"] = f"{limits} -c timezone=UTC"
             options |= {"connect_args": arguments, "isolation_level": "READ COMMITTED"}
             return sa.create_engine(self.url, hide_parameters=True, use_native_hstore=False, **options)
@@ -237,9 +237,9 @@ class Database:
         if self._create:
             with suppress(OSError):  # SQLite refuses to open the file then
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # By an address, for a plain path makes an empty file where reading has to fail.
+        # As a URI: with a plain path, SQLite would create a missing file where reading must fail.
         address = f"file:{quote(str(path))}?mode={'rwc' if self._create else 'rw'}"
-        # Transactions begin where `_begin_sqlite` says.
+        # `_begin_sqlite` starts transactions.
         connection = sqlite3.connect(address, uri=True, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
         if self._create:
             _log_ahead(connection)
@@ -249,45 +249,47 @@ class Database:
 
 @contextmanager
 def transaction(engine: sa.Engine, *, immediate: bool) -> Iterator[sa.Connection]:
-    """Open a transaction; with `immediate` no other may write to SQLite before it ends."""
+    """Open a transaction; with `immediate` it locks SQLite for writing from its start."""
     with engine.connect().execution_options(immediate=immediate) as connection, connection.begin():
         yield connection
 
 
 def insert(connection: sa.Connection, table: sa.Table) -> Any:
-    """Begin an INSERT that may say ON CONFLICT, in the words of the database."""
+    """Return an INSERT that supports ON CONFLICT, in the dialect of the database."""
     return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
 def parse(text: str) -> sa.URL:
-    """Read a SQLAlchemy URL; the path of a SQLite file becomes absolute, for tasks run in folders of their own.
+    """Parse a SQLAlchemy URL; the path of a SQLite file becomes absolute, because tasks run in other folders.
 
     Raises:
-        ValueError: It is for another kind of database, or for none; the message quotes no password.
+        ValueError: The URL is invalid or for an unsupported database. The message contains no password.
     """
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError, AttributeError):
-        raise ValueError("url cannot be read; give sqlite:///<file> or postgresql://<user>@<host>/<database>") from None
+        raise ValueError(
+            "url is not a valid URL. Use sqlite:///<file> or postgresql://<user>@<host>/<database>."
+        ) from None
     backend = url.get_backend_name()
     if backend in ("postgresql", "postgres"):
-        if is_ambiguous(text):  # the end of a password may be taken for the host, which errors show
+        if is_ambiguous(text):  # the end of a password could be parsed as the host, which errors show
             raise ValueError(
-                "url has an @ that does not end the user and password. Write @ / ? and # in them as %40 %2F %3F and %23"
+                "url contains an @ in the user or the password. Write @ / ? and # there as %40 %2F %3F and %23."
             )
         return url.set(drivername="postgresql+psycopg")
     if backend != "sqlite":
-        raise ValueError(f"url is for {backend!r}; give SQLite or PostgreSQL")
+        raise ValueError(f"url must be for SQLite or PostgreSQL, got {backend!r}.")
     if not url.database or url.database == ":memory:":
         raise ValueError(
-            "url names no file: SQLite in memory is a new database in every process; give sqlite:///<file>"
+            "url must contain a file: each process would have another in-memory database. Use sqlite:///<file>."
         )
     return url.set(database=str(Path(url.database).absolute()))
 
 
 def _log_ahead(connection: sqlite3.Connection) -> None:
     """Turn on write-ahead logging, so that readers and the writer do not wait for each other."""
-    # Another process may switch the new file at this moment. SQLite does not wait for that by itself.
+    # Another process may switch the new file at the same time, and SQLite does not wait for that.
     in_between = retry_if_exception(
         lambda error: isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_FULL
     )
@@ -300,5 +302,5 @@ def _log_ahead(connection: sqlite3.Connection) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    # Writers take turns from their first read on: a read that becomes a write fails where another came between.
+    # Lock before the first read: a transaction that reads and then writes fails if another wrote in between.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("immediate") else "BEGIN")

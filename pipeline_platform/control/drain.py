@@ -1,4 +1,4 @@
-"""Draining: no new runs, and those under way give back what they have not begun; until nothing is under way."""
+"""Draining: a pipeline starts no new runs, and current runs release the messages that they have not started."""
 
 import time
 from collections.abc import Callable
@@ -19,14 +19,22 @@ def drain(
     log: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> str:
-    """Drain a pipeline or one of its producers, and wait until nothing is under way; it stays paused.
+    """Drain a pipeline or one of its producers, and wait until its runs have ended. It stays paused.
 
-    Runs under way still begin messages for the pipeline's `shutdown`. One that has not claimed its room yet ends with
-    nothing. A replay that is cut changes nothing, and the fast lane works to its end. Beside a drain of one producer,
-    backfills and replays, which are of all, go on. `log` hears what is under way, each time that it changed.
+    Current runs start further messages for the pipeline's `shutdown` time. A run that has no claim yet ends without
+    messages. A replay that is cut short changes nothing, and the Spark lane is not interrupted. A drain of one producer
+    does not affect backfills and replays, which belong to the whole pipeline.
+
+    Args:
+        store: The control store.
+        pipeline: The pipeline to drain.
+        reason: Readable reason of the pause.
+        producer: Name of the producer to drain; empty for the whole pipeline.
+        log: Called with the current runs each time that they change.
+        sleep: Waits, in seconds; for tests.
 
     Returns:
-        In words, what it came to.
+        The result in words.
     """
     key = pipeline.limits_key(producer)
     store.drain(key, reason, pipeline.shutdown)
@@ -34,21 +42,22 @@ def drain(
     while live := under_way(store, key):
         now, stops_at = datetime.now(UTC), store.draining(key)
         if stops_at is None:
-            return f"{key}: somebody resumed or paused it meanwhile, and {_held(live)} go on"
-        until = f"begin messages for {(stops_at - now).total_seconds():.0f} s more" if now < stops_at else "begin none"
-        if before != (before := f"{_held(live)}, which {until}"):
-            log(f"{key}: {before}")
+            return f"{key}: the drain was cancelled by a resume or a pause; {_held(live)} still active"
+        remaining_s = (stops_at - now).total_seconds()
+        until = f"may start messages for {remaining_s:.0f} s more" if remaining_s > 0 else "may start no more messages"
+        if before != (before := f"{_held(live)}; they {until}"):
+            log(f"Draining {key}: {before}")
         sleep(1.0)
     if store.paused(key) is None:
-        return f"{key}: nothing is under way, and somebody resumed it"
+        return f"{key}: no active runs, but it was resumed during the drain"
     store.pause(key, reason)
-    dead = store.over(key)
-    left = f"; {_held(dead)} died, and the next run after `resume` finishes what they left" if dead else ""
-    return f"{key} is drained, and paused: {reason}{left}"
+    crashed = store.over(key)
+    left = f"; {_held(crashed)} crashed; the first run after `resume` finishes their receives" if crashed else ""
+    return f"{key} is drained and paused: {reason}{left}"
 
 
 def under_way(store: ControlStore, key: str) -> list[Claim]:
-    """The live claims of a pipeline with all its producers, or of one producer."""
+    """Return the live claims of a pipeline with all its producers, or of one producer."""
     return store.in_flight(key, of_all="/" not in key)
 
 

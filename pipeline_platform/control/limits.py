@@ -1,7 +1,7 @@
-"""What a pipeline may do at this moment: its rate limit and the permits of it, its pause, and its drain.
+"""Rate limits and their permits, pauses and drains in the control store.
 
-Where it has several producers, each has limits of its own: what is called `pipeline` here is then its name, and for a
-producer `<pipeline>/<producer>`.
+If a pipeline has several producers, each producer has its own limits. The argument `pipeline` is then the name of the
+pipeline, or `<pipeline>/<producer>`.
 """
 
 import math
@@ -30,13 +30,13 @@ _PIPELINES = sa.Table(
     sa.Column("allowed_messages", sa.BigInteger),
     sa.Column("interval_us", sa.BigInteger),
 )
-"""A row for each pipeline: what was changed at run time, and the lock that its claims take turns by."""
+"""A row for each pipeline: its changes at run time. Claims of a pipeline lock its row."""
 
 _INTERVALS = sa.Table(
     "control_intervals",
     TABLES,
     sa.Column("pipeline", sa.Text, primary_key=True),
-    # Part of the key, so that going to another length and back does not open an interval anew.
+    # Part of the key, so that a change of the length and back does not reset an interval.
     sa.Column("interval_us", sa.BigInteger, primary_key=True),
     sa.Column("starts_at", sa.BigInteger, primary_key=True),
     sa.Column("used", sa.BigInteger, nullable=False),
@@ -48,17 +48,19 @@ STOPS = sa.Table(
     sa.Column("key", sa.Text, primary_key=True),
     sa.Column("stops_at", sa.BigInteger, nullable=False),
 )
-"""When runs under way begin no message any more: those of a pipeline or a producer, or the run of a receive."""
+"""Time after which current runs of a pipeline or producer, or the run of a receive, start no more messages."""
 
 SECOND = 1_000_000
-_KEPT_US = 60 * SECOND  # a clock set back by less than this finds its interval as it left it
+_KEPT_US = 60 * SECOND  # keeps used permits even if a clock is set back by less than this
 
 
 class Grant(NamedTuple):
-    """How many messages may be handled, and for how many seconds from before the call, infinite without a limit.
+    """Permits for messages, all times counted from the start of the call.
 
-    Where the interval has no permit left, 0 messages, and the seconds until the next one begins. No message may begin
-    once `stop_s` seconds are over, infinite where nobody drains.
+    Attributes:
+        messages: Messages that may be handled; 0 if the interval has no permit left.
+        seconds: Seconds until the permits expire or, if there are none, the next interval. Infinite without a limit.
+        stop_s: Seconds until no more messages may start. Infinite without a drain or a stop.
     """
 
     messages: int
@@ -67,25 +69,28 @@ class Grant(NamedTuple):
 
 
 class Throttle(Database):
-    """The part of the control store that says how fast a pipeline may go.
+    """Rate limits, pauses and drains of pipelines, as a part of the control store.
 
-    Where a method takes the pipeline's own option of a rate limit, one that is set at run time comes before it.
+    Methods that take the rate limit of the pipeline's options prefer a limit that is set at run time.
     """
 
     def take(self, limits: Mapping[str, RateLimiting | None], wanted: int, stops: Sequence[str] = ()) -> Grant:
-        """Take up to `wanted` permits of each limit, by what it limits: for messages that all of them hold for.
+        """Take up to `wanted` permits of each limit, for messages that all limits apply to.
 
-        What is not used by the end of the interval is gone. Tasks take permits when they handle: a run that is late, or
-        stalls, never adds its permits to those of an interval that others handle in.
+        Permits that are not used by the end of the interval expire. Tasks take permits when they handle messages, so a
+        late or stalled run never adds its permits to those of a later interval.
 
-        `stops` are what may be stopped, by `drain` or `stop`, for these messages not to begin.
+        Args:
+            limits: Rate limits by pipeline or producer.
+            wanted: Messages to handle, 1 or more.
+            stops: Pipeline, producer and receive of these messages, which `drain` or `stop` may stop.
 
         Raises:
-            ControlStoreError: The database does not answer; nothing may be handled.
+            ControlStoreError: The control store is unavailable; no message may be handled.
             ValueError: `wanted` is below 1.
         """
         if wanted < 1:
-            raise ValueError(f"wanted is {wanted}; ask for one permit at least")
+            raise ValueError(f"wanted must be at least 1, got {wanted}.")
         if not self.is_sqlite:
             with self.alone() as connection:
                 held, stops_at, now = take_at_once(connection, limits, wanted, stops, self.fixed_now)
@@ -107,10 +112,10 @@ class Throttle(Database):
     def left_of_each(
         self, limits: Mapping[str, RateLimiting | None], stops: Sequence[str] = (), shortest: timedelta = timedelta(0)
     ) -> Grant:
-        """Say what `take` could give now, and take nothing; limits of intervals below `shortest` do not count.
+        """Return the permits that `take` could give now, without taking any.
 
-        Returns:
-            Its `seconds` are infinite where no limit counts; `messages` are 0 then, or without end where none holds.
+        Limits with intervals below `shortest` are ignored. If no limit remains, `seconds` is infinite and `messages`
+        is 0, or `sys.maxsize` if there is no limit at all.
         """
         with self.reading() as connection:
             hold, stops_at, now = self._look(connection, limits, stops)
@@ -125,7 +130,7 @@ class Throttle(Database):
     def _look(
         self, connection: sa.Connection, limits: Mapping[str, RateLimiting | None], stops: Sequence[str]
     ) -> tuple[dict[str, RateLimiting], int | None, int]:
-        """In one statement: the limits that hold, in the order of their keys, the first of the stops, and the time."""
+        """Return the current limits in the order of their keys, the earliest stop and the time, by one statement."""
         row = _PIPELINES.c
         at_run_time = sa.select(row.pipeline, row.allowed_messages, row.interval_us).where(
             row.pipeline.in_(list(limits)), row.allowed_messages.is_not(None)
@@ -136,9 +141,9 @@ class Throttle(Database):
         return {key: limit for key, limit in sorted(held.items()) if limit}, stops_at, now
 
     def spare(self, pipeline: str, rate_limiting: RateLimiting | None, horizon: timedelta) -> int | None:
-        """Count the permits that the intervals which begin within `horizon` from now would still give.
+        """Return the permits left in this interval and those that start within `horizon`; None without a limit.
 
-        Nothing is reserved: messages in flight take theirs out of these. None where there is no limit.
+        Nothing is reserved: messages in flight will use some of these permits.
         """
         with self.reading() as connection:
             limit = _limit(connection, pipeline, rate_limiting)
@@ -150,14 +155,14 @@ class Throttle(Database):
         return left + later * limit.allowed_messages
 
     def rate_limiting(self, pipeline: str, default: RateLimiting | None) -> RateLimiting | None:
-        """Return the limit that holds: the one set at run time, else `default`, the pipeline's own."""
+        """Return the current limit: the limit set at run time, else `default`, the pipeline's option."""
         with self.reading() as connection:
             return _limit(connection, pipeline, default)
 
     def set_rate_limiting(self, pipeline: str, rate_limiting: RateLimiting | None) -> None:
-        """Set the limit at run time; None sets it back to the pipeline's own option.
+        """Set the limit at run time; None restores the pipeline's option.
 
-        Tasks obey from their next permits on. Permits of this interval that are taken count if its length stays.
+        Tasks apply it from their next permits on. Permits already taken in this interval count if its length stays.
         """
         with self.writing() as connection:
             _set_limit(connection, pipeline, rate_limiting)
@@ -170,12 +175,12 @@ class Throttle(Database):
         allowed_messages: int | None = None,
         interval: timedelta | None = None,
     ) -> RateLimiting:
-        """Change a part of the limit that holds, like Broadway's `update_rate_limiting`; return the new one.
+        """Change a part of the current limit, like Broadway's `update_rate_limiting`; return the new limit.
 
-        None leaves a part as it is. What others change meanwhile stays.
+        None leaves a part unchanged. Concurrent changes of the other part are kept.
 
         Raises:
-            ValueError: There is no limit to change a part of, or a value is out of bounds (`PipelineError`).
+            ValueError: There is no limit and only a part is given, or a value is out of bounds (`PipelineError`).
         """
         given = {"allowed_messages": allowed_messages, "interval": interval}
         changed = {name: value for name, value in given.items() if value is not None}
@@ -183,49 +188,51 @@ class Throttle(Database):
             lock(connection, pipeline)
             before = _limit(connection, pipeline, default)
             if before is None and len(changed) < len(given):
-                raise ValueError(f"{pipeline} has no rate_limiting to change; set the whole with set_rate_limiting")
+                raise ValueError(
+                    f"{pipeline}: there is no rate_limiting to change. Set allowed_messages and interval together with "
+                    "set_rate_limiting."
+                )
             after = RateLimiting(**{**(before.model_dump() if before else {}), **changed})
             _set_limit(connection, pipeline, after)
         return after
 
     def pause(self, pipeline: str, reason: str) -> None:
-        """Let no more runs of this pipeline take on messages, for a reason that people read. Runs under way finish.
+        """Pause a pipeline: its runs lease no more messages, and current runs finish.
 
-        A pause of a pipeline holds for each of its producers. It takes the place of a drain.
+        A pause of a pipeline applies to each of its producers. It replaces a drain.
         """
         with self.writing() as connection:
             _set(connection, pipeline, paused=printable(reason) or _NO_REASON)
             forget_stop(connection, pipeline)
 
     def resume(self, pipeline: str) -> None:
-        """Ask for runs again; nothing happens to a pipeline that is not paused."""
+        """End a pause or a drain; no effect on a pipeline that is not paused."""
         with self.writing() as connection:
             _set(connection, pipeline, paused=None)
             forget_stop(connection, pipeline)
 
     def drain(self, pipeline: str, reason: str, within: timedelta) -> None:
-        """Pause, and have runs under way begin no message once `within` is over; they give back the rest.
+        """Pause a pipeline, and let current runs start no messages after `within`; they release the others.
 
-        A drain that is under way already is not postponed. Runs that find out late begin none from then on: a task
-        looks every five seconds.
+        A second call never postpones a drain. A task checks every five seconds, so it may detect the drain that late.
         """
         with self.writing() as connection:
             _set(connection, pipeline, paused=printable(reason) or _NO_REASON)
             _stop(connection, pipeline, self.now(connection) + _us(within))
 
     def stop(self, receive_id: str, within: timedelta) -> None:
-        """Have one run begin no message of what it received once `within` is over; it gives back the rest."""
+        """Let the run of a receive start no messages after `within`; it releases the others."""
         with self.writing() as connection:
             _stop(connection, receive_id, self.now(connection) + _us(within))
 
     def draining(self, pipeline: str) -> datetime | None:
-        """Return when runs under way begin no message any more; None where nobody drains the pipeline or producer."""
+        """Return the time after which current runs start no more messages; None without a drain."""
         with self.reading() as connection:
             stops_at = _stops_at(connection, (whole(pipeline), pipeline))
         return None if stops_at is None else as_time(stops_at)
 
     def paused(self, pipeline: str) -> str | None:
-        """Return why the pipeline is paused, or of a producer why it or its pipeline is; None where it is not."""
+        """Return the reason of the pause of a pipeline, or of a producer or its pipeline; None if it is not paused."""
         with self.reading() as connection:
             holds = _PIPELINES.c.pipeline.in_([whole(pipeline), pipeline]) & _PIPELINES.c.paused.is_not(None)
             query = sa.select(_PIPELINES.c.paused).where(holds).order_by(_PIPELINES.c.pipeline)
@@ -233,23 +240,23 @@ class Throttle(Database):
 
 
 def whole(key: str) -> str:
-    """The pipeline that a producer is of, by what the control store knows them by; a pipeline is its own."""
+    """Return the pipeline of a key, `<pipeline>` or `<pipeline>/<producer>`."""
     return key.partition("/")[0]
 
 
 def lock(connection: sa.Connection, pipeline: str) -> None:
-    """Hold the pipeline's row to the end of the transaction; make it first where it is missing."""
+    """Lock the pipeline's row until the end of the transaction; insert it first if it is missing."""
     connection.execute(insert(connection, _PIPELINES).values(pipeline=pipeline).on_conflict_do_nothing())
     connection.execute(sa.select(_PIPELINES.c.pipeline).where(_PIPELINES.c.pipeline == pipeline).with_for_update())
 
 
 def interval_end(rate_limiting: RateLimiting, now: datetime) -> datetime:
-    """Return when the interval that `now` lies in ends, and the next begins."""
+    """Return the end of the interval that contains `now`."""
     return as_time(_bounds(rate_limiting, round(now.timestamp() * SECOND))[1])
 
 
 def as_time(us: int) -> datetime:
-    """Read a time of the control store."""
+    """Convert a time of the control store."""
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us)
 
 
@@ -277,7 +284,7 @@ def _stop(connection: sa.Connection, key: str, at: int) -> None:
 
 
 def forget_stop(connection: sa.Connection, key: str) -> None:
-    """Lift a stop, if there is one."""
+    """Remove a stop, if there is one."""
     connection.execute(sa.delete(STOPS).where(STOPS.c.key == key))
 
 
@@ -295,13 +302,13 @@ def _set(connection: sa.Connection, pipeline: str, **values: str | int | None) -
 
 
 def _used(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: int) -> int:
-    """How many permits of the current interval are used; its row is locked from here on."""
+    """Return the used permits of the current interval, and lock its row."""
     starts_at, _ = _bounds(limit, now)
     locked = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, starts_at)).with_for_update()
     used = connection.execute(locked).scalar()
     if used is None:
-        over = _INTERVALS.c.starts_at + _INTERVALS.c.interval_us < now - _KEPT_US
-        connection.execute(sa.delete(_INTERVALS).where(_INTERVALS.c.pipeline == pipeline, over))
+        is_old = _INTERVALS.c.starts_at + _INTERVALS.c.interval_us < now - _KEPT_US
+        connection.execute(sa.delete(_INTERVALS).where(_INTERVALS.c.pipeline == pipeline, is_old))
         new = insert(connection, _INTERVALS).values((pipeline, _us(limit.interval), starts_at, 0))
         connection.execute(new.on_conflict_do_nothing())
         used = connection.execute(locked).scalar_one()
@@ -319,13 +326,13 @@ def _granted(
 
 
 def _left(connection: sa.Connection, pipeline: str, limit: RateLimiting, now: int) -> int:
-    """How many permits of the current interval are left; nothing is locked."""
+    """Return the free permits of the current interval, without a lock."""
     query = sa.select(_INTERVALS.c.used).where(_interval(pipeline, limit, _bounds(limit, now)[0]))
     return max(0, limit.allowed_messages - (connection.execute(query).scalar() or 0))
 
 
 def _next_at(limits: Mapping[str, RateLimiting], left: Mapping[str, int], now: int) -> int:
-    """When what is left of each limit is over; where one has nothing left, when all may have some."""
+    """Return the first end of an interval or, if a limit has no permits left, the time when all may have some."""
     ends = {key: _bounds(limit, now)[1] for key, limit in limits.items()}
     return max((ends[key] for key in limits if left[key] <= 0), default=min(ends.values()))
 

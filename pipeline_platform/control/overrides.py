@@ -1,4 +1,4 @@
-"""Options of a pipeline that are changed while it runs: how many tasks, how many messages each, how many runs."""
+"""Options of a pipeline that can be changed at run time: `concurrency`, `max_demand` and `max_runs`."""
 
 import sqlalchemy as sa
 
@@ -16,18 +16,18 @@ _OVERRIDES = sa.Table(
     sa.Column("max_demand", sa.BigInteger),
     sa.Column("max_runs", sa.BigInteger),
 )
-"""A row for each pipeline or producer of which something was changed."""
+"""A row for each pipeline or producer with changed options."""
 
 
 class Overriding(Database):
-    """The part of the control store that knows what was changed of a pipeline's options.
+    """Options changed at run time, as a part of the control store.
 
-    The next run goes by it, and the sensor at its next tick. Where a pipeline has several producers, each has a
-    `max_runs` of its own.
+    They apply to the next run and to the sensor's next tick. If a pipeline has several producers, `max_runs` is set for
+    each producer.
     """
 
     def override(self, pipeline: type[Pipeline], changes: Overrides, producer: str = "") -> Overrides:
-        """Change some options, by `check_overrides`; None leaves one as it is. Return all that are changed now."""
+        """Change options that `check_overrides` accepts, and return all changed options. None leaves one unchanged."""
         check_overrides(pipeline, changes, producer)
         key = pipeline.limits_key(producer)
         with self.writing() as connection:
@@ -37,34 +37,42 @@ class Overriding(Database):
             return _overrides(connection, key)
 
     def reset_overrides(self, pipeline: type[Pipeline], producer: str = "") -> None:
-        """Have the class's own options hold again; of a pipeline, for its producers, too."""
+        """Restore the options of the class; for a pipeline, those of its producers, too."""
         keys = [pipeline.limits_key(name) for name in {producer, *pipeline.producers_of(producer)}]
         with self.writing() as connection:
             connection.execute(sa.delete(_OVERRIDES).where(_OVERRIDES.c.key.in_(keys)))
 
     def overrides(self, key: str) -> Overrides:
-        """Return what is changed of a pipeline or a producer, by what the control store knows it by."""
+        """Return the changed options of a pipeline or a producer, by its key in the control store."""
         with self.reading() as connection:
             return _overrides(connection, key)
 
     def processors_of(self, pipeline: type[Pipeline]) -> Processors:
-        """Return the options that hold."""
+        """Return the current options of a pipeline's processors."""
         return self.overrides(pipeline.name).processors(pipeline.processors)
 
     def producer_of(self, pipeline: type[Pipeline], name: str = "") -> Producer:
-        """Return the options of a producer that hold; a `PipelineError` if there is none of this name."""
+        """Return the current options of a producer.
+
+        Raises:
+            PipelineError: There is no producer of this name.
+        """
         return self.overrides(pipeline.limits_key(name)).producer(pipeline.producers_of(name)[name])
 
 
 def check_overrides(pipeline: type[Pipeline], changes: Overrides, producer: str) -> None:
-    """Refuse by `PipelineError` options that are not of the producer that is named, or of no single producer."""
+    """Check that options are changed at the level they belong to.
+
+    Raises:
+        PipelineError: `concurrency` or `max_demand` with a producer, or `max_runs` without the name of a producer.
+    """
     if producer and (changes.concurrency is not None or changes.max_demand is not None):
         raise PipelineError(
-            f"{pipeline.name}: concurrency and max_demand are of the whole pipeline: leave out producer {producer}"
+            f"{pipeline.name}: concurrency and max_demand apply to the whole pipeline. Omit producer {producer}."
         )
     if changes.max_runs is not None and producer not in pipeline.producers_of(producer):
         raise PipelineError(
-            f"{pipeline.name}: max_runs is of one producer: choose one of {', '.join(pipeline.producers)}"
+            f"{pipeline.name}: max_runs applies to a single producer. Name one of {', '.join(pipeline.producers)}."
         )
 
 

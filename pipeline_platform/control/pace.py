@@ -1,4 +1,4 @@
-"""The pace of one task: how many messages it may handle now, and until when."""
+"""The pace of one task: the number of messages that it may handle now, and until when."""
 
 import logging
 import math
@@ -21,43 +21,45 @@ T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
 
 _LOOK_S = 5.0
-"""How long a limit that is set, lifted or changed at run time may go unnoticed by a task that needs no permits."""
+"""Longest time after which a task without a limit detects a limit or a stop set at run time."""
 
 _SLICE_S = 0.25
-"""Work that permits are taken for at once: few calls of the store, and little lost where an interval ends."""
+"""Handling time that one request covers: few calls of the store, and few permits lost at the end of an interval."""
 
 _SHORTEST_S = 0.005
-"""Where little is left of an interval, slices get shorter, down to this: a few calls of the store."""
+"""Shortest slice, used near the end of an interval, so that calls of the store stay few."""
 
 _JITTER_S = 0.02
-"""Tasks that wait for the same interval do not all come at its first moment."""
+"""Random delay, so that tasks that wait for the same interval do not call at the same moment."""
 
 _SHORTEST_INTERVAL = timedelta(seconds=1)
-"""Of shorter ones some would pass between two steps: tasks wait for these."""
+"""Shorter intervals may pass between two steps, so only tasks wait for them."""
 
 _OUTAGE_S = 60.0
-"""A store that is away for less than this (a failover, a restart) costs time and no task."""
+"""Longest outage of the store (a failover, a restart) that a task survives by waiting."""
 
 
 class Pace:
-    """Hands out the right to handle messages, as the rate limit of the pipeline allows; one for each task.
+    """Permits of one task to handle messages, under the rate limit of its pipeline.
 
-    A task learns how fast it is. It takes permits for one message at first, then twice as many each time it proves
-    that it can use them, and never more than for a quarter of a second of its own work. So it never holds what it
-    cannot use while another task could, and calls the store a few times a second at the most. What it has learnt is
-    not pickled.
-
-    It raises `ControlStoreError` where the store has not answered for a minute.
+    A task measures its speed. It first takes a permit for one message, and then up to twice as many each time that it
+    used the previous permits in time. It never takes more than it can use in a quarter of a second, so it keeps no
+    permits from other tasks, and calls the store at most a few times a second. The measured speed is not pickled.
 
     Args:
-        store: Gives permits; None where there is no limit.
+        store: Source of the permits; None without a limit.
         pipeline: Name of the pipeline.
-        rate_limiting: The pipeline's own option; one that is set at run time in the store comes before it.
-        beside: Other limits that the same messages take permits of, by what they limit.
-        stops: What may be stopped for its messages not to begin any more: its pipeline, its producer, its receive.
-        is_over: Whether that is so already.
-        looked_at: When it was seen that neither a limit nor a stop holds, in seconds since the epoch.
-        sleep: Waits, in seconds; with `monotonic`, the clock of all deadlines, and `jitter`, from 0 to 1, for tests.
+        rate_limiting: The pipeline's option. A limit set at run time in the store takes precedence.
+        beside: Other limits that apply to the same messages, by pipeline or producer.
+        stops: Pipeline, producer and receive of the messages, which `drain` or `stop` may stop.
+        is_over: Whether no more messages may start.
+        looked_at: Time when neither a limit nor a stop was found, in seconds since the epoch.
+        sleep: Waits, in seconds; for tests.
+        monotonic: Clock of all deadlines; for tests.
+        jitter: Returns a random number from 0 to 1; for tests.
+
+    Raises:
+        ControlStoreError: In any method, if the store is unavailable for a minute.
     """
 
     def __init__(
@@ -83,34 +85,38 @@ class Pace:
         self.waited = 0.0
         """Seconds spent waiting for permits."""
         self._looked_at = looked_at
-        self._unlimited = memoryview(mmap.mmap(-1, 8)).cast("d")  # forks of this process share it: one looks for all
+        self._unlimited = memoryview(mmap.mmap(-1, 8)).cast("d")  # shared with forks, so that one check serves all
         self._unlimited[0] = monotonic() + min(_LOOK_S, looked_at + _LOOK_S - time.time()) if store else math.inf
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy what it was built from: a monotonic clock means nothing to another process."""
+        """Pickle the arguments only: a monotonic time is meaningless in another process."""
         is_over = self._stop_at == -math.inf
         given = (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops)
         return Pace, (*given, is_over, self._looked_at)
 
     @property
     def unlimited_until(self) -> float:
-        """No limit is looked for before then, on the monotonic clock: `permitted` returns it where there is none."""
+        """Time of the next check for a limit, on the monotonic clock, if there is none now."""
         return self._unlimited[0]
 
     def end(self) -> None:
-        """Let no message begin any more, here and in all copies made from now on, even if the stop is lifted."""
+        """Start no more messages, in this object and in copies made from now on, even if the stop is removed."""
         self._stop_at = -math.inf
 
     def permitted(self, wanted: int, until: float = math.inf) -> tuple[int, float]:
-        """Wait until messages may be handled, and return how many and until when.
+        """Wait until messages may be handled, and return their number and the deadline to start them.
 
-        Start none of them after that; ask again for the rest. Call it when the former ones are handled, not
-        before: the time between tells how fast the task is.
+        Call it again for the remaining messages, after the permitted messages are handled: the time between two calls
+        measures the speed of the task.
+
+        Args:
+            wanted: Messages to handle.
+            until: Time on the monotonic clock at which to stop waiting.
 
         Returns:
-            How many of those `wanted`, 1 or more, and the deadline on the monotonic clock, never after `until`, when it
-            gives up waiting. Where there is no limit, all of them until it is time to look for one; with no store
-            either, `until`. 0 only once `until` has passed, or where no message may begin any more: then it stays so.
+            The number of messages, from 1 to `wanted`, and the deadline on the monotonic clock, never after `until`.
+            Without a limit, `wanted` and the time of the next check for a limit. The number is 0 only once `until` has
+            passed, or if no more messages may start; then further calls return 0, too.
         """
         self._learn(self._monotonic())
         while (before := self._monotonic()) < (until := min(until, self._stop_at)):
@@ -128,25 +134,25 @@ class Pace:
             if not grant.messages:
                 wait = valid_until - now + min(_JITTER_S, grant.seconds / 10) * self._jitter()
                 self._wait(min(wait, _LOOK_S, until - now))
-            elif now < valid_until:  # else the answer came too late: those permits are gone
+            elif now < valid_until:  # else the answer came too late, and the permits have expired
                 self._granted = (grant.messages, now, valid_until)
                 return grant.messages, min(valid_until, until)
         return 0, until
 
     def portion(self, wanted: int) -> int:
-        """Wait until messages may begin, as `permitted` does, but take no permits; return for how many there are some.
+        """Wait until messages may start, as `permitted` does, and return their number without taking permits.
 
-        It is for a step that others wait behind: who begins it with so many messages hardly waits in it. Where neither
-        limit nor stop holds, copies made from now on know.
+        Use it before a step that blocks others: with this number of messages, the step hardly waits for permits. If
+        there is neither a limit nor a stop, copies made from now on skip their first check.
 
         Returns:
-            How many of those `wanted`, 1 or more; all where no limit holds, where one has intervals of less than a
-            second, or where none may begin any more.
+            The number of messages, from 1 to `wanted`. It is `wanted` without a limit, for limits with intervals below
+            a second, and if no more messages may start.
         """
         is_logged = False
         while self._store is not None and self._stop_at > -math.inf:
             left = self._patiently(self._store.left_of_each, self._limits, self._stops, _SHORTEST_INTERVAL)
-            # Tasks that begin soon need not look again.
+            # Tasks that start soon can skip the check.
             self._looked_at = time.time() if (left.messages, left.stop_s) == (sys.maxsize, math.inf) else -math.inf
             if left.seconds == math.inf or left.stop_s <= 0:
                 break
@@ -154,12 +160,12 @@ class Pace:
                 return min(wanted, left.messages)
             if left.seconds >= _LOOK_S and not is_logged:
                 is_logged = True
-                _LOG.info("%s: %d messages wait %.0f s for permits", self._pipeline, wanted, left.seconds)
+                _LOG.info("Waiting %.0f s for permits of %s: messages=%d", left.seconds, self._pipeline, wanted)
             self._wait(min(left.seconds, left.stop_s, _LOOK_S))
         return wanted
 
     def each(self, messages: Sequence[T], until: float = math.inf) -> Iterator[T]:
-        """Yield messages one by one, each when it may be handled; fewer than all where `permitted` gives 0."""
+        """Yield each message when it may be handled; stop early if `permitted` returns 0."""
         position = 0
         while position < len(messages):
             count, valid_until = self.permitted(len(messages) - position, until)
@@ -172,11 +178,11 @@ class Pace:
                 yield message
 
     def _learn(self, now: float) -> None:
-        """Set how many permits to take at most, by how the last ones were used."""
+        """Set the size of the next request for permits by the use of the last."""
         if self._granted is None:
             return
         (messages, since, valid_until), self._granted = self._granted, None
-        if now >= valid_until:  # some may be left over, nobody knows how many
+        if now >= valid_until:  # an unknown number may be unused
             self._most = max(1, min(self._most, messages) // 2)
             return
         work = max(_SHORTEST_S, min(_SLICE_S, (valid_until - since) / 2))

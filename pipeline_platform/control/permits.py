@@ -1,4 +1,4 @@
-"""Permits of PostgreSQL in one statement: tasks of many cores ask at once, and each round trip holds up others."""
+"""Permits of PostgreSQL in one statement: many tasks ask at once, and each round trip delays the others."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -37,8 +37,8 @@ WITH held AS (
 SELECT bounds.key, bounds.allowed, bounds.interval_us, free, now, stops_at
 FROM clock LEFT JOIN bounds ON true LEFT JOIN locked ON locked.key = bounds.key ORDER BY bounds.key
 """)
-"""Lock what is used of each limit's interval, in the order of their keys, and take as many of each. Nothing is taken
-where an interval has no row yet: its `free` is NULL then."""
+"""Lock the row of each limit's interval, in the order of their keys, and take the same number of permits from each. If
+an interval has no row yet, its `free` is NULL, and nothing is taken."""
 
 
 def take_at_once(
@@ -48,11 +48,11 @@ def take_at_once(
     stops: Sequence[str],
     now: int | None,
 ) -> tuple[dict[str, tuple[RateLimiting, int | None]], int | None, int]:
-    """Take permits in a transaction of this statement alone.
+    """Take permits by one statement, in autocommit mode.
 
     Returns:
-        The limits that hold, each with what was left of its interval, None where nobody took of it yet; when the first
-        of the stops is; and the time.
+        The current limits, each with the permits that were left in its interval, None if the interval has no row yet;
+        the time of the first stop; and the current time.
     """
     us = timedelta(microseconds=1)
     given: dict[str, Any] = {

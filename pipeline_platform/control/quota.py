@@ -1,4 +1,4 @@
-"""How many messages a receive takes on: what it is asked for, within what the pipeline's other runs leave it."""
+"""The number of messages that a receive may lease beside the pipeline's other runs."""
 
 import time
 from collections.abc import Callable
@@ -13,9 +13,9 @@ from pipeline_platform.model.pipeline import Pipeline
 
 @dataclass(frozen=True)
 class Quota:
-    """What the runs of a producer may hold at once, by its options and the control store.
+    """Capacity of a producer's runs, by its options and the control store.
 
-    Of a pipeline with several, and without one of them: what backfills and replays may hold, with all producers' runs.
+    Without a producer: capacity of backfills and replays, together with the runs of all producers.
     """
 
     pipeline: type[Pipeline]
@@ -24,17 +24,17 @@ class Quota:
 
     @property
     def key(self) -> str:
-        """What the control store knows it by."""
+        """The key in the control store."""
         return self.pipeline.limits_key(self.producer)
 
     @property
     def per_run(self) -> int:
-        """Messages that one run takes on at most; a replay may take on more."""
+        """Greatest number of messages in a run; a replay may handle more."""
         return self.control.processors_of(self.pipeline).per_run
 
     @property
     def per_pull(self) -> int:
-        """Messages that one run from the source takes on at most, by its `target_run_time` too."""
+        """Greatest number of messages in a run from the source, limited by `target_run_time`, too."""
         processors = self.control.processors_of(self.pipeline)
         if processors.target_run_time is None:
             return processors.per_run
@@ -42,12 +42,12 @@ class Quota:
 
     @property
     def capacity(self) -> int:
-        """Messages that all runs may hold at once."""
+        """Messages that all runs may have in flight at once."""
         names = self.pipeline.producers_of(self.producer)
         return self.per_run * sum(self.control.producer_of(self.pipeline, name).max_runs for name in names)
 
     def for_a_pull(self) -> int:
-        """What a pull without a demand takes on: a run's most, or what its rate limit permits while it should last."""
+        """Return the demand of a run that was given none: its greatest size, or the permits during the run."""
         (producer,) = self.pipeline.producers_of(self.producer).values()
         spare = self.control.spare(self.key, producer.rate_limiting, RUN_LASTS)
         # More would be leased for longer than a run should last.
@@ -64,9 +64,10 @@ class Quota:
         within_s: float,
         alone: bool = False,
     ) -> int:
-        """Claim room for a receive, and wait for what is missing, up to `within_s` seconds; return what it got.
+        """Claim capacity for a receive, wait up to `within_s` seconds for all of it, and return the messages granted.
 
-        It keeps meanwhile what it has. `log` hears while it waits, and if it gets less. See `Claims.claim`.
+        A partial grant is kept during the wait. `log` is called when the wait starts and if it ends with less. See
+        `Claims.claim`.
         """
         key, began, waits = self.key, time.monotonic(), False
         bounds: dict[str, Any] = {"capacity": self.capacity, "lease_s": lease_s, "alone": alone}
@@ -74,11 +75,11 @@ class Quota:
             granted = self.control.claim(key, receive_id, run_id, wanted=wanted, **bounds)
             if granted == wanted:
                 return granted
-            room = f"room for {granted} of {wanted} messages"
+            claimed = f"Claimed capacity for {granted} of {wanted} messages"
             if time.monotonic() - began >= within_s:
-                log(f"{room}: other runs hold what else may be in flight")
+                log(f"{claimed}: other runs use the remaining capacity")
                 return granted
             if not waits:
-                log(f"{room} so far; waiting up to {within_s:.0f} s for other runs")
+                log(f"{claimed}; waiting up to {within_s:.0f} s for other runs")
                 waits = True
             time.sleep(1.0)

@@ -1,4 +1,4 @@
-"""What receives hold of logs: spans of offsets, so that no two planners give out the same."""
+"""Ranges of log offsets reserved by receives, so that each offset is reserved once."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -9,7 +9,7 @@ from pipeline_platform.control.limits import TABLES
 from pipeline_platform.source.offsets import Offsets, Place, without
 
 _LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
-"""A row for each log: the lock that its planners take turns by."""
+"""A row for each log, which its planners lock."""
 
 _PLACES = sa.Table(
     "control_places",
@@ -29,19 +29,19 @@ _SPANS = sa.Table(
     sa.Column("past", sa.BigInteger, nullable=False),
     sa.Column("holder", sa.Text, index=True),
 )
-"""What is held, and, without a holder, what is acknowledged and lies beyond what is not."""
+"""Reserved ranges and, without a holder, acknowledged ranges beyond the acknowledged position."""
 
 
 class LogPositions(Database):
-    """The part of the control store that remembers logs; see `source.offsets.Positions`."""
+    """Positions in logs, as a part of the control store; see `source.offsets.Positions`."""
 
     def places(self, source: str) -> dict[str, Place]:
-        """Say what is known of each partition of a source."""
+        """Return the place of each partition of a source."""
         with self.reading() as connection:
             return _places(connection, source)
 
     def begin(self, source: str, places: Iterable[Place]) -> None:
-        """Remember partitions that nobody knows yet, without spans; what is known of others stays."""
+        """Add new partitions, without reserved ranges; known partitions stay unchanged."""
         rows = [dict(zip(_PLACES.c.keys(), (source, *place[:3]), strict=True)) for place in places]
         if rows:
             with self.writing() as connection:
@@ -53,7 +53,10 @@ class LogPositions(Database):
         receive_id: str,
         choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
     ) -> list[Offsets]:
-        """Give spans to a receive, so that no other planner is given them."""
+        """Reserve ranges for a receive, so that no other planner gets them.
+
+        `choose` returns the ranges and the new acknowledged positions for the current places.
+        """
         with self.writing() as connection:
             _lock(connection, source)
             _free(connection, source, receive_id)
@@ -64,13 +67,14 @@ class LogPositions(Database):
                 held = [span._asdict() | {"source": source, "holder": receive_id} for span in spans]
                 connection.execute(sa.insert(_SPANS), held)
                 past: sa.BindParameter[int] = sa.bindparam("at")
-                further = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")), _PLACES.c.reached < past)
-                connection.execute(further.values(reached=past), [{"one": s.partition, "at": s.past} for s in spans])
-        self.sync()  # or these offsets could be given out again, as if nobody had ever been given them
+                mine = _of(_PLACES, source, sa.bindparam("name"))
+                further = sa.update(_PLACES).where(mine, _PLACES.c.reached < past)
+                connection.execute(further.values(reached=past), [{"name": s.partition, "at": s.past} for s in spans])
+        self.sync()  # otherwise a power cut could lead to a second reservation of these offsets
         return spans
 
     def acknowledge(self, source: str, receive_id: str) -> dict[str, int]:
-        """Count all spans of a receive as acknowledged; return the offsets that positions are to move to."""
+        """Mark all ranges of a receive as acknowledged; return the new positions by partition."""
         with self.writing() as connection:
             _lock(connection, source)
             mine = sa.and_(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
@@ -79,20 +83,24 @@ class LogPositions(Database):
             now = _places(connection, source)
             for partition in partitions & now.keys():
                 _join(connection, source, now[partition].spans)
-            return {one: offset for one, place in now.items() if (offset := _gapless(place)) > place.acknowledged_to}
+            return {
+                partition: offset
+                for partition, place in now.items()
+                if (offset := _gapless(place)) > place.acknowledged_to
+            }
 
     def committed(self, source: str, acknowledged_to: Mapping[str, int]) -> dict[str, int]:
-        """Record what was committed; return what others have acknowledged beyond that meanwhile."""
+        """Store committed positions; return the positions that other receives have acknowledged beyond them."""
         with self.writing() as connection:
             _lock(connection, source)
             now = _places(connection, source)
-            known = {one: offset for one, offset in acknowledged_to.items() if one in now}
-            forward = {one: max(offset, now[one].acknowledged_to) for one, offset in known.items()}
+            known = {name: offset for name, offset in acknowledged_to.items() if name in now}
+            forward = {name: max(offset, now[name].acknowledged_to) for name, offset in known.items()}
             _move_to(connection, now, source, forward)
-            return {one: further for one, offset in known.items() if (further := _gapless(now[one])) > offset}
+            return {name: further for name, offset in known.items() if (further := _gapless(now[name])) > offset}
 
     def give_back(self, source: str, receive_id: str, spans: Iterable[Offsets] | None = None) -> None:
-        """Free what a receive holds and has not acknowledged: these spans of it, or all."""
+        """Release ranges that a receive has reserved and not acknowledged: the given ranges, or all."""
         with self.writing() as connection:
             _lock(connection, source)
             mine = sa.select(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
@@ -127,9 +135,9 @@ def _free(connection: sa.Connection, source: str, receive_id: str) -> None:
 def _move_to(
     connection: sa.Connection, now: Mapping[str, Place], source: str, acknowledged_to: Mapping[str, int]
 ) -> None:
-    moved = [{"one": one, "to": to} for one, to in acknowledged_to.items() if to != now[one].acknowledged_to]
+    moved = [{"name": name, "to": to} for name, to in acknowledged_to.items() if to != now[name].acknowledged_to]
     if moved:
-        places = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("one")))
+        places = sa.update(_PLACES).where(_of(_PLACES, source, sa.bindparam("name")))
         connection.execute(places.values(settled_to=sa.bindparam("to")), moved)
     mine = sa.and_(_PLACES.c.source == _SPANS.c.source, _PLACES.c.partition == _SPANS.c.partition)
     to = sa.select(_PLACES.c.settled_to).where(mine).scalar_subquery()
@@ -138,7 +146,7 @@ def _move_to(
 
 
 def _join(connection: sa.Connection, source: str, spans: Iterable[Offsets]) -> None:
-    """Make one of acknowledged spans that touch, so that there are no more of them than gaps."""
+    """Merge adjacent acknowledged ranges, so that there are never more ranges than gaps."""
     last: Offsets | None = None
     for span in spans:
         if span.holder is not None or last is None or last.past != span.first:
@@ -151,10 +159,10 @@ def _join(connection: sa.Connection, source: str, spans: Iterable[Offsets]) -> N
 
 
 def _gapless(place: Place) -> int:
-    """The offset up to which all is acknowledged."""
+    """Return the offset up to which all messages are acknowledged."""
     offset = place.acknowledged_to
     for span in place.spans:
-        if span.past <= offset:  # the log was set forward over it
+        if span.past <= offset:  # the position was moved beyond it
             continue
         if span.holder is not None or span.first > offset:
             break

@@ -1,4 +1,4 @@
-"""How many messages a run takes on to last as long as it should, by how fast the last runs were."""
+"""The size of a run that takes `target_run_time`, by the speed of earlier runs."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pipeline_platform.control.claims import Ended
 from pipeline_platform.model.options import WORTH_IT, Processors
 
 _FIRST = 100
-"""Messages for each task of a first run: few enough for callbacks that take a second, and the second run has more."""
+"""Messages per task of a first run: few enough for callbacks that take a second each."""
 _LONG_S = 10.0
-"""A shorter run may have spent a good part of its time on what every run costs: it could have taken on more."""
+"""A shorter run may have spent much of its time on overhead, so its rate is only a lower bound."""
 LOOK_BACK = 500
-"""Runs that are looked at: what was learnt in busy times is known after an hour of small runs, too."""
+"""Number of runs to examine: enough to include the last busy period after an hour of small runs."""
 
 
 class Rate(NamedTuple):
-    """How many messages a run handled, and in how many seconds, from its claim to its acknowledgement."""
+    """Messages that a run handled, and its seconds from claim to acknowledgement."""
 
     messages: int
     seconds: float
 
     def within(self, seconds: float) -> int:
-        """How many take so long; too few where this run was short, never too many."""
+        """Return the messages that take this time: too few after a short run, never too many."""
         return int(self.messages * seconds / max(self.seconds, 0.001))
 
 
 def learn(known: Rate | None, run: Rate) -> Rate:
-    """What is known of the rate after one more run.
+    """Return the known rate, updated by one more run.
 
-    A long run tells how fast runs are now. A short one, as of a trickle, tells only that they are at least that fast.
+    A long run replaces it. A short run, with few messages, replaces only a lower rate.
     """
     if known is None or run.seconds >= _LONG_S or run.within(1e6) > known.within(1e6):
         return run
@@ -38,19 +38,18 @@ def learn(known: Rate | None, run: Rate) -> Rate:
 
 
 def rate_of(ended: Iterable[Ended]) -> Rate | None:
-    """What some runs tell, the latest first; None if none received anything."""
+    """Return the rate of some runs, given latest first; None if no run received messages."""
     known = None
-    for one in reversed([*ended]):
-        if one.messages and one.ended_at >= one.started_at:  # else the clock was set back meanwhile
-            known = learn(known, Rate(one.messages, (one.ended_at - one.started_at).total_seconds()))
+    for run in reversed([*ended]):
+        if run.messages and run.ended_at >= run.started_at:  # else the clock was set back meanwhile
+            known = learn(known, Rate(run.messages, (run.ended_at - run.started_at).total_seconds()))
     return known
 
 
 def run_size(processors: Processors, rate: Rate | None) -> int:
-    """Messages that a run takes on at most; a replay may take on more.
+    """Return the greatest number of messages in a run; a replay may handle more.
 
-    No factor is needed for what a run costs beside its work: the rate of a run includes it, so that sizes come nearer
-    to `target_run_time` from below, and within a few runs.
+    The rate of a run includes its overhead, so sizes approach `target_run_time` from below within a few runs.
     """
     if processors.target_run_time is None:
         return processors.per_run
@@ -59,7 +58,7 @@ def run_size(processors: Processors, rate: Rate | None) -> int:
 
 
 def worthwhile(processors: Processors, size: int) -> int:
-    """Messages that make a run of up to `size` worth what it costs beside its work."""
+    """Return the number of messages that makes a run of up to `size` worth its overhead."""
     if processors.target_run_time is None:
         return processors.worthwhile
     return max(1, int(size * (WORTH_IT / processors.target_run_time)))

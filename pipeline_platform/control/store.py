@@ -1,4 +1,4 @@
-"""The control store: permits, limits, pauses, claims and positions in logs, in one SQL database of all runs."""
+"""The control store: one SQL database with the limits, pauses, claims and log positions of all runs."""
 
 import os
 import socket
@@ -25,7 +25,7 @@ _DEPLOYMENT = sa.Table(
     sa.Column("one", sa.Integer, primary_key=True),
     sa.Column("id", sa.Text, nullable=False),
 )
-"""One row: the id of this store, made with its tables."""
+"""A single row with the id of this store, created with its tables."""
 
 _WINDOWS = sa.Table(
     "control_windows",
@@ -33,7 +33,7 @@ _WINDOWS = sa.Table(
     sa.Column("pipeline", sa.Text, primary_key=True),
     sa.Column("first_window", sa.Text, nullable=False),
 )
-"""The first window of each pipeline whose class leaves it open, by its key."""
+"""First window of each pipeline whose class does not set it, by its key."""
 
 
 def _add_alone(connection: sa.Connection) -> None:
@@ -47,52 +47,51 @@ STEPS: Final[list[Callable[[sa.Connection], None]]] = [
     lambda _: None,  # control_deployment
     lambda _: None,  # control_windows
 ]
-"""The first step changes the tables of version 1, with what is in them, to those of version 2; and so on.
+"""Migrations: the first step changes the tables and rows of version 1 to version 2, and so on.
 
-A new store has the tables that the code names, and the newest version. A store that names no version has version 1.
-A step runs once, inside one transaction with the others. Tables that are new are made before; the step that counts
-them does nothing.
+A new store gets all tables of the code and the newest version. A store without a version has version 1. All steps run
+once, in one transaction. New tables are created before, so their step does nothing.
 """
 
 _DAMAGED: Final = (
-    "{file} is damaged: remove it, with the files that end in -wal and -shm beside it, while no run is under way. The "
-    "next look makes a new one; limits set at run time, pauses and claims are forgotten"
+    "{file} is damaged. Stop all runs, and remove it with the -wal and -shm files beside it. A new file is created on "
+    "the next use; limits set at run time, pauses and claims are lost"
 )
 _WAYS_OUT: Final = {"malformed": _DAMAGED, "not a database": _DAMAGED}
 
-_SCHEMA_LOCK = 0x70_69_70_65  # any number that all who make or change the tables agree on
+_SCHEMA_LOCK = 0x70_69_70_65  # an arbitrary number, the same in all processes
 
 
 class ControlStoreError(Exception):
-    """The control store cannot be used: the message names the store, without the password, and the way out."""
+    """The control store cannot be used. The message contains its URL, without the password, and a fix."""
 
 
 class ControlStore(Throttle, Claims, Overriding, LogPositions):
-    """What runs, tasks and sensors of all machines agree on; safe over threads and processes, and picklable.
+    """State shared by the runs, tasks and sensors of all machines; safe for threads and processes, and picklable.
 
-    Connections and tables are made at the first use, in the process that uses it. A store of an earlier version is
-    brought up to this one then.
+    Connections and tables are created on first use, in the process that uses it. A store of an earlier version is
+    migrated then.
 
     Args:
         url: SQLAlchemy URL: `sqlite:///<file>` (one machine, a local disk: its locks do not work over network
             file systems) or `postgresql://...`.
-        now: Seconds since the epoch, for tests; None takes the server's clock, or the machine's for SQLite.
+        now: Seconds since the epoch, for tests; None for the server's clock, or the machine's for SQLite.
 
     Attributes:
-        run_id: The run that ends with this process; empty where its steps have a process each, or nobody said.
+        run_id: The run that ends with this process; empty if its steps have separate processes, or if it is not set.
 
     Raises:
-        ControlStoreError: The URL is neither of these.
+        ControlStoreError: The URL is invalid, or for an unsupported database.
     """
 
     def __init__(self, url: str, now: Callable[[], float] | None = None) -> None:
         self.run_id = self._id = ""
-        # Not durable: a power cut may cost permits and claims, which are of no use after it.
+        # Not durable: permits and claims are useless after a power cut.
         options: dict[str, Any] = {"ways_out": _WAYS_OUT, "durable": False, "keep": True}
         super().__init__(url, "the control store", ControlStoreError, now=now, **options)
 
     def reader(self) -> Reader:
-        """Say which deployment reads with this store, now: its id, and host and store for people."""
+        """Return the deployment that reads with this store: its id, its host and store as text, and the time."""
         if not self._id:
             with self.reading() as connection:
                 self._id = connection.execute(sa.select(_DEPLOYMENT.c.id)).scalar_one()
@@ -100,7 +99,7 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
         return Reader(self._id, f"{host} (control store {self})", time.time())
 
     def first_window(self, pipeline: str, unless_kept: Callable[[], str]) -> str:
-        """Return the first window of a pipeline, the same for all that ask; `unless_kept` says it if nobody has yet."""
+        """Return the stored first window of a pipeline; if there is none, store the result of `unless_kept`."""
         kept = sa.select(_WINDOWS.c.first_window).where(_WINDOWS.c.pipeline == pipeline)
         with self.reading() as connection:
             if found := connection.execute(kept).scalar():
@@ -112,19 +111,19 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
             return str(connection.execute(kept).scalar_one())
 
     def prepare(self, engine: sa.Engine) -> None:
-        """Make the tables that are missing, and bring those of an earlier release up to this one."""
+        """Create missing tables, and migrate tables of an earlier release."""
         newest = len(STEPS) + 1
         with transaction(engine, immediate=False) as connection:
             if _version(connection) == newest:
-                return  # a process that only looks need not wait for a writer
+                return  # a process that only reads need not wait for a writer
         with transaction(engine, immediate=True) as connection:
-            if not self.is_sqlite:  # CREATE TABLE IF NOT EXISTS is not safe at once
+            if not self.is_sqlite:  # concurrent CREATE TABLE IF NOT EXISTS is not safe
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
             found = _version(connection) or (1 if sa.inspect(connection).has_table("control_pipelines") else newest)
             if found > newest:
                 raise self.refusal(
-                    f"its tables have version {found}, and this code knows those up to {newest}. Upgrade "
-                    "pipeline-platform here to the release that changed them, or name another store"
+                    f"its tables have version {found}, and this release supports versions up to {newest}. Upgrade "
+                    "pipeline-platform, or use another store"
                 )
             TABLES.create_all(connection)
             new = insert(connection, _DEPLOYMENT).values(one=1, id=str(uuid.uuid4()))
@@ -136,7 +135,7 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
 
 
 def _version(connection: sa.Connection) -> int | None:
-    """Return the version that the tables name, None where they name none yet."""
+    """Return the version of the tables; None if it is not stored."""
     if not sa.inspect(connection).has_table(_VERSION.name):
         return None
     return int(connection.execute(sa.select(_VERSION.c.version)).scalar_one())

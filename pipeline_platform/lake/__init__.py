@@ -1,1 +1,1 @@
-"""The lake: one writer, manifests, the decision, tables, failed messages."""
+"""The lake: files and tables, receives and their decisions, and failed messages."""

@@ -1,4 +1,4 @@
-"""Failures that a person closes or reopens: events in the table of failures, like the events of runs."""
+"""Manual closing and reopening of failures, by events in the table of failures."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 BY_HAND = "closed by hand"
-"""The kind of an event that a person closed a failure with; its reason says who did and why."""
+"""Kind of the event of a manual close; its reason contains the user and their reason."""
 
 _KEPT = [name for name in FAILED.names if name != "window"]
 
 
 def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
-    """Close the failures of a selection: no backfill drives them any more; return how many.
+    """Close the failures of a selection, so that no backfill retries them; return their number.
 
-    A run that drives one of them at this moment has the last word.
+    If a run is retrying one of them now, the result of the run takes precedence.
     """
     return _commit(tables, failed, lambda: _closing(failed, f"{who}: {why}"))
 
 
 def reopen(tables: Tables, failed: FailedMessages) -> int:
-    """Open failures again that people closed, by id and source of the selection; return how many.
+    """Reopen manually closed failures by id and source of the selection; return their number.
 
-    Each is open at the next attempt, with its payload and its own reason; only a manual backfill retries it. If a run
-    retries it meanwhile and fails at the same attempt, the reopened failure stays.
+    Each failure is open at the next attempt, with its payload and its original reason; only a manual backfill retries
+    it. If a run retries it meanwhile and fails at the same attempt, the reopened failure stays.
     """
     return _commit(tables, failed, lambda: _opening(failed))
 
@@ -69,9 +69,9 @@ def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
 
 
 def _commit(tables: Tables, failed: FailedMessages, events: Callable[[], Iterator[tuple[str, pa.Table]]]) -> int:
-    """Commit events, unless others changed these failures since they were read: then read them again.
+    """Commit events; if other commits changed these failures since they were read, read them again.
 
-    So of several commands that close or reopen a failure at the same time, one does it.
+    If several commands close or reopen a failure at the same time, only one of them has an effect.
     """
     table, transaction, looked, files = tables["failed"], f"by-hand-{uuid.uuid4().hex}", -1, list[File]()
     while table.exists():

@@ -1,4 +1,4 @@
-"""Messages that come back again and again: each run gives them back to the source, and none decides them."""
+"""Messages that are redelivered again and again, because each run returns them to the source."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from pipeline_platform.lake.reader import only, row_groups, rows_with
 from pipeline_platform.lake.tables import OUTCOMES, Table
 
 WINDOWS = 48
-"""The newest windows that have outcomes are looked at: what comes back for ever has done so lately."""
+"""Number of newest windows with outcomes to search: a message that is always returned appears in them."""
 
 
 class ComingBack(NamedTuple):
-    """Messages that were given back twice or more, how often one was delivered at the most, and since which window."""
+    """Messages returned at least twice, the greatest number of returns of a message, and the oldest window."""
 
     messages: int
     deliveries: int
@@ -22,7 +22,7 @@ class ComingBack(NamedTuple):
 
 
 def coming_back(outcomes: Table) -> ComingBack | None:
-    """Look for messages that come back, in the newest windows; None where there is none."""
+    """Return undecided messages that were returned at least twice in the newest windows, or None."""
     if not outcomes.exists():
         return None
     with outcomes.look() as handle:
@@ -38,9 +38,9 @@ def coming_back(outcomes: Table) -> ComingBack | None:
     again = {message_id for message_id, count in times.items() if count > 1}
     for file in files if again else ():
         for rows in row_groups(outcomes.lake, outcomes.path(file.path), columns):
-            is_one = pc.is_in(rows["message_id"], pa.array(list(again), pa.string()))
+            is_returned = pc.is_in(rows["message_id"], pa.array(list(again), pa.string()))
             is_decided = pc.is_in(rows["outcome"], pa.array(["handled", "failed"]))
-            again -= set(rows.filter(pc.and_(is_one, is_decided))["message_id"].to_pylist())
+            again -= set(rows.filter(pc.and_(is_returned, is_decided))["message_id"].to_pylist())
     if not again:
         return None
-    return ComingBack(len(again), max(times[one] for one in again), min(first[one] for one in again))
+    return ComingBack(len(again), max(times[id_] for id_ in again), min(first[id_] for id_ in again))

@@ -1,4 +1,4 @@
-"""Compaction: the small files of a window become few, which are written like all files of the lake."""
+"""Compaction of the small files of a window into larger files."""
 
 import json
 from collections import Counter
@@ -16,17 +16,17 @@ from pipeline_platform.lake.tables import CommitConflictError, Table
 from pipeline_platform.lake.writer import Writer
 
 FULL = 100 * 2**20
-"""Bytes at which a file is large enough, and is left as it is."""
+"""Size in bytes from which a file is not compacted."""
 _TRIES = 100
-"""Commits that may come first before compaction leaves a window until next time; each try takes milliseconds."""
+"""Number of attempts against concurrent commits before a window is left for the next time; each takes milliseconds."""
 
 
 class UnreadableFileError(Exception):
-    """A file of a table cannot be read. Names table, file, and the command that repairs it."""
+    """A file of a table cannot be read. The message contains table, file, and the command that repairs it."""
 
 
 def several(table: Table) -> dict[str, int]:
-    """The windows of a table that have several files, and how many, from the oldest on."""
+    """Return the windows of a table that have several files, and their number, oldest first."""
     if not table.exists():
         return {}
     with table.look() as handle:
@@ -35,10 +35,10 @@ def several(table: Table) -> dict[str, int]:
 
 
 def compact(table: Table, errors: list[Exception]) -> int:
-    """Put the small files of each window together, in commits of their own; return how many became part of larger ones.
+    """Compact the small files of each window; return the number of files that were replaced by larger ones.
 
-    Where live commits keep getting in, a window waits until next time. A window with a file that cannot be read is left
-    as it is, and `errors` gets why.
+    A window that gets new commits all the time waits until the next call. A window with an unreadable file stays
+    unchanged, and its error is added to `errors`.
     """
     compacted = 0
     for window in several(table):
@@ -50,16 +50,16 @@ def compact(table: Table, errors: list[Exception]) -> int:
 
 
 def compact_window(table: Table, window: str) -> int:
-    """Put the small files of a window together; return how many became part of larger ones."""
+    """Compact the small files of a window; return the number of files that were replaced by larger ones."""
     with table.look() as handle:
         columns, files = table.stored_columns(handle), table.files(handle, [window])
     return sum(_merge(table, columns, group) for group in _groups(files))
 
 
 def _groups(files: Sequence[File]) -> Iterator[list[File]]:
-    """Divide files, from the oldest on, into groups of about the size of a full file; none of a single file."""
+    """Divide files, oldest first, into groups of at least two files and about the size of a full file."""
     group, size = list[File](), 0
-    for file in sorted(files, key=lambda one: (one.committed_at, one.path)):
+    for file in sorted(files, key=lambda file: (file.committed_at, file.path)):
         if file.bytes >= FULL:
             continue
         if size + file.bytes > FULL:
@@ -81,9 +81,9 @@ def _merge(table: Table, columns: pa.Schema, group: Sequence[File]) -> int:
     for _ in range(_TRIES):
         with table.look() as handle, suppress(CommitConflictError):
             there = {file.path for file in table.files(handle, [group[0].window])}
-            if there.issuperset(after):  # a try that was cut off came through
+            if there.issuperset(after):  # an attempt whose connection was lost has succeeded
                 return len(group)
-            if not there.issuperset(before):  # a replay, or another compaction, replaced some
+            if not there.issuperset(before):  # a replay or another compaction replaced files
                 return 0
             table.swap(handle, "compaction", merged, removed=group, is_new=False)
             return len(group)
@@ -91,16 +91,16 @@ def _merge(table: Table, columns: pa.Schema, group: Sequence[File]) -> int:
 
 
 def _readable(table: Table, file: File, columns: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Read a file, as the table's columns.
+    """Read a file in the table's columns.
 
     Raises:
-        UnreadableFileError: Some reader could not.
+        UnreadableFileError: Some readers cannot read the file.
     """
     try:
         for rows in row_groups(table.lake, table.path(file.path), columns):
             for batch in rows.cast(columns).to_batches():
                 if unreadable_rows(batch):
-                    raise UnreadableFileError("it has values that not every reader can read")
+                    raise UnreadableFileError("it contains values that some readers cannot read")
                 yield batch
     except (UnreadableFileError, pa.ArrowException, OSError) as error:
         raise UnreadableFileError(
@@ -110,7 +110,7 @@ def _readable(table: Table, file: File, columns: pa.Schema) -> Iterator[pa.Recor
 
 
 def drop_bounds(table: Table) -> None:
-    """Take least and greatest values out of the log, where an earlier release or another writer put them."""
+    """Remove column bounds from the log, which earlier releases and other writers add."""
     for _ in range(_TRIES):
         with table.look() as handle, suppress(CommitConflictError):
             if files := _with_bounds(table, handle):
@@ -124,5 +124,5 @@ def drop_bounds(table: Table) -> None:
 def _with_bounds(table: Table, handle: DeltaTable) -> list[File]:
     adds = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()
     bounds = [adds[name] for name in adds.schema.names if name.startswith(("min.", "max."))]
-    paths = {path for one in bounds for path in adds["path"].filter(pc.is_valid(one)).to_pylist()}
+    paths = {path for bound in bounds for path in adds["path"].filter(pc.is_valid(bound)).to_pylist()}
     return [file for file in table.files(handle) if file.path in paths]

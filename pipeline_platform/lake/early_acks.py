@@ -1,4 +1,4 @@
-"""What tasks acknowledge before their receive is decided: noted first, since the source forgets it."""
+"""Early acknowledgements: tasks acknowledge messages before the decision, and record them first."""
 
 import io
 import uuid
@@ -22,9 +22,11 @@ class Entry(NamedTuple):
     """A message that was acknowledged early, or is about to be.
 
     Attributes:
-        action: What the source is told.
+        ack_ref: Group of the acknowledgement.
+        ack_id: Id of the delivery.
+        action: The ack action.
         failed: Whether the message had failed by then.
-        certain: Whether a call succeeded, or its process died on the way. If not, it raised, and is made again.
+        certain: Whether the call succeeded or its process crashed during it. If not, the call raised and is retried.
     """
 
     ack_ref: str
@@ -34,12 +36,12 @@ class Entry(NamedTuple):
     certain: bool = True
 
     def comes_back(self, ack_policy: AckPolicy) -> bool:
-        """Whether the source was asked to deliver it again, as a message that failed."""
+        """Whether the message failed and its action asks the source for a redelivery."""
         return self.failed and not ack_policy.ends(self.action)
 
 
 class Notes:
-    """The notes of one receive: a small file for each call, in the receive's folder."""
+    """Records of one receive's early acknowledgements: a small file for each call, in the receive's folder."""
 
     def __init__(self, lake: Lake, pipeline: str, receive_id: str) -> None:
         self._lake, self._receive = lake, f"{pipeline}/_receives/{receive_id}"
@@ -47,7 +49,7 @@ class Notes:
         self._read: dict[str, list[Entry]] = {}
 
     def write(self, entries: Iterable[Entry], path: str | None = None) -> str:
-        """Note what is about to be acknowledged, or put it in the place of an earlier note; return its path."""
+        """Record messages before they are acknowledged, or replace an earlier record; return the path of the file."""
         rows = [entry._asdict() for entry in entries]
         path, sink = path or f"{self._folder}/{uuid.uuid4().hex}.parquet", io.BytesIO()
         pq.write_table(pa.Table.from_pylist(rows, schema=_SCHEMA), sink)
@@ -55,7 +57,7 @@ class Notes:
         return path
 
     def read(self) -> dict[Key, Entry]:
-        """All that is noted by now. A file that was read is not read again."""
+        """Return all recorded messages. Files that were read are not read again."""
         for name in self._lake.names(self._folder):
             if name.endswith(".parquet") and name not in self._read:
                 content = self._lake.read(f"{self._folder}/{name}") or b""

@@ -1,4 +1,4 @@
-"""Failed messages as a source: open failures of some windows, given out to be handled once more."""
+"""Failed messages as a source: open failures of some windows, to be retried."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,14 +24,14 @@ _COUNTED = "_open_failures.json"
 
 
 class LakeSource(Source):
-    """Messages that lie in the lake. There is nothing to lease, and nobody to acknowledge to."""
+    """Messages stored in the lake, which need no lease and no acknowledgement."""
 
-    lake: Lake = Field(description="Where the tables are.")
-    pipeline: str = Field(description="Whose messages.")
-    windows: tuple[str, ...] | None = Field(None, description="Of these windows only; None for all.")
+    lake: Lake = Field(description="Lake with the tables.")
+    pipeline: str = Field(description="Name of the pipeline.")
+    windows: tuple[str, ...] | None = Field(None, description="Windows to read; None for all.")
 
     def _files(self, name: str, schema: pa.Schema, version: int | None = None) -> dict[str, list[File]]:
-        """The files of a table by window, oldest first, by their paths under the lake's root; none without a table."""
+        """Return the files of a table by window, oldest first, with paths under the lake's root."""
         table = Table(self.lake, self.pipeline, name, schema)
         files: dict[str, list[File]] = {}
         if table.exists():
@@ -44,28 +44,28 @@ class LakeSource(Source):
         return files
 
     def _deliveries(self, rows: pa.Table, schema: pa.Schema = DELIVERIES, **others: Any) -> list[pa.RecordBatch]:
-        """Return rows of a table as deliveries, with other columns in place of theirs; null where there are none."""
+        """Return rows of a table as deliveries; `others` replace columns, and missing columns are null."""
         deliveries = filled(rows, schema, redelivered=False, **others).cast(schema)
         return list(deliveries.combine_chunks().to_batches())
 
     @property
     def words(self) -> Words:
-        """Whatever a callback says for the message's own source: nobody learns it."""
+        """Accepts every ack action; the original source is not contacted."""
         return {}
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Do nothing: their outcome is in the tables."""
+        """Do nothing: outcomes are in the tables."""
         return []
 
 
 class Counts(NamedTuple):
-    """The failures of a window.
+    """Numbers of failures of a window.
 
     Attributes:
-        open: Those that are not closed.
-        dead: Those of them that nothing retries by itself.
-        due: When the first of the others is due, as `failure_events.seconds`; None where none ever is.
-        scheduled: Those of the others that have a time at which they are due.
+        open: Failures that are not closed, dead ones included.
+        dead: Open failures without automatic retry.
+        due: Earliest due time of the other open failures, as `failure_events.seconds`; None if they have none.
+        scheduled: Open failures with a due time.
     """
 
     open: int
@@ -74,7 +74,7 @@ class Counts(NamedTuple):
     scheduled: int
 
     def at_most(self, selection: Selection) -> int:
-        """How many of them a selection may be about; that many, if it goes by the state alone and not by the time."""
+        """Return the greatest number of failures that a selection can match; exact for a selection by state only."""
         waiting = self.open - self.dead
         is_due = self.due is not None and self.due <= failure_events.seconds(selection.due_by)
         return {"open": self.open, "waiting": waiting, "due": waiting if is_due else 0, "dead": self.dead}[
@@ -86,37 +86,37 @@ NONE = Counts(0, 0, None, 0)
 
 
 class FailedMessages(LakeSource):
-    """The open failures of a pipeline: those whose latest event is a failure.
+    """The open failures of a pipeline: the latest event of their message is a failure.
 
-    The events that their next outcome commits acknowledge them: a failure with `attempt + 1` keeps one open, its end
-    closes it. Of two receives that drive the same failure, one decides it.
+    The next event of a message acknowledges its failure: a failure with `attempt + 1` keeps it open, `closed` closes
+    it. If two receives retry the same failure, one of them decides it.
     """
 
-    selection: Selection = Field(ALL, description="Which of them.")
+    selection: Selection = Field(ALL, description="Failures to read.")
 
     @property
     def ack_policy(self) -> AckPolicy:
-        """Without words, and its messages are failures."""
+        """The policy of a source whose messages are failures."""
         return super().ack_policy._replace(closes_failures=True)
 
     def paths(self) -> dict[str, list[str]]:
-        """The files of the table by window."""
+        """Return the paths of the table's files by window."""
         return {window: [file.path for file in files] for window, files in self._files("failed", FAILED).items()}
 
     def by_window(self) -> dict[str, Counts]:
-        """The failures of each window with open ones, whatever the selection."""
+        """Return the numbers of failures of each window with open failures, for any selection."""
         return {window: counts for window, counts in self._count(self.paths()).items() if counts.open}
 
     def open_by_window(self) -> dict[str, int]:
-        """How many failures are open, dead ones included, by window; windows without any are left out."""
+        """Return the number of open failures by window, dead ones included; windows without any are omitted."""
         return {window: counts.open for window, counts in self.by_window().items()}
 
     def chosen_by_window(self) -> dict[str, int]:
-        """How many failures the selection is about, by window; windows without any are left out."""
+        """Return the number of selected failures by window; windows without any are omitted."""
         return self._chosen(self.paths())
 
     def sources(self) -> list[str]:
-        """The sources of the failures that the selection is about."""
+        """Return the sources of the selected failures."""
         rows = (rows for paths in self.paths().values() for rows in self._rows(paths))
         return sorted({source for some in rows for source in pc.unique(some["source"]).to_pylist()})
 
@@ -132,14 +132,14 @@ class FailedMessages(LakeSource):
         return chosen
 
     def _rows(self, paths: Sequence[str], *columns: str) -> Iterator[pa.Table]:
-        """Rows that the selection is about; ranks alone where nothing else is asked for."""
+        """Return the selected rows; without `columns` only their ranks, if these suffice."""
         some = failure_events.chosen(self.lake, paths, self.selection)
         if not columns and not self.selection.by_words:
             return iter([some])
         return failure_events.rows_of(self.lake, paths, some, self.selection, *columns)
 
     def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
-        """Count the failures of each window whose files are not those that somebody counted before."""
+        """Return the numbers of each window; count again only if its files differ from the stored count."""
         known = self._counted()
         counted = {}
         for window, paths in sorted(files.items()):
@@ -154,9 +154,9 @@ class FailedMessages(LakeSource):
         return {window: counts for window, (_, counts) in counted.items()}
 
     def _counted(self) -> dict[str, tuple[str, Counts]]:
-        """The counts of each window when somebody last counted, under a digest of the files that were counted.
+        """Return the stored numbers of each window, with a digest of the counted files.
 
-        Other files, other counts: so the last one to write them is right, and they may be lost or unreadable.
+        The digest makes outdated numbers harmless, so the file may be overwritten, lost or unreadable.
         """
         try:
             counted = json.loads(self.lake.read(f"{self.pipeline}/{_COUNTED}") or b"{}")
@@ -168,11 +168,11 @@ class FailedMessages(LakeSource):
             return {}
 
     def backlog(self) -> Backlog:
-        """Count the failures that the selection is about."""
+        """Return the number of selected failures."""
         return Backlog(sum(self.chosen_by_window().values()))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Share out the windows with such failures, oldest first; a window is never divided."""
+        """Return a share for each window with selected failures, oldest first; a window is never divided."""
         shares = []
         paths = self.paths()
         for window, count in self._chosen(paths).items():
@@ -183,16 +183,16 @@ class FailedMessages(LakeSource):
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read the payloads of a window's failures, each with the attempt that is to come."""
+        """Read the payloads of a window's failures, each with its next attempt."""
         left = share.messages
         for rows in self._rows(share.at["paths"], "data", "metadata", "partition", "sequence"):
-            driven = rows.slice(0, left)
-            left -= driven.num_rows
+            retried = rows.slice(0, left)
+            left -= retried.num_rows
             yield from self._deliveries(
-                driven,
+                retried,
                 ack_ref=self.name,
-                ack_id=driven["message_id"],
-                attempt=pc.add(driven["attempt"], pa.scalar(1, pa.int32())),
+                ack_id=retried["message_id"],
+                attempt=pc.add(retried["attempt"], pa.scalar(1, pa.int32())),
             )
             if not left:
                 return

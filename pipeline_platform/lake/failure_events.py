@@ -1,4 +1,4 @@
-"""The events of failed messages, which of a message's events is the latest, and a choice of failures by that."""
+"""Events of failed messages: the rank of an event, the latest event of a message, and selections of failures."""
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -14,32 +14,32 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
 
 State = Literal["open", "waiting", "due", "dead"]
-"""Of failures that are not closed: `open` are all, `waiting` those not dead, `due` those whose time has come."""
+"""State of a failure that is not closed: `open` for all, `waiting` if not dead, `due` if its retry is due."""
 
 
 class Selection(BaseModel, frozen=True, extra="forbid"):
-    """Failures by the latest event of each; all criteria together. By default all that are open, dead ones included."""
+    """Criteria for failures, by the latest event of each; all must match. Default: all open failures, dead or not."""
 
-    state: State = Field("open", description="`open`, dead ones included; `waiting`, those not dead; `due`; or `dead`.")
-    message_id: str | None = Field(None, description="Of this message alone.")
-    source: str | None = Field(None, description="Of this source alone, by its name: ids are unique per source.")
-    kind: str | None = Field(None, description="Of this kind, exactly.")
-    reason: str | None = Field(None, description="Whose reason contains this text.")
+    state: State = Field("open", description="`open` (all), `waiting` (not dead), `due` or `dead`.")
+    message_id: str | None = Field(None, description="Id of a single message.")
+    source: str | None = Field(None, description="Name of a source, because ids are unique per source.")
+    kind: str | None = Field(None, description="Kind of the failure, exactly.")
+    reason: str | None = Field(None, description="Text that the reason contains.")
     due_by: AwareDatetime | None = Field(
-        None, description="What `due` goes by, with its zone; the time that the run begins if unset."
+        None, description="Time for `due`, with its time zone. Default: the start of the run."
     )
 
     def at(self, now: datetime) -> Self:
-        """The same at a fixed time: each look of a run finds the same failures due."""
+        """Return the selection with a fixed time, so that all steps of a run select the same due failures."""
         return self.model_copy(update={"due_by": self.due_by or now}) if self.state == "due" else self
 
     @property
     def by_words(self) -> bool:
-        """Whether it goes by what a failure says."""
+        """Whether it selects by kind or reason."""
         return self.kind is not None or self.reason is not None
 
     def matching(self, rows: pa.Table) -> pa.Table:
-        """The rows whose `kind` and `reason` it is about."""
+        """Return the rows with a matching `kind` and `reason`."""
         if self.kind is not None:
             rows = rows.filter(pc.equal(rows["kind"], self.kind))
         if self.reason is not None:
@@ -52,7 +52,7 @@ ALL = Selection()
 KEY = ("source", "message_id")
 ATTEMPT = (*KEY, "attempt")
 RANKED = (*KEY, "attempt", "state", "due_at")
-"""What says which event of a message is the latest, and what it says."""
+"""Columns that determine the latest event of a message and its state."""
 
 _RANKS = pa.schema([*map(FAILED.field, KEY), ("rank", pa.int64())])
 _SINCE = datetime(2020, 1, 1, tzinfo=UTC)
@@ -62,7 +62,7 @@ _OPEN, _DEAD, _CLOSED = range(3)
 
 
 def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) -> Iterator[pa.Table]:
-    """Columns of the events in a file, some at a time: of all messages, or of an id alone."""
+    """Yield columns of the events in a file by row groups, for all messages or for one id."""
     wanted = only(FAILED, *columns)
     if message_id is None:
         return row_groups(lake, path, wanted)
@@ -70,7 +70,7 @@ def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) 
 
 
 def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:
-    """The latest event of each message in all files of one window: `source`, `message_id` and its `rank`."""
+    """Return the latest event of each message in all files of a window: `source`, `message_id` and `rank`."""
     every = (rows for path in paths for rows in events(lake, path, *RANKED, message_id=message_id))
     ranks = [rows.select(KEY).append_column("rank", rank(rows)) for rows in every]
     found = pa.concat_tables(ranks) if ranks else _RANKS.empty_table()
@@ -78,19 +78,19 @@ def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> p
 
 
 def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
-    """The open failures in all files of one window, dead ones included."""
+    """Return the open failures in all files of a window, dead ones included."""
     found = latest(lake, paths)
     return found.filter(pc.not_equal(_state(found["rank"]), _CLOSED))
 
 
 def closed(lake: Lake, paths: Sequence[str]) -> pa.Table:
-    """The closed failures in all files of one window."""
+    """Return the closed failures in all files of a window."""
     found = latest(lake, paths)
     return found.filter(pc.equal(_state(found["rank"]), _CLOSED))
 
 
 def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.Table:
-    """The open failures in all files of one window that a selection is about, as far as ranks and ids tell."""
+    """Return the open failures in all files of a window that match a selection's state, source and id."""
     found = latest(lake, paths, selection.message_id)
     if selection.source is not None:
         found = found.filter(pc.equal(found["source"], selection.source))
@@ -108,7 +108,7 @@ def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.T
 def rows_of(
     lake: Lake, paths: Sequence[str], some: pa.Table, selection: Selection, *columns: str
 ) -> Iterator[pa.Table]:
-    """Yield columns of the rows of these latest events that a selection matches, some at a time."""
+    """Yield columns of these latest events that match a selection, by row groups."""
     names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_words else [])]))
     for rows in last_rows(lake, paths, _keys, keys_of(some, *KEY, "rank"), names):
         yield selection.matching(rows)
@@ -117,19 +117,19 @@ def rows_of(
 def last_rows(
     lake: Lake, paths: Sequence[str], key: Callable[[pa.Table], pa.Array], wanted: pa.Array, names: Sequence[str]
 ) -> Iterator[pa.Table]:
-    """Yield the last row of each wanted key, some rows at a time. Only files that contain such a row are read in full.
+    """Yield the last row of each wanted key, by row groups. Only files that contain a wanted row are read in full.
 
-    Two events of a message can have the same rank in tables of earlier releases: one of them counts.
+    In tables of earlier releases, two events of a message can have the same rank: only the last is used.
 
     Args:
-        lake: Where the files are.
-        paths: Files, the oldest first.
+        lake: Lake with the files.
+        paths: Files, oldest first.
         key: Returns the key of each event from its columns `RANKED`.
-        wanted: Keys.
+        wanted: Wanted keys.
         names: Columns to read.
     """
     keys = [[key(rows) for rows in events(lake, path, *RANKED)] for path in paths]
-    # All at once: each call hashes the wanted keys again.
+    # A single call, because each call hashes the wanted keys again.
     every = pa.chunked_array([of_group for of_file in keys for of_group in of_file], pa.string())
     found = pc.indices_nonzero(pc.is_in(every, wanted))
     last = pa.table({"key": every.take(found), "at": found}).group_by("key").aggregate([("at", "max")])["at_max"]
@@ -165,9 +165,9 @@ def counts(failures: pa.Table) -> tuple[int, int, int | None, int]:
 
 
 def rank(rows: pa.Table) -> pa.ChunkedArray:
-    """Number events so that a message's latest is the greatest: a later attempt wins; at the same attempt its end.
+    """Return a rank of each event, greatest for a message's latest: by attempt, then by state, `closed` last.
 
-    The lowest bits say when an open one is due.
+    The lowest bits contain the due time of an open event.
     """
     is_open = pc.equal(rows["state"], "open")
     state = pc.if_else(is_open, _OPEN, pc.if_else(pc.equal(rows["state"], "dead"), _DEAD, _CLOSED))
@@ -179,7 +179,7 @@ def rank(rows: pa.Table) -> pa.ChunkedArray:
 
 
 def seconds(time: datetime | None) -> int:
-    """A time as ranks have it; before all others where there is none."""
+    """Return a time in the units of ranks; -1, before all others, for None."""
     return -1 if time is None else min(_NEVER - 1, int((time - _SINCE).total_seconds()))
 
 

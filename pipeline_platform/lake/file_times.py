@@ -1,11 +1,11 @@
-"""The time of a table's files, by which a look-up of earlier decisions chooses the files that it reads."""
+"""Times of table files, which select the files that a search for earlier decisions reads."""
 
 import math
 from collections.abc import Iterable
 from datetime import datetime
 
 _AHEAD_MS = 86_400_000
-"""How far a file's time may be ahead of this host's clock: a producer may publish with any time."""
+"""Greatest lead of a file's time over this host's clock, because publishers may set any time."""
 
 
 def time_of_files(now_ms: int, causes: Iterable[datetime | None]) -> int:

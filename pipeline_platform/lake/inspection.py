@@ -1,4 +1,4 @@
-"""Failures as people look at them: counted by what is said of them, and one with its whole history."""
+"""Failures for display: groups with the same state and reason, and the history of a message."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,21 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.tables import FAILED
 
 IDS = 10
-"""Messages of a group that are named."""
+"""Greatest number of ids of a group."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Group(NamedTuple):
-    """Failures of a window of which the same is said, with some ids.
+    """Failures of a window with the same state, kind and reason.
 
     Attributes:
+        window: Window of the failures.
         state: `waiting`, `due`, `dead` or `closed`.
-        kind: As the latest event says, like `reason`; empty for closed ones.
-        due_at: When the first of them is due; None where none ever is.
+        kind: Kind of the latest event; may be empty for closed failures.
+        reason: Reason of the latest event; may be empty for closed failures.
+        messages: Number of failures.
+        due_at: Time when the first failure is due; None if no failure has a due time.
+        ids: Ids of some messages.
     """
 
     window: str
@@ -46,7 +50,7 @@ class _Count:
 def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> list[Group]:
     """Group the failures of a selection by window, state, kind and reason; the largest group of a window first.
 
-    What is due, is so at `now`. If `closed`, those that are closed take the place of the open ones of the selection.
+    Failures are due as of `now`. With `closed`, return closed failures instead of open ones.
     """
     found: dict[tuple[str, str, str, str], _Count] = defaultdict(_Count)
     for window, paths in sorted(failed.paths().items()):
@@ -56,9 +60,10 @@ def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> l
             else failure_events.chosen(failed.lake, paths, failed.selection)
         )
         for rows in failure_events.rows_of(failed.lake, paths, some, failed.selection, "kind", "reason"):
-            due = pc.cast(rows["due_at"], pa.int64())  # to make a time of each would take most of the time
+            due = pc.cast(rows["due_at"], pa.int64())  # faster than a `datetime` per row
             states = _states(rows, now)
-            columns = [one.to_pylist() for one in (states, rows["kind"], rows["reason"], rows["message_id"], due)]
+            shown = (states, rows["kind"], rows["reason"], rows["message_id"], due)
+            columns = [column.to_pylist() for column in shown]
             for state, kind, reason, message_id, due_at in zip(*columns, strict=True):
                 count = found[window, state, kind or "", reason or ""]
                 count.messages += 1
@@ -66,11 +71,12 @@ def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> l
                     count.ids.append(message_id)
                 if due_at is not None and (count.due is None or due_at < count.due):
                     count.due = due_at
-    groups = [
-        Group(*key, one.messages, None if one.due is None else _EPOCH + timedelta(microseconds=one.due), one.ids)
-        for key, one in found.items()
-    ]
+    groups = [Group(*key, count.messages, _time(count.due), count.ids) for key, count in found.items()]
     return sorted(groups, key=lambda group: (group.window, -group.messages, group[1:4]))
+
+
+def _time(us: int | None) -> datetime | None:
+    return None if us is None else _EPOCH + timedelta(microseconds=us)
 
 
 def _states(rows: pa.Table, now: datetime) -> pa.ChunkedArray:
@@ -79,13 +85,13 @@ def _states(rows: pa.Table, now: datetime) -> pa.ChunkedArray:
 
 
 def state_of(event: Mapping[str, Any], now: datetime) -> str:
-    """What the latest event of a message says of it at a time."""
-    one = pa.table({name: pa.array([event[name]], FAILED.field(name).type) for name in ("state", "due_at")})
-    return str(_states(one, now)[0].as_py())
+    """Return the state of a failure at a time, by its latest event."""
+    row = pa.table({name: pa.array([event[name]], FAILED.field(name).type) for name in ("state", "due_at")})
+    return str(_states(row, now)[0].as_py())
 
 
 def history(failed: FailedMessages, message_id: str) -> list[dict[str, Any]]:
-    """All events of a message id, each with its window, in the order in which they count; of each source apart."""
+    """Return all events of a message id, each with its window, ordered by source and rank."""
     found: list[tuple[str, int, dict[str, Any]]] = []
     for window, paths in failed.paths().items():
         for path in paths:

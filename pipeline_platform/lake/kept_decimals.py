@@ -1,4 +1,4 @@
-"""Decimals of tables that were made with other digits than their models have now: a column keeps those it has."""
+"""Decimal columns whose digits differ from the model's: a table keeps the digits that it was created with."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 def as_stored(columns: pa.Schema, handle: DeltaTable) -> Schema:
-    """The columns of a model as Delta has them, with the digits that the Decimals of its table have."""
+    """Return the columns of a model as a Delta schema, with the Decimal digits of the stored table."""
     from deltalake import Schema
 
     return Schema.from_arrow(keep_decimals(columns, handle))
 
 
 def keep_decimals(columns: pa.Schema, handle: DeltaTable) -> pa.Schema:
-    """The columns of a model with the digits that the Decimals of its table have."""
+    """Return the columns of a model, with the Decimal digits of the stored table."""
     if "decimal" not in str(columns):
         return columns
     there = pa.struct(list(pa.schema(handle.schema().to_arrow())))
@@ -30,7 +30,7 @@ def _kept(ours: pa.DataType, there: pa.DataType) -> pa.DataType:
         return there
     if pa.types.is_struct(ours) and pa.types.is_struct(there):
         known = {field.name: field.type for field in there}
-        return pa.struct([one.with_type(_kept(one.type, known.get(one.name, one.type))) for one in ours])
+        return pa.struct([field.with_type(_kept(field.type, known.get(field.name, field.type))) for field in ours])
     if pa.types.is_list(ours) and pa.types.is_list(there):
         return pa.list_(_kept(ours.value_type, there.value_type))
     if pa.types.is_map(ours) and pa.types.is_map(there):

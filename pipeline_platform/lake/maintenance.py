@@ -1,4 +1,4 @@
-"""Keeping tables small and quick: few files instead of many, no more windows than are wanted, nothing left behind."""
+"""Maintenance of tables: retention, compaction and vacuum."""
 
 import logging
 import math
@@ -18,19 +18,19 @@ from pipeline_platform.model.windows import window_key
 _LOG = logging.getLogger(__name__)
 
 SAFE_AGE = timedelta(days=7)
-"""Files that no commit names stay for so long, and longer while a receive is under way.
+"""Least age of unreferenced files that are removed; more if a receive in progress is older.
 
-A task may have written such a file for a commit to come, or compaction may have taken it from a run or a query that is
-reading it. A receive's own files are never older than the receive, and `maintain` goes back to the oldest one that is
-not finished, however long a pipeline was paused. For readers, a week is what Delta tables promise by default.
+A task may have written such a file for a future commit, or a run or query may still read it after compaction. Files of
+a receive are never older than the receive, so the age of the oldest unfinished receive counts, even after a long pause.
+For readers, a week is the default of Delta tables.
 """
 
 CROWDED = 500
-"""So many files that could be fewer slow down all who open a table: it is not left like this until the night."""
+"""Number of files to compact from which readers slow down, so that compaction should not wait for the night."""
 
 
 class MaintenanceError(Exception):
-    """Some tables could not be maintained in full. Names each, and why; the others were."""
+    """Some tables could not be maintained completely. The message contains each table and the reason."""
 
 
 def maintain(
@@ -39,30 +39,30 @@ def maintain(
     now: datetime | None = None,
     log: Callable[[str], None] = _LOG.warning,
 ) -> dict[str, dict[str, int]]:
-    """Drop old windows, compact and vacuum every table of a pipeline; safe beside live runs, and to be repeated.
+    """Drop old windows, compact and vacuum every table of a pipeline. Safe during runs, and safe to repeat.
 
-    The tables of batchers that the pipeline has no more are maintained like those of its batchers.
+    Tables of removed batchers are maintained, too.
 
-    A window counts as old once the next one that has data began before the time to keep. Never dropped are windows
-    with open failures from `failed`, windows of receives under way from any table, and from `outcomes` what
-    `deduplicate_for` or a replay of the messages still kept goes by. A record that cannot be read may be of any
-    window: nothing is dropped or removed while there is one, and `log` gets in words why.
+    A window is old once the next window with data started before the time to keep. Three kinds of windows are kept:
+    those with open failures in `failed`, those of receives in progress, and those of `outcomes` needed for
+    `deduplicate_for` or for a replay of kept messages. An unreadable record of a receive may belong to any window:
+    while there is one, nothing is dropped or vacuumed, and `log` is called with the reason.
 
     Returns:
-        By table that a receive has made: `compacted` files that became part of larger ones, `dropped` windows, and
-        `vacuumed` files that no commit names.
+        For each existing table: number of files `compacted` into larger ones, of `dropped` windows, and of `vacuumed`
+        unreferenced files.
 
     Raises:
-        MaintenanceError: Some tables, or some windows of them, could not be maintained; all others were.
+        MaintenanceError: Some tables or windows could not be maintained; all others were.
     """
     now = now or datetime.now(UTC)
     under_way, unreadable = Ledger(tables.lake, tables.pipeline.name).under_way()
     for error in unreadable:
-        log(f"nothing is dropped or removed: {error}")
+        log(f"Skipped retention and vacuum: {error}")
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
     deduplicate_for = max(producer.deduplicate_for for producer in tables.pipeline.producers_of().values())
-    # A replay gives out what `outcomes` says was decided, for as long as there are messages to give out.
+    # A replay reads decided messages from `outcomes`, for as long as messages are kept.
     outcomes = None if retention.messages is None else max(retention.messages, deduplicate_for)
     keep_for = {"messages": retention.messages, "failed": retention.failed, "outcomes": outcomes}
     report, errors = {}, list[Exception]()
@@ -72,7 +72,7 @@ def maintain(
             if table.exists():
                 time, dropped, vacuumed = keep_for.get(table.name, retention.batchers), 0, 0
                 if time is not None and not unreadable:
-                    # A message is looked up by when it was decided, which may be long after its window.
+                    # Duplicates are looked up by the time of the decision, which may be long after the window.
                     wanted_since = now - deduplicate_for if table.name == "outcomes" else None
                     dropped = _drop_windows(table, now - time, busy, wanted_since)
                 compacted = compact(table, errors)
@@ -81,11 +81,11 @@ def maintain(
                     table.shorten_log(handle)
                     if not unreadable:
                         hours = math.ceil(age / timedelta(hours=1))
-                        # Full: files of tasks that died are in no log at all.
+                        # Full, because files of crashed tasks are not in any log.
                         vacuumed = len(handle.vacuum(retention_hours=hours, dry_run=False, full=True))
                 report[table.name] = {"compacted": compacted, "dropped": dropped, "vacuumed": vacuumed}
-        except Exception as error:  # whatever is wrong with one table, the others are maintained
-            error.add_note(f"while {table.pipeline}/{table.name} was maintained")
+        except Exception as error:  # an error of one table must not prevent maintenance of the others
+            error.add_note(f"table: {table.pipeline}/{table.name}")
             errors.append(error)
     if errors:
         raise MaintenanceError("; ".join(_in_words(error) for error in errors)) from errors[0]
@@ -98,7 +98,7 @@ def _in_words(error: Exception) -> str:
 
 def _drop_windows(table: Table, before: datetime, busy: Collection[str], wanted_since: datetime | None) -> int:
     while True:
-        # A conflict: a failure may have come to one of the windows.
+        # After a conflict, one of the windows may have a new failure.
         with table.look() as handle, suppress(CommitConflictError):
             files = table.files(handle)
             wanted = {file.window for file in files if wanted_since and file.committed_at >= wanted_since}
@@ -111,7 +111,7 @@ def _drop_windows(table: Table, before: datetime, busy: Collection[str], wanted_
 
 
 def over_before(time: datetime, windows: Iterable[str]) -> list[str]:
-    """Which of these windows were over at a time: those before the one that it lies in."""
+    """Return the windows that had ended at a time: those before the window that contains it."""
     key = window_key(time)
     return sorted({window for window in windows if window <= key})[:-1]
 
@@ -122,5 +122,5 @@ def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
 
 
 def is_crowded(tables: Tables) -> bool:
-    """Whether a table has as many files as `CROWDED` beside others of their window."""
+    """Whether a table has at least `CROWDED` files that share their window with other files."""
     return any(sum(several(table).values()) >= CROWDED for table in map(tables.__getitem__, tables.names))

@@ -1,4 +1,4 @@
-"""What tasks wrote: files and notes. A commit makes the files of a manifest part of their tables."""
+"""Manifests: the files that tasks wrote, and their notes. A commit adds the files to their tables."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pyarrow as pa
 
 
 class File(NamedTuple):
-    """A Parquet file of a table, or meant for one.
+    """A Parquet file that belongs to a table, or will belong to it after a commit.
 
     Attributes:
-        table: As a path under the pipeline's folder.
-        window: The window its rows belong to.
-        path: Under the table's folder.
-        rows: How many.
-        bytes: On disk.
-        stats: Column statistics as the Delta protocol writes them, JSON.
-        committed_at: When it became part of its table, or compaction wrote it; long ago for a file without a commit.
+        table: Path of the table under the pipeline's folder.
+        window: Window of the rows.
+        path: Path under the table's folder.
+        rows: Number of rows.
+        bytes: Size on disk.
+        stats: Column statistics of the Delta protocol, as JSON.
+        committed_at: Time of the commit, or of the compaction that wrote it; the year 1 before a commit.
     """
 
     table: str
@@ -35,7 +35,7 @@ class File(NamedTuple):
 
 _WRITTEN = File._fields[:6]
 MANIFEST = pa.schema({name: pa.int64() if name in ("rows", "bytes") else pa.string() for name in (*_WRITTEN, "notes")})
-"""What tasks return: a row for each file, and one row without a path for each task, with its notes as JSON."""
+"""Columns of the result of a task: a row for each file, and a row without a path, with the task's notes as JSON."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Manifest:
 
     @classmethod
     def of(cls, table: pa.Table) -> Manifest:
-        """Read what tasks returned."""
+        """Read the results of tasks."""
         rows = table.to_pylist()
         return cls(
             [File(*(row[name] for name in _WRITTEN)) for row in rows if row["path"]],
@@ -55,30 +55,30 @@ class Manifest:
         )
 
     def to_arrow(self) -> pa.Table:
-        """The inverse of `of`."""
+        """Return the manifest as a table that `of` can read."""
         notes = [{"notes": json.dumps(note)} for note in self.notes]
         return pa.Table.from_pylist([*(file._asdict() for file in self.files), *notes], schema=MANIFEST)
 
     def __add__(self, other: Manifest) -> Manifest:
-        """Both together."""
+        """Return a manifest with the files and notes of both."""
         return Manifest([*self.files, *other.files], [*self.notes, *other.notes])
 
     def of_table(self, table: str) -> list[File]:
-        """The files meant for one table, in the order in which they were written."""
+        """Return the files of one table, in the order in which they were written."""
         return [file for file in self.files if file.table == table]
 
     def rows(self, table: str) -> int:
-        """How many rows were written for one table."""
+        """Return the number of rows written for one table."""
         return sum(file.rows for file in self.of_table(table))
 
     def total(self, note: str) -> int:
-        """Sum of a number that tasks noted."""
+        """Return the sum of a number in the tasks' notes."""
         return sum(int(notes.get(note, 0)) for notes in self.notes)
 
     def most(self, note: str) -> int:
-        """The largest of a number that tasks noted."""
+        """Return the maximum of a number in the tasks' notes, 0 without notes."""
         return max((int(notes.get(note, 0)) for notes in self.notes), default=0)
 
     def __iter__(self) -> Iterator[File]:
-        """All files."""
+        """Iterate over all files."""
         return iter(self.files)

@@ -1,4 +1,4 @@
-"""Values that every reader of a table can read back: text is UTF-8, and times are within the years 1 to 9999."""
+"""Checks for values that every reader of a table can read: UTF-8 text, and times within the years 1 to 9999."""
 
 from collections.abc import Iterable, Iterator
 from datetime import date
@@ -14,10 +14,10 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def refuse_unreadable(names: Iterable[str], columns: Iterable[pa.Array]) -> None:
-    """Check that every reader can read columns back, at every depth.
+    """Check that every reader can read columns, including nested values.
 
     Raises:
-        ColumnError: A column has a value that some reader cannot read. Names the column.
+        ColumnError: A column has a value that some readers cannot read. The message contains the column.
     """
     for name, column in zip(names, columns, strict=True):
         if (why := _unreadable(column)) is not None:
@@ -25,7 +25,7 @@ def refuse_unreadable(names: Iterable[str], columns: Iterable[pa.Array]) -> None
 
 
 def unreadable_rows(rows: pa.RecordBatch) -> list[int]:
-    """Return the numbers of the rows that some reader cannot read; they are found by halves."""
+    """Return the numbers of the rows that some readers cannot read, found by halving."""
     found, waiting = [], [(0, rows.num_rows)]
     while waiting:
         start, count = waiting.pop()
@@ -41,8 +41,8 @@ def unreadable_rows(rows: pa.RecordBatch) -> list[int]:
 
 
 def _unreadable(column: pa.Array) -> str | None:
-    """Why some reader cannot read a column; None if each can."""
-    # Of a slice, Arrow also validates what lies outside it, in lists: a copy has the slice alone.
+    """Return the reason why some readers cannot read a column, or None."""
+    # In lists, Arrow also validates values outside a slice; a copy contains only the slice.
     if not _is_valid(column) and not _is_valid(column.take(pa.array(range(len(column)), pa.int64()))):
         return "text that is not UTF-8, or a number that does not fit its type"
     return "a time outside the years 1 to 9999" if any(map(_is_out_of_range, _times(column))) else None
@@ -57,16 +57,16 @@ def _is_valid(column: pa.Array) -> bool:
 
 
 def _times(column: pa.Array) -> Iterator[pa.Array]:
-    """The dates and timestamps in a column, at every depth."""
+    """Yield the dates and timestamps in a column, including nested values."""
     if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
         yield column
-    elif pa.types.is_map(column.type):  # which Arrow does not flatten
+    elif pa.types.is_map(column.type):  # Arrow does not flatten maps
         first, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
         yield from _times(column.items.slice(first, end - first))
     elif pa.types.is_nested(column.type):
         inner = column.flatten()
-        for one in inner if isinstance(inner, list) else [inner]:
-            yield from _times(one)
+        for child in inner if isinstance(inner, list) else [inner]:
+            yield from _times(child)
 
 
 def _is_out_of_range(times: pa.Array) -> bool:

@@ -1,4 +1,4 @@
-"""Reading back what was written: rows of Parquet files, in order, bounded in rows and bytes."""
+"""Readers of Parquet files: rows in order, in batches bounded by rows and bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class RowRange(NamedTuple):
-    """Rows `start` to `stop` of a file, whose first row has `position` among all rows of the receive."""
+    """Rows `start` to `stop` - 1 of a file. `position` is the position of the file's first row in the receive."""
 
     path: str
     window: str
@@ -42,48 +42,50 @@ def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[RowRa
 
 
 def whole(files: Sequence[File], pipeline: str) -> list[RowRange]:
-    """All rows of files, in order."""
-    return [one for part in divide(files, pipeline, 1) for one in part]
+    """Return all rows of files, in order."""
+    return [rows for part in divide(files, pipeline, 1) for rows in part]
 
 
 def between(ranges: Iterable[RowRange], first: int, end: int) -> list[RowRange]:
-    """The rows among these whose positions are `first` to `end` - 1. Each range begins where its file does, or not."""
-    return _cut((one, first - one.position, end - one.position) for one in ranges)
+    """Return the part of the ranges with positions `first` to `end` - 1."""
+    return _cut((rows, first - rows.position, end - rows.position) for rows in ranges)
 
 
 def without(ranges: Iterable[RowRange], rows: int) -> list[RowRange]:
-    """All but the first rows of these."""
+    """Return the ranges without their first `rows` rows."""
     left = []
-    for one in ranges:
-        skipped = min(rows, one.stop - one.start)
-        left.append((one, one.start + skipped, one.stop))
+    for each in ranges:
+        skipped = min(rows, each.stop - each.start)
+        left.append((each, each.start + skipped, each.stop))
         rows -= skipped
     return _cut(left)
 
 
 def spread(ranges: Sequence[RowRange], shares: int) -> list[list[RowRange]]:
     """Divide rows into at most `shares` parts of equal length, in order; no part is empty."""
-    ends = list(accumulate(one.stop - one.start for one in ranges))
+    ends = list(accumulate(rows.stop - rows.start for rows in ranges))
     total = ends[-1] if ends else 0
     shares = max(1, min(shares, total))
     bounds = pairwise(total * index // shares for index in range(shares + 1))
-    lie = list(zip(ranges, ends, strict=True))
-    parts = (_cut((one, low - end + one.stop, high - end + one.stop) for one, end in lie) for low, high in bounds)
+    placed = list(zip(ranges, ends, strict=True))
+    parts = (
+        _cut((rows, low - end + rows.stop, high - end + rows.stop) for rows, end in placed) for low, high in bounds
+    )
     return [part for part in parts if part]
 
 
 def _cut(ranges: Iterable[tuple[RowRange, int, int]]) -> list[RowRange]:
-    """Ranges within bounds, without those that are empty."""
-    cut = (one._replace(start=max(one.start, start), stop=min(one.stop, stop)) for one, start, stop in ranges)
-    return [one for one in cut if one.start < one.stop]
+    """Limit ranges to bounds, and omit empty ranges."""
+    cut = (rows._replace(start=max(rows.start, start), stop=min(rows.stop, stop)) for rows, start, stop in ranges)
+    return [rows for rows in cut if rows.start < rows.stop]
 
 
 def read_ranges(
     lake: Lake, ranges: Iterable[RowRange], columns: pa.Schema, max_rows: int, max_bytes: int = 16 * 2**20
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield `(position of the first row, batch)`, each within the bounds; one larger row is a batch of its own.
+    """Yield `(position of the first row, batch)` with batches within the bounds; a larger row is a separate batch.
 
-    `window` and `position`, if asked for, are filled in: they are not stored in files.
+    The columns `window` and `position` are computed, because files do not contain them.
     """
     stored = pa.schema([field for field in columns if field.name not in ("window", "position")])
     for wanted in ranges:
@@ -102,29 +104,29 @@ def read_ranges(
 
 
 def row_groups(lake: Lake, path: str, columns: pa.Schema | None = None) -> Iterator[pa.Table]:
-    """The row groups of a file: these columns, or those that it has."""
+    """Yield the row groups of a file, with these columns or all stored columns."""
     with stored_file(lake, path, columns) as file:
         yield from map(file.group, range(len(file.groups)))
 
 
 def rows_with(lake: Lake, path: str, name: str, value: str, columns: pa.Schema) -> Iterator[pa.Table]:
-    """The rows of a file that have a value in a column of text. Other columns are read only of row groups with some."""
+    """Yield the rows of a file that have a value in a text column. Reads other columns only of matching row groups."""
     with stored_file(lake, path, columns) as file:
         for group in file.groups_with(name, value, value):
             some = file.group(group, name)[name]
-            # With the value that `equal` makes, the first in a process, PyArrow imports pandas: 0.3 s of `status`.
+            # The first scalar of `equal` in a process makes PyArrow import pandas, which takes 0.3 s of `status`.
             may_be = pc.any(pc.match_substring(some, value)).as_py()
             if may_be and pc.any(mine := pc.equal(some, value)).as_py():
                 yield file.group(group).filter(mine)
 
 
 def only(schema: pa.Schema, *names: str) -> pa.Schema:
-    """Some columns of a schema."""
+    """Return some columns of a schema."""
     return pa.schema([schema.field(name) for name in names])
 
 
 def filled(rows: pa.Table, schema: pa.Schema, **values: Any) -> pa.Table:
-    """Rows in the columns of a table's files: values for all of them or for each, else their own, else nulls."""
+    """Return rows in the columns of a table's files: the given value or column, else the stored column, else nulls."""
     columns = {}
     for field in (field for field in schema if field.name != "window"):
         value = values.get(field.name, rows[field.name] if field.name in rows.schema.names else None)
@@ -134,23 +136,23 @@ def filled(rows: pa.Table, schema: pa.Schema, **values: Any) -> pa.Table:
 
 
 def scan(lake: Lake, table: DeltaTable) -> pl.LazyFrame:
-    """Return the rows of a Delta table under the root as a lazy frame, whatever the root is named."""
+    """Return the rows of a Delta table under the root as a lazy frame, for any name of the root."""
     import polars as pl
 
     if quote(table.table_uri, safe=":/") == table.table_uri:
         return pl.scan_delta(table, storage_options=lake.polars_options)
-    # Polars looks for files at the quoted root, and takes a folder `a=b` above the table for one of its columns.
+    # Polars would search files at the quoted root, and parse a folder `a=b` above the table as a column.
     return pl.scan_pyarrow_dataset(table.to_pyarrow_dataset(filesystem=lake.below(unquote(table.table_uri))))
 
 
 def receive_ids(lake: Lake, path: str) -> set[str]:
-    """The receives that wrote the rows of a file. A driver asks: it holds the few ids, not one for each row."""
+    """Return the receives that wrote the rows of a file. Memory is bounded by the few ids, not by the rows."""
     with stored_file(lake, path, pa.schema({"receive_id": pa.string()}), dictionary=["receive_id"]) as file:
         return {id_ for batch in file.batches(65_536) for id_ in pc.unique(batch.column(0)).to_pylist()}
 
 
 def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:
-    """The values of some columns of each row, as one string."""
+    """Return the values of some columns of each row, joined to a string."""
     keys = pc.binary_join_element_wise(*(pc.cast(rows[name], pa.string()) for name in columns), "\0")
     return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 
@@ -165,16 +167,16 @@ def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position
 
 
 def is_whole(lake: Lake, path: str, file: File) -> bool:
-    """Whether what lies at a path has the end and the length that its manifest, or its table's log, names."""
+    """Whether a file is complete: with a footer, and the size and rows of its manifest or of the table's log."""
     with suppress(pa.ArrowInvalid, FileNotFoundError), lake.open_input(path) as opened:
         return bool(opened.size() == file.bytes and pq.read_metadata(opened).num_rows == file.rows)
     return False
 
 
 class StoredFile:
-    """Reads the columns of a schema, in its order. Those that the file lacks are null.
+    """A Parquet file, read in the columns of a schema; missing columns are null.
 
-    The calling thread reads alone: the other processors have tasks of their own.
+    It uses the calling thread only, because other tasks use the other processors.
     """
 
     def __init__(self, parquet: pq.ParquetFile, schema: pa.Schema | None) -> None:
@@ -183,7 +185,7 @@ class StoredFile:
 
     @property
     def groups(self) -> list[int]:
-        """How many rows each row group has."""
+        """Number of rows of each row group."""
         metadata = self._parquet.metadata
         return [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
 
@@ -193,25 +195,25 @@ class StoredFile:
         return self._completed(self._parquet.read_row_group(number, columns=wanted, use_threads=False), wanted)
 
     def batches(self, rows: int, groups: Sequence[int] | None = None) -> Iterator[pa.RecordBatch]:
-        """Read all row groups, or some, by so many rows at a time."""
+        """Read all row groups, or some, in batches of up to `rows` rows."""
         wanted = self._schema.names
         for batch in self._parquet.iter_batches(rows, groups, wanted, use_threads=False):
             yield self._completed(batch, wanted)
 
     def groups_with(self, name: str, least: Any, most: Any) -> list[int]:
-        """The row groups that may have values from `least` to `most` in a column, as statistics tell."""
+        """Return the row groups that may have values from `least` to `most` in a column, by their statistics."""
         if name not in self._parquet.schema.names:
             return []
         place, metadata = self._parquet.schema.names.index(name), self._parquet.metadata
         known = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
         return [
             number
-            for number, one in enumerate(known)
-            if one is None or not one.has_min_max or (one.min <= most and least <= one.max)
+            for number, bounds in enumerate(known)
+            if bounds is None or not bounds.has_min_max or (bounds.min <= most and least <= bounds.max)
         ]
 
     def _completed(self, rows: Any, names: list[str]) -> Any:
-        """Rows of either kind with these columns; null where the file has none."""
+        """Return a table or a batch with these columns; missing columns are null."""
         have = rows.schema.names
         if have == names:
             return rows
@@ -224,6 +226,6 @@ class StoredFile:
 def stored_file(
     lake: Lake, path: str, schema: pa.Schema | None, dictionary: Sequence[str] = ()
 ) -> Iterator[StoredFile]:
-    """Open a file to read the columns of a schema, or those that it has; some of text as dictionaries."""
+    """Open a file to read the columns of a schema, or all stored columns; `dictionary` names dictionary columns."""
     with lake.open_input(path) as file:
         yield StoredFile(pq.ParquetFile(file, read_dictionary=list(dictionary)), schema)

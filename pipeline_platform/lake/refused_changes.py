@@ -1,4 +1,4 @@
-"""What may not change once there is data: the options that windows follow from, and the types of columns."""
+"""Checks for changes that are invalid once there is data: of the windows' options, and of column types."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ _WORDS = {"long": "integer", "string": "text", "double": "number", "boolean": "y
 
 
 class SchemaChangeError(PipelineError):
-    """A column changed its type. Names table, column, both types and the way out."""
+    """The type of a column changed. The message contains table, column, both types and a fix."""
 
 
 def refuse_changes(table: str, there: Sequence[Field], ours: Sequence[Field]) -> None:
-    """Refuse a model whose fields have other types than the columns of its table.
+    """Check that the fields of a model have the types of the table's columns.
 
     Raises:
-        SchemaChangeError: Some have: `a: integer in the table, text in the model`.
+        SchemaChangeError: Types differ, for example `a: integer in the table, text in the model`.
     """
     kept = {field.name: field for field in there}
     if changes := [change for field in ours if field.name in kept for change in _changes(kept[field.name], field)]:
         raise SchemaChangeError(
-            f"{table}: {'; '.join(changes)}. Give the field a new name, or write the batcher to a table of another name"
+            f"{table}: {'; '.join(changes)}. Rename the field, or rename the batcher so that it gets a new table"
         )
 
 
@@ -62,7 +62,7 @@ def _kind(type_: Any) -> str:
 
 
 def _in_words(type_: Any) -> str:
-    """A type as one says it: `list of text`."""
+    """Return a type in words, for example `list of text`."""
     match _kind(type_):
         case "array":
             return f"list of {_in_words(type_.element_type)}"
@@ -75,21 +75,20 @@ def _in_words(type_: Any) -> str:
 
 
 class KeptWindows(BaseModel, frozen=True):
-    """The options that windows follow from."""
+    """The options that define windows."""
 
     window_cron: str
     first_window: AwareDatetime | None
 
 
 def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Callable[[], Collection[str]]) -> None:
-    """Refuse options by which data would lie in other windows or in none; write down those that are new.
+    """Check that existing data stays in its windows, and store changed options.
 
-    Without data every change is harmless, and with data a `first_window` before it: a window's beginning follows from
-    `window_cron` alone. `windows_with_data` is asked only where the options changed.
+    Without data, every change is valid. With data, `window_cron` must not change, and `first_window` must not be after
+    the oldest window. `windows_with_data` is called only if the options changed.
 
     Raises:
-        PipelineError: `window_cron` changed under data, `first_window` is later than data, or what was kept cannot
-            be read.
+        PipelineError: One of these changes, or the stored options are invalid.
     """
     name, path = pipeline.__qualname__, f"{pipeline.name}/_windows.json"
     ours = KeptWindows(window_cron=canonical(pipeline.window_cron), first_window=pipeline.first_window)
@@ -98,22 +97,22 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
         kept = None if content is None else KeptWindows.model_validate_json(content)
     except ValidationError as error:
         raise PipelineError(
-            f"{lake.uri(path)} cannot be read ({error.errors()[0]['type']}): restore it, or remove it if "
-            f"{name}.window_cron is what the tables were made with"
+            f"{lake.uri(path)} is not a valid record of window options ({error.errors()[0]['type']}). Restore it, or "
+            f"remove it if {name}.window_cron has not changed since the tables were created"
         ) from None
     if kept == ours:
         return
     if oldest := min(windows_with_data(), default=None):
         if kept and kept.window_cron != ours.window_cron:
             raise PipelineError(
-                f"{name}.window_cron is {pipeline.window_cron!r}: the tables of {pipeline.name} hold windows of "
-                f"{kept.window_cron!r}, whose keys would mean other times. Set it back, or give the pipeline a new name"
+                f"{name}.window_cron must stay {kept.window_cron!r}, because the tables of {pipeline.name} contain "
+                f"data, got {pipeline.window_cron!r}. Restore it, or rename the pipeline"
             )
         begins = datetime.strptime(oldest, WINDOW_FORMAT).replace(tzinfo=UTC)
         if pipeline.first_window and begins < pipeline.first_window:
             raise PipelineError(
-                f"{name}.first_window is {pipeline.first_window.isoformat()}: the tables of {pipeline.name} hold data "
-                f"from window {oldest} on, and what is before first_window could not be retried. "
-                f"Set it to {begins.isoformat()} or earlier"
+                f"{name}.first_window must not be after the oldest window with data, {oldest}, got "
+                f"{pipeline.first_window.isoformat()}: failures of earlier windows could not be retried. Set it to "
+                f"{begins.isoformat()} or earlier"
             )
     lake.write(path, ours.model_dump_json().encode())

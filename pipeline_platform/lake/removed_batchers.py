@@ -1,16 +1,16 @@
-"""Tables of batchers that their pipeline has no more: their rows are kept as long, and replaced by replays."""
+"""Tables of batchers that were removed from their pipeline: retention and replays still apply to them."""
 
 from pipeline_platform.lake.tables import RETENTION, Table, Tables
 
 
 def removed_batchers(tables: Tables) -> list[str]:
-    """Return the names of tables in a pipeline's folder that runs of an earlier version of its class made."""
+    """Return the names of tables in a pipeline's folder that earlier versions of its class created."""
     names = set(tables.lake.names(tables.pipeline.name)) - set(tables.names)
     return sorted(name for name in names if not name.startswith("_") and _is_of_runs(tables, name))
 
 
 def _is_of_runs(tables: Tables, name: str) -> bool:
-    """Whether runs made a table; an asset downstream may have its table in the same folder."""
+    """Whether runs created a table; downstream assets may have tables in the same folder."""
     table = Table(tables.lake, tables.pipeline.name, name, tables["messages"].schema)
     if not table.exists():
         return False

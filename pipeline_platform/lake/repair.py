@@ -1,4 +1,4 @@
-"""Taking files and rows that cannot be read out of tables, and recording again what became of their messages."""
+"""Repair of tables: unreadable files and rows are removed, and outcomes of their messages are recorded again."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -19,17 +19,17 @@ _KEY = ("source", "message_id", "attempt")
 _KEYS = (*_KEY, "receive_id")
 _RECEIVED = only(MESSAGES, *_KEY, "receive_id", "ack_ref", "ack_id", "data", "metadata", "partition", "sequence")
 _TRIES = 10
-_REASON = "what became of it was in a file that cannot be read"
-_VALUES = "its row had values that not every reader can read"
+_REASON = "the outcome of the message was in an unreadable file"
+_VALUES = "the row contained values that some readers cannot read"
 
 
 def unreadable(tables: Tables) -> list[File]:
-    """The files of a pipeline's tables that lack the end or the length that the log names."""
+    """Return the incomplete files of a pipeline's tables: without a footer, or with another size than in the log."""
     return [file for name in tables.names for file in _broken(tables[name])]
 
 
 def unreadable_values(tables: Tables) -> dict[File, pa.Table]:
-    """The files with rows that some reader cannot read, and the keys of these rows. Every row of the lake is read."""
+    """Return the files with rows that some readers cannot read, and the keys of these rows. Reads the whole lake."""
     found = {}
     for table in (tables[name] for name in tables.names if tables[name].exists()):
         with table.look() as handle:
@@ -42,15 +42,15 @@ def unreadable_values(tables: Tables) -> dict[File, pa.Table]:
 
 
 def repair(tables: Tables) -> int:
-    """Take such files and rows out of their tables; return for how many messages an open failure was recorded.
+    """Remove unreadable files and rows from their tables; return the number of recorded open failures.
 
-    They stay where they are until the maintenance removes them. A message whose outcome is lost gets one again, by its
-    failure or by its row. One that has neither is an open failure, with its payload: a backfill retries it.
-    Rows that are lost of messages whose outcome is known come back by a replay of their windows. A message of which a
-    batcher's row was taken out is an open failure, as long as its payload is kept.
+    The files stay on disk until maintenance removes them. A lost outcome is restored from the message's failure or row.
+    A message with neither becomes an open failure, with its payload, which a backfill retries. Lost rows of a message
+    with a known outcome are restored by a replay of the window. A message whose row was removed from a batcher's table
+    becomes an open failure if its payload is still kept.
 
     Raises:
-        CommitConflictError: Others commit all the time; try again.
+        CommitConflictError: Other commits came first in all attempts; try again.
     """
     broken = unreadable(tables)
     lost = [file for file in broken if file.table == "outcomes"]
@@ -63,7 +63,7 @@ def repair(tables: Tables) -> int:
 
 
 def _divided(table: Table, file: File, columns: pa.Schema) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The rows of a file, some at a time: those that every reader can read, and the others."""
+    """Yield the rows of a file by batches: rows that every reader can read, and the other rows."""
     for group in row_groups(table.lake, table.path(file.path), columns):
         for batch in group.to_batches():
             bad = pa.array(unreadable_rows(batch), pa.int64())
@@ -73,7 +73,7 @@ def _divided(table: Table, file: File, columns: pa.Schema) -> Iterator[tuple[pa.
 
 
 def _take_out(tables: Tables, file: File, lost: pa.Table) -> int:
-    """Take the rows that some reader cannot read out of a file, and record their messages as open failures."""
+    """Remove rows that some readers cannot read from a file, and record their messages as open failures."""
     table, failures = tables[file.table], FAILED.empty_table()
     with table.look() as handle:
         columns = table.stored_columns(handle)
@@ -84,8 +84,8 @@ def _take_out(tables: Tables, file: File, lost: pa.Table) -> int:
         failures = filled(received.take(places), FAILED, **recorded, at=datetime.now(UTC))
     rows = ((file.table, file.window, good) for good, _ in _divided(table, file, columns))
     written = write_rows(tables.lake, tables.pipeline.name, "repair", (*rows, ("failed", file.window, failures)))
-    _swap(tables["failed"], [one for one in written if one.table == "failed"], [])
-    _swap(table, [one for one in written if one.table == file.table], [file])
+    _swap(tables["failed"], [new for new in written if new.table == "failed"], [])
+    _swap(table, [new for new in written if new.table == file.table], [file])
     return int(failures.num_rows)
 
 
@@ -97,7 +97,7 @@ def _broken(table: Table) -> list[File]:
 
 
 def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
-    """Record what became of the messages of a window that have no outcome any more."""
+    """Record outcomes of a window's messages whose outcome is lost."""
     receives, _ = Ledger(tables.lake, tables.pipeline.name).under_way()
     under_way = pa.array([receive.receive_id for receive in receives], pa.string())
     received = _rows(tables["messages"], window, _RECEIVED)
@@ -121,7 +121,7 @@ def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
 
 
 def _rows(table: Table, window: str, columns: pa.Schema) -> pa.Table:
-    """The rows of a window that can be read."""
+    """Return the readable rows of a window."""
 
     def groups() -> Iterator[pa.Table]:
         with table.look() as handle:

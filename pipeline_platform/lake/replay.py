@@ -1,4 +1,4 @@
-"""A full replay: every message of some windows, as their finished receives left it, given out once more."""
+"""Full replay: all decided messages of some windows, read from the raw log to be handled again."""
 
 import zlib
 from collections.abc import Iterable, Iterator
@@ -16,10 +16,10 @@ from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
 
 BUCKET_ROWS = 500_000
-"""Ids that one task holds, more or less: 100 MB. Each bucket is another look at all files of its window."""
+"""Approximate number of ids in a task's memory: 100 MB. Each bucket reads all files of its window once more."""
 
 SPLIT_ROWS = 10_000
-"""A window of fewer is not worth a second look at its files, whatever the concurrency."""
+"""Smallest number of rows for which a window is divided: each part reads all files of the window."""
 
 REPLAYED = pa.schema([*DELIVERIES, MESSAGES.field("received_at"), MESSAGES.field("first_receive_id")])
 """Deliveries of a replay keep the time and the receive of their first delivery."""
@@ -29,13 +29,13 @@ _IDENTITY = ("source", "message_id", "attempt", "receive_id")
 
 
 class ReplayedMessages(LakeSource):
-    """What was decided in some windows, read from the raw log: each message once, at its last attempt.
+    """Decided messages of some windows, read from the raw log: each message once, at its last attempt.
 
-    A receive on it replaces the rows of the receives it read (`finished`) in every table.
+    The receive of a replay replaces the rows of the receives that it reads (`finished`) in every table.
     """
 
-    windows: tuple[str, ...] = Field(description="Of these windows.")
-    version: int = Field(description="Version of `outcomes` to go by.")
+    windows: tuple[str, ...] = Field(description="Windows to replay.")
+    version: int = Field(description="Version of `outcomes` to read.")
 
     def _outcomes(self) -> dict[str, list[File]]:
         return self._files("outcomes", OUTCOMES, self.version)
@@ -45,26 +45,26 @@ class ReplayedMessages(LakeSource):
             yield from file.batches(_BATCH_ROWS)
 
     def _decided(self, paths: Iterable[str], bucket: int, of: int) -> pa.Table:
-        """The messages decided in files of one window, each once: at its last attempt, by its receive."""
+        """Return the messages decided in files of one window, each once: its last attempt and the receive of that."""
         columns = only(OUTCOMES, *_IDENTITY, "outcome")
         rows = [columns.empty_table()]
         for path in paths:
             for batch in self._batches(path, columns):
                 decided = batch.filter(pc.is_in(batch["outcome"], pa.array(["handled", "failed"])))
                 rows.append(pa.table(decided.filter(_are_in(decided, bucket, of))))
-        # The last of those that sort by attempt; one attempt is decided by one receive.
+        # The last row after a sort by attempt; an attempt is decided by one receive.
         decided = pa.concat_tables(rows).sort_by("attempt").group_by(["source", "message_id"], use_threads=False)
         return decided.aggregate([("attempt", "last"), ("receive_id", "last")]).rename_columns(list(_IDENTITY))
 
     def finished(self) -> tuple[str, ...]:
-        """The receives that have outcomes in the windows: those that a replay replaces."""
+        """Return the receives that have outcomes in the windows, which a replay replaces."""
         return tuple(sorted(self._receives(file for files in self._outcomes().values() for file in files)))
 
     def _receives(self, files: Iterable[File]) -> set[str]:
         return {id_ for file in files for id_ in receive_ids(self.lake, file.path)}
 
     def backlog(self) -> Backlog:
-        """How many messages it may come to, without a look at them: duplicates and what was returned count, too."""
+        """Return an upper bound, which includes duplicates and returned messages, without reading the files."""
         return Backlog(sum(stored.rows for files in self._outcomes().values() for stored in files))
 
     def by_window(self) -> dict[str, int]:
@@ -78,9 +78,9 @@ class ReplayedMessages(LakeSource):
         return counts
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Share out each window by a hash of the message's id; `demand` does not cut a window short.
+        """Divide each window by a hash of the message's id; `demand` is ignored.
 
-        A replay of half a window would lose the other half, for it replaces them all.
+        A replay of half a window would lose the other half, because it replaces the whole window.
         """
         messages = self._files("messages", MESSAGES)
         shares = []
@@ -89,18 +89,18 @@ class ReplayedMessages(LakeSource):
             of = max(1, min(concurrency, rows // SPLIT_ROWS), -(-rows // BUCKET_ROWS))
             raw = [stored.path for stored in messages.get(window, [])]
             at = {"outcomes": [stored.path for stored in outcomes], "messages": raw, "of": of}
-            # How many are in a bucket is not known before they are read: no more than there are.
+            # The size of a bucket is unknown before it is read, but at most the size of the window.
             shares += [Share(at={**at, "bucket": n}, window=window, messages=rows) for n in range(of)]
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read one bucket of one window; of the others' messages no more than a batch at a time.
+        """Read one bucket of one window; messages of other buckets are skipped batch by batch.
 
-        A message that its source gave no `sequence` gets its place in the window's raw log: other buckets are read by
-        other tasks.
+        A message without a `sequence` of its source gets its place in the window's raw log, because other tasks read
+        the other buckets.
 
         Raises:
-            SourceError: The raw log does not hold all of it.
+            SourceError: Messages of the bucket are missing from the raw log.
         """
         decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
         mine, first = set(keys_of(decided, *_IDENTITY).to_pylist()), 0
@@ -108,7 +108,7 @@ class ReplayedMessages(LakeSource):
             for batch in self._batches(path, only(MESSAGES, *REPLAYED.names, "receive_id")):
                 chosen = []
                 for row, key in enumerate(keys_of(batch, *_IDENTITY).to_pylist()):
-                    if key in mine:  # the raw log may hold a message twice
+                    if key in mine:  # the raw log may contain a message twice
                         mine.remove(key)
                         chosen.append(row)
                 if chosen:
@@ -126,17 +126,18 @@ class ReplayedMessages(LakeSource):
         now = self._receives(self._files("outcomes", OUTCOMES).get(str(share.window), []))
         if {key.rpartition("\0")[2] for key in mine} - now:
             raise SourceError(
-                f"another replay replaced messages of {share.window} after this one began, and published its results. "
-                "Start this replay again if it is still needed"
+                f"window {share.window}: another replay has replaced messages since this replay started. Start this "
+                "replay again if it is still needed"
             )
         raise SourceError(
-            f"of the messages decided in {share.window} the raw log lacks {len(mine)} in one of {share.at['of']} "
-            "parts: retention took them, and a replay would lose what became of them. Choose later windows"
+            f"window {share.window}: {len(mine)} decided messages are missing from the raw log, in one of "
+            f"{share.at['of']} parts. Retention removed them, and a replay would lose their results. Choose later "
+            "windows"
         )
 
 
 def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:
-    """Which messages belong to a bucket, by their id: all attempts of a message are in one."""
+    """Return whether each message belongs to a bucket; all attempts of a message are in one bucket."""
     if of == 1:
         return pa.repeat(True, rows.num_rows)
     keys = keys_of(rows, "source", "message_id").to_pylist()

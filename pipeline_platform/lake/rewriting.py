@@ -1,6 +1,6 @@
-"""Rows that are dropped from what was written: decided by others, replaced by a replay, or reopened by a person.
+"""Removal of rows from written files: decided by other receives, replaced by a replay, or reopened manually.
 
-Files are never changed: the few files that contain such rows are written again without them.
+Files are immutable: files that contain the rows are rewritten without them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +19,16 @@ from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import write_rows
 
 DROPPED = "dropped"
-"""A step of a receive that found messages decided by others: how many."""
+"""Name of the manifest and of the note with the number of messages that other receives decided."""
 
 _KEY = ("source", "message_id")
 
 
 class OthersDecisions:
-    """Drops from what a receive wrote the messages that others decide.
+    """Removal of messages that other receives decide from the files of a receive.
 
-    A look costs what is looked at: the receive's own keys are read once, and of each 8 bytes are kept. Only where some
-    may be among what was added are they read again. All are read by row groups, however many messages there are.
+    The keys of the receive are read once, and 8 bytes of each are kept. They are read again only if some may be among
+    the added messages. Reads are bounded by row groups.
     """
 
     def __init__(self, tables: Tables, ledger: Ledger, receive: Receive, on_success: str) -> None:
@@ -37,7 +37,7 @@ class OthersDecisions:
         self._hashes: np.ndarray | None = None
 
     def drop(self, added: Sequence[str]) -> int:
-        """Drop from all that the receive wrote the messages which added files of `outcomes` decide; return how many."""
+        """Drop messages that added files of `outcomes` decide from the receive's files; return their number."""
         if not added:
             return 0
         ours = [file.path for file in self._ledger.manifest(self._receive).of_table("outcomes")]
@@ -48,13 +48,13 @@ class OthersDecisions:
         lost = [_lost(rows, sought) for path in ours for rows in _rows(self._outcomes, path, *_KEY, "attempt")]
         keys = pc.unique(pa.concat_arrays(lost))
         if len(keys):
-            # Written first: the acknowledgement publishes what others decided where it finds this.
+            # Written first: if it exists, the acknowledgement publishes the other receives.
             self._ledger.write(self._receive, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
             drop_rows(self._tables, self._ledger, self._receive, keys, on_success=self._on_success)
         return len(keys)
 
     def _shared(self, added: Sequence[str], ours: Sequence[str]) -> Iterator[pa.Table]:
-        """What added files decide of messages that may be the receive's, too."""
+        """Yield decisions in added files for messages that the receive may contain, too."""
         if self._hashes is None:
             hashed = [_hashes(keys_of(rows, *_KEY)) for path in ours for rows in _rows(self._outcomes, path, *_KEY)]
             self._hashes = np.sort(np.concatenate([*hashed, np.empty(0, np.int64)]))
@@ -67,10 +67,10 @@ class OthersDecisions:
 def drop_rows(
     tables: Tables, ledger: Ledger, receive: Receive, keys: pa.Array, *, on_success: str | None = None
 ) -> None:
-    """Drop from the batchers' rows that a receive wrote those of some messages, by `keys_of` source and id.
+    """Drop rows of some messages from the batchers' files of a receive, by `keys_of` source and id.
 
-    To drop them again changes nothing. With `on_success` another receive decided them: their failures are dropped, too,
-    and their outcomes become duplicates, acknowledged by this action.
+    Safe to repeat. With `on_success`, another receive decided the messages: their failures are dropped, too, and their
+    outcomes become duplicates with this ack action.
     """
     manifest, sought = ledger.manifest(receive), _Sought(pa.table({"key": keys}))
 
@@ -86,7 +86,7 @@ def drop_rows(
         return rows
 
     replaced: dict[File, File | None] = {}
-    # The raw log may hold a message twice; what is only staged is not published.
+    # The raw log may contain a message twice, and staged files are not published.
     for name in published(manifest) - ({"messages", "outcomes", "failed"} if on_success is None else {"messages"}):
         change = as_duplicates if name == "outcomes" else lambda rows: rows.filter(pc.invert(are_theirs(rows)))
         for file in manifest.of_table(name):
@@ -96,14 +96,14 @@ def drop_rows(
 
 
 def published(manifest: Manifest) -> set[str]:
-    """The tables that files are meant for; what is only staged lies in a folder of the receive."""
+    """Return the tables of a manifest's files, without staged files, which are in a folder of the receive."""
     return {file.table for file in manifest if "/" not in file.table}
 
 
 class Replacement:
-    """What a replay takes out of a table: the rows of the receives that it replaces.
+    """Removal of the rows that a replay replaces from a table.
 
-    It looks at each stored file once, however often the commit is tried.
+    Each stored file is read once, even if the commit is retried.
     """
 
     def __init__(self, table: Table, receive: Receive) -> None:
@@ -111,7 +111,7 @@ class Replacement:
         self._instead: dict[str, list[File] | None] = {}  # by path of a stored file; None where it stays
 
     def at(self, handle: DeltaTable) -> tuple[list[File], list[File]]:
-        """The files that hold rows of those receives, and new files with their other rows."""
+        """Return the files with replaced rows, and new files with their remaining rows."""
         if not self._receive.replaces:
             return [], []
         stored = self._table.files(handle, self._receive.windows)
@@ -136,9 +136,10 @@ class Replacement:
 
 
 class Reopened:
-    """Drops failures of a retry that a person closed and reopened meanwhile, so that a message has one open event.
+    """Removal of failures of a retry that were closed and reopened manually during the retry.
 
-    The attempt of a reopened failure is that of the retry. It stays open, and the result of the retry is in `outcomes`.
+    A message must have one open event. A reopened failure has the attempt of the retry. It stays open, and the result
+    of the retry is in `outcomes`.
     """
 
     def __init__(self, table: Table, receive: Receive, files: Sequence[File]) -> None:
@@ -149,7 +150,7 @@ class Reopened:
         self._mine = pa.chunked_array(mine, pa.string()).drop_null()
 
     def at(self, handle: DeltaTable) -> Sequence[File]:
-        """The files to commit."""
+        """Return the files to commit."""
         if not len(self._mine):
             return self._files
         paths = [self._table.path(file.path) for file in self._table.files(handle, self._receive.windows)]
@@ -165,9 +166,9 @@ class Reopened:
 
 
 class _Sought:
-    """Rows by `key`, sought among the keys of one row group after another.
+    """Rows by `key`, for repeated searches among the keys of row groups.
 
-    Arrow's look-ups hash all that is sought at each call. So each is given what has the hash of some key there.
+    Arrow hashes all searched values on each call, so each call gets only rows whose hash matches a key.
     """
 
     def __init__(self, rows: pa.Table) -> None:
@@ -183,15 +184,15 @@ class _Sought:
 
 
 def _last_attempts(theirs: pa.Table) -> pa.Table:
-    """By key, the attempt up to which others decided a message: one beyond all others where they handled it."""
+    """Return the last decided attempt of each key; 2³¹ - 1 if the message was handled."""
     at = pc.if_else(pc.equal(theirs["outcome"], "handled"), 2**31 - 1, theirs["attempt"])
     return pa.table({"key": keys_of(theirs, *_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
 
 
 def _lost(ours: pa.Table, sought: _Sought) -> pa.Array:
-    """The keys of our messages that others handled, or failed at our attempt or a later one.
+    """Return the keys of our messages that other receives handled, or failed at our attempt or a later one.
 
-    A failure at an earlier attempt is the very one that a backfill retries.
+    A failure at an earlier attempt is the failure that a backfill retries.
     """
     keys = keys_of(ours, *_KEY)
     theirs = sought.near(keys)
@@ -200,13 +201,13 @@ def _lost(ours: pa.Table, sought: _Sought) -> pa.Array:
 
 
 def _hashes(keys: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """Python's own hashes, which are the same within this process."""
+    """Return Python's hashes, which are stable within this process."""
     some = (keys.slice(first, 65_536).to_pylist() for first in range(0, len(keys), 65_536))
     return np.fromiter(map(hash, chain.from_iterable(some)), np.int64, len(keys))
 
 
 def _found(hashes: np.ndarray, sought: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where sorted hashes have each of those sought, and how often."""
+    """Return the position and the count of each sought hash among sorted hashes."""
     first = np.searchsorted(hashes, sought)
     return first, np.searchsorted(hashes, sought, "right") - first
 
@@ -216,7 +217,7 @@ def _rows(table: Table, path: str, *columns: str) -> Iterator[pa.Table]:
 
 
 def _rewrite(table: Table, receive: Receive, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:
-    """Write a file anew, a row group at a time; no file where no row is left."""
+    """Rewrite a file by row groups; return no file if no row is left."""
     groups = row_groups(table.lake, table.path(file.path))
     parts = ((table.name, file.window, change(rows)) for rows in groups)
     return write_rows(table.lake, table.pipeline, f"{receive.receive_id}-rewritten", parts)

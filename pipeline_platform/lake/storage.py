@@ -1,4 +1,4 @@
-"""Where the lake lies: a local folder or an object store, by one set of calls."""
+"""Files of the lake, in a local folder or an object store, by the same calls."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_f
 from pipeline_platform.model.safe_text import address
 
 AWAY_S = 120
-"""Seconds that each request is tried again while an object store is away: it may start anew, and its host reboot."""
+"""Seconds for which each request is retried while an object store is unavailable: enough for a reboot of its host."""
 
 _S3_NAMES = {
     "aws_region": ("aws_region", "region", "aws_default_region", "default_region"),
@@ -29,31 +29,30 @@ _S3_NAMES = {
     "aws_skip_signature": ("aws_skip_signature", "skip_signature"),
     "aws_virtual_hosted_style_request": ("aws_virtual_hosted_style_request", "virtual_hosted_style_request"),
 }
-"""What PyArrow has to be told, too: by the name that delta-rs prefers, all that it takes it by, the strongest first."""
+"""Options that PyArrow needs, too, by delta-rs's preferred name: all names that delta-rs accepts, by precedence."""
 _CREDENTIALS = {
     "aws_access_key_id": "access_key",
     "aws_secret_access_key": "secret_key",
     "aws_session_token": "session_token",
 }
-"""PyArrow's names of what both clients find by themselves where it is in the environment, in a profile or a role."""
+"""PyArrow's names of the credentials, which both clients also find in the environment, a profile or a role."""
 _PATIENCE = {"max_retries": "1000", "retry_timeout": f"{AWAY_S}s", "backoff_config.max_backoff": "5s"}
 _BRIEF = {"max_retries": "0", "timeout": "5s"}
-"""For calls of delta-rs in which no other thread runs, none that renews a lease either: to try again is ours."""
+"""Options for calls of delta-rs that block all other threads, including lease renewal; the caller retries them."""
 _ATTEMPTS = 13
-"""PyArrow's tries, each after twice as long as the last, and at most 20 s: about `AWAY_S` in all."""
+"""Number of PyArrow's attempts, with pauses that double up to 20 s: about `AWAY_S` in all."""
 _S3 = ("s3", "s3a")
 _STORES = (*_S3, "gs")
 _MISREAD = re.compile(r"[%#?*\[\]{}|^\\\x00-\x1f\x7f]")
-"""Characters that delta-rs decodes, takes for parts of a URL or rejects, or that Spark takes for a pattern."""
+"""Characters that delta-rs decodes, parses as parts of a URL or rejects, or that Spark parses as a pattern."""
 _LEFT: list[pafs.FileSystem] = []
-"""Clients of other processes: to destroy one may wait for threads that only its own process has."""
+"""Clients of other processes, kept because their destructors may wait for threads of those processes."""
 
 
 class Lake(BaseModel):
-    """A root that all tables lie under, reached alike by the driver and by tasks.
+    """Root folder or URL of all tables, used by the driver and by tasks.
 
-    Paths given to it are relative to the root and made by this package only: no payload, id or batch key is ever
-    part of one.
+    Paths are relative to the root and created by this package only: they never contain a payload, an id or a batch key.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ignored_types=(cached_property,), hide_input_in_errors=True)
@@ -62,33 +61,33 @@ class Lake(BaseModel):
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="For S3, by delta-rs's names (AWS_REGION, AWS_ENDPOINT_URL, ...); credentials are better left to "
-        "the environment. None for gs://.",
+        description="Options of S3, by delta-rs's names (AWS_REGION, AWS_ENDPOINT_URL, ...). Prefer to set credentials "
+        "in the environment. Must be empty for gs://.",
     )
 
     @field_validator("root")
     @classmethod
     def _resolve(cls, root: str) -> str:
-        """Make a folder absolute, because tasks run in folders of their own. Refuse names that a client misreads."""
+        """Make a folder absolute, because tasks run in other folders. Reject names that a client misreads."""
         scheme, _, place = root.partition("://") if "://" in root else ("", "", root)
         if scheme and scheme not in _STORES:
             raise ValueError(
-                f"root begins with {scheme}://: the lake lies in a folder (give its path) or at s3:// or gs://. Other "
-                "stores often have a gateway that speaks S3: give its address as AWS_ENDPOINT_URL in storage_options"
+                f"root must be a folder, or a URL that starts with s3:// or gs://, got {scheme}://. For a store with "
+                "an S3 gateway, set AWS_ENDPOINT_URL in storage_options to the address of the gateway"
             )
         if scheme and {":", "@"} & {*place.partition("/")[0]}:  # a secret key may contain a /
             raise ValueError("root must be a URL without user, password and query. Put credentials in the environment")
         real = root if scheme else os.path.realpath(root)
         if found := sorted(set(_MISREAD.findall(place if scheme else real))):
             raise ValueError(
-                f"root is {real!r}, which contains {' '.join(map(repr, found))}: delta-rs or Spark would look for its "
-                "files in another place. Choose a name without % # ? * [ ] { } | ^ \\ and control characters"
+                f"root must not contain {' '.join(map(repr, found))}, got {real!r}: delta-rs or Spark would misread "
+                "it. Choose a name without % # ? * [ ] { } | ^ \\ and control characters"
             )
         return root if scheme else os.path.abspath(root)
 
     @model_validator(mode="after")
     def _is_reached_alike(self) -> Self:
-        """Refuse what delta-rs, which commits, and PyArrow, which writes files, would not reach alike."""
+        """Reject options that apply to only one of delta-rs, which commits, and PyArrow, which writes files."""
         scheme = urlsplit(self.root).scheme if "://" in self.root else ""
         urls = {name: value for name, value in self.storage_options.items() if "://" in value}
         if found := [name for name, url in urls.items() if address(url) != url]:
@@ -98,18 +97,19 @@ class Lake(BaseModel):
             )
         if scheme == "gs" and self.storage_options:
             raise ValueError(
-                f"storage_options sets {', '.join(sorted(self.storage_options))}, which at gs:// reaches commits and "
-                "no files: leave it empty, and set GOOGLE_APPLICATION_CREDENTIALS in the environment of all processes"
+                f"storage_options must be empty for gs://, got {', '.join(sorted(self.storage_options))}: it would "
+                "apply to commits, but not to files. Set GOOGLE_APPLICATION_CREDENTIALS in the environment of all "
+                "processes"
             )
         return self
 
     @property
     def is_local(self) -> bool:
-        """True for a folder of this machine."""
+        """Whether the root is a local folder."""
         return "://" not in self.root
 
     def uri(self, *parts: str) -> str:
-        """The address of a path under the root, as delta-rs and Spark take it."""
+        """Return the address of a path under the root, for delta-rs and Spark."""
         return "/".join([self.root.rstrip("/"), *parts])
 
     @cached_property
@@ -134,7 +134,7 @@ class Lake(BaseModel):
 
     @property
     def options(self) -> dict[str, str] | None:
-        """What clients are told: `storage_options`, else the environment's words for S3."""
+        """Options of S3 clients: `storage_options`, else variables of the environment; None for other stores."""
         if urlsplit(self.root).scheme not in _S3:
             return None
         given = {key.lower(): value for key, value in self.storage_options.items()}
@@ -151,12 +151,12 @@ class Lake(BaseModel):
 
     @property
     def patient_options(self) -> dict[str, str] | None:
-        """What delta-rs is told: the same, and to try again for `AWAY_S`."""
+        """Options of delta-rs: `options`, with retries for `AWAY_S`."""
         return self.options and {**_PATIENCE, **self.options}
 
     @property
     def polars_options(self) -> dict[str, Any] | None:
-        """What Polars is told of a table that delta-rs opened: that one's options, but `max_retries` as a number."""
+        """Options of Polars for a table opened by delta-rs: `patient_options`, with `max_retries` as a number."""
         options = self.patient_options
         return options and {**options, "max_retries": int(options["max_retries"])}
 
@@ -165,32 +165,32 @@ class Lake(BaseModel):
         return pafs.SubTreeFileSystem(uri.partition("://")[2].rstrip("/"), self._filesystem)
 
     def _at(self, path: str) -> str:
-        """A path as the file system takes it: without the scheme of an object store."""
+        """Return a path for the file system: without the scheme of an object store."""
         return self.uri(path).partition("://")[2] or self.uri(path)
 
     def leave_connections(self) -> None:
-        """Leave the client to the process that this one was forked from: two must not talk on one connection."""
+        """Drop the client of the parent process after a fork: two processes must not share a connection."""
         if client := vars(self).pop("_filesystem", None):
             _LEFT.append(client)
 
     def __getstate__(self) -> dict[Any, Any]:
-        """Leave the client behind, for it holds the driver's credentials: each process makes its own."""
+        """Omit the client, which contains credentials of the driver: each process creates its own."""
         state = super().__getstate__()
         state["__dict__"] = {key: value for key, value in state["__dict__"].items() if key != "_filesystem"}
         return state
 
     def open_output(self, path: str) -> pa.NativeFile:
-        """Open a new file for writing; an object appears when it is closed."""
+        """Open a new file for writing; in an object store it appears when it is closed."""
         if self.is_local:
             os.makedirs(os.path.dirname(self._at(path)), exist_ok=True)
         return self._filesystem.open_output_stream(self._at(path))
 
     def open_input(self, path: str) -> pa.NativeFile:
-        """Open a file for reading at any place."""
+        """Open a file for random access."""
         return self._filesystem.open_input_file(self._at(path))
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a whole file. On a local disk it appears under its name when it is complete and on disk."""
+        """Write a whole file. On a local disk it appears under its name once it is complete and synced."""
         if not self.is_local:
             with self.open_output(path) as file:
                 file.write(content)
@@ -200,7 +200,7 @@ class Lake(BaseModel):
             with self.naming(path), self.open_output(half) as file:
                 file.write(content)
             with self.naming(path):
-                _fsync(self._at(half))  # or a power cut may leave the name and no content
+                _fsync(self._at(half))  # otherwise a power cut may leave an empty file
             os.replace(self._at(half), self._at(path))
             self._sync_folder(os.path.dirname(self._at(path)))
         except BaseException:
@@ -209,9 +209,9 @@ class Lake(BaseModel):
             raise
 
     def sync(self, *paths: str) -> None:
-        """Have files on disk, and the entries of the folders that lead to them. An object store needs no call.
+        """Sync files and the folders that lead to them to disk. No effect on an object store.
 
-        A power cut must not take what a commit names, nor a commit whose messages were acknowledged.
+        After a power cut, files named by a commit and commits whose messages were acknowledged must still exist.
         """
         if not self.is_local:
             return
@@ -229,7 +229,7 @@ class Lake(BaseModel):
 
     @contextmanager
     def naming(self, *parts: str) -> Iterator[None]:
-        """Name a path in an error of its disk: a disk without space is one of several."""
+        """Add the path to an `OSError` without a file name, because a machine may have several disks."""
         try:
             yield
         except OSError as error:
@@ -238,7 +238,7 @@ class Lake(BaseModel):
             raise OSError(error.errno, os.strerror(error.errno), self.uri(*parts)) from error
 
     def read(self, path: str) -> bytes | None:
-        """Read a whole file; None where there is none."""
+        """Return the content of a file, or None if it does not exist."""
         try:
             with self.open_input(path) as file:
                 return bytes(file.read())
@@ -246,19 +246,19 @@ class Lake(BaseModel):
             return None
 
     def names(self, folder: str) -> list[str]:
-        """The names directly under a folder, sorted; none where there is no such folder."""
+        """Return the sorted names directly under a folder; empty if the folder does not exist."""
         found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
         return sorted(info.base_name for info in found)
 
     def remove_file(self, path: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file, if it exists."""
         with suppress(FileNotFoundError):
             self._filesystem.delete_file(self._at(path))
 
     def remove(self, folder: str, first: str = "") -> None:
-        """Remove a folder and all in it, if it is there, one file first; others may remove it at the same time.
+        """Remove a folder with its content, if it exists; with `first`, remove this file first. Safe concurrently.
 
-        At an object store no host of a task may call it: delta-rs does not bear a fork.
+        For an object store, do not call it in a callback process: delta-rs is not fork-safe.
         """
         if not self.is_local:
             self._remove_objects(folder, first)
@@ -302,6 +302,6 @@ def _fsync(path: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _sync_entry(folder: str) -> None:
-    """Have a folder's own entry on disk, once a process: the process that made it may have died before that."""
-    with suppress(PermissionError):  # of what the lake lies in
+    """Sync a folder's entry in its parent, once per process: the process that created it may have crashed."""
+    with suppress(PermissionError):  # a parent of the lake's root may be unreadable
         _fsync(os.path.dirname(folder))

@@ -1,4 +1,4 @@
-"""The tables of a pipeline: their columns, their commits, and what was added to them since."""
+"""The tables of a pipeline: columns, commits, and changes since a version."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _schema(columns: dict[str, pa.DataType], *texts: str) -> pa.Schema:
 
 
 OUTCOMES = _schema(_MESSAGE, "receive_id", "outcome", "ack_ref", "ack_id", "action", "window")
-"""What became of every message. `outcome` is `handled` or `failed`, which decide it, or `returned` (given back to the
-source on failure) or `duplicate` (another receive decided it), which do not. `action` is the word for the source, or
-`told early`."""
+"""Columns of the outcomes of all messages. `outcome` is `handled` or `failed`, which decide the message, or `returned`
+(a failure that the source redelivers) or `duplicate` (decided by another receive). `action` is the ack action, or a
+marker for a message that was acknowledged early."""
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
 _PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp("us", "UTC")})
@@ -51,37 +51,37 @@ without automatic retry) or `closed`. An `open` or `dead` event contains the pay
 and sequence; `due_at` is when an `open` event is retried, or null."""
 
 SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").append(pa.field("child", pa.int32()))
-"""What every batcher's table has beside the data. `child` numbers the rows of one message, from 0; it is null where
-`handle_message` returned no list."""
+"""Columns of every batcher's table beside the data. `child` numbers the rows of a message from 0; it is null if
+`handle_message` did not return a list."""
 
 DECIDED, FENCED = 1, 2
 """States of a receive in `outcomes`. Release 0.3 wrote 3 for a receive that a re-execution took over: undecided."""
 
 _CUT = "error sending request"
-"""What delta-rs says of a store that it lost in the middle of a request which it does not send twice by itself."""
+"""Text of delta-rs's error for a connection lost during a request that it does not retry."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 
 RETENTION = "delta.setTransactionRetentionDuration"
-"""A table property of every table that runs make."""
+"""Property of every table that a run creates."""
 KEEP_TRANSACTIONS = timedelta(days=30)
-"""How long a table remembers the transaction of a receive. The rows of an older receive show whether it decided."""
+"""Time for which a table keeps the transaction of a receive. The rows of an older receive show its decision."""
 
 
 class CommitConflictError(Exception):
-    """Another commit came first: look again."""
+    """Another commit came first: read the table again, and retry."""
 
 
 class CommitError(Exception):
-    """A table refuses a commit, and would refuse it again. Names the table and what Delta said."""
+    """A table rejects a commit permanently. The message contains the table and Delta's error."""
 
 
 class LogExpiredError(Exception):
-    """The log no longer shows what happened since a version."""
+    """Commits since a version are no longer in the table's log."""
 
 
 def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
-    """The columns of one of the pipeline's tables."""
+    """Return the columns of one of the pipeline's tables."""
     fixed = {"messages": MESSAGES, "outcomes": OUTCOMES, "failed": FAILED}
     if table in fixed:
         return fixed[table]
@@ -91,9 +91,9 @@ def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
 
 
 class Table:
-    """One Delta table, partitioned by `window`.
+    """A Delta table, partitioned by `window`.
 
-    It keeps the handles that it opened: to open a table reads its whole log, to look again only what is new.
+    Handles are kept open, because opening a table reads its whole log, and an update reads only new commits.
     """
 
     def __init__(self, lake: Lake, pipeline: str, name: str, schema: pa.Schema) -> None:
@@ -103,20 +103,20 @@ class Table:
         self._transactions: dict[str, tuple[int, int | None]] = {}
 
     def path(self, file: str) -> str:
-        """A file's path under the lake's root."""
+        """Return a file's path under the lake's root."""
         return f"{self.pipeline}/{self.name}/{file}"
 
     def open(self) -> DeltaTable:
-        """Open the table as it is now, by a handle that is the caller's alone."""
+        """Open a new handle at the newest version, for the caller only."""
         from deltalake import DeltaTable
 
         return DeltaTable(self.uri, storage_options=self.lake.patient_options)
 
     @contextmanager
     def look(self) -> Iterator[DeltaTable]:
-        """Lend a handle that shows the table as it is now. Nobody else has this handle meanwhile.
+        """Return a kept handle, updated to the newest version, for exclusive use inside the context.
 
-        A commit by it fails if another commit came since the look: loop over this, and `suppress(CommitConflictError)`.
+        A commit with it fails if another commit came first: call this in a loop, and `suppress(CommitConflictError)`.
         """
         try:
             handle = self._idle.pop()
@@ -130,25 +130,25 @@ class Table:
             self._idle.append(handle)
 
     def version(self) -> int:
-        """Its newest version."""
+        """Return the newest version."""
         with self.look() as handle:
             return handle.version()
 
     def exists(self) -> bool:
-        """Whether a receive ever made it."""
+        """Whether the table exists."""
         from deltalake.exceptions import TableNotFoundError
 
-        # Not `is_deltatable`: no other thread runs until it has its answer, none that renews a lease either.
+        # Not `is_deltatable`, which blocks all other threads, including lease renewal.
         with suppress(TableNotFoundError), self.look():
             return True
         return False
 
     def ensure(self) -> None:
-        """Make it, or add the columns that its model has gained; a `SchemaChangeError` where a type has changed."""
+        """Create the table, or add new columns of its model; raise `SchemaChangeError` if a type has changed."""
         from deltalake.exceptions import TableNotFoundError
 
         while True:
-            with suppress(CommitConflictError):  # another receive made or widened it just now
+            with suppress(CommitConflictError):  # another receive created or widened it at the same time
                 try:
                     with self.look() as handle:
                         self._widen(handle)
@@ -160,7 +160,7 @@ class Table:
         from deltalake import DeltaTable, Schema
 
         days = f"interval {KEEP_TRANSACTIONS.days} days"
-        # To read a checkpoint takes as many requests as some seven commits.
+        # Reading a checkpoint takes as many requests as reading about seven commits.
         often = {} if self.lake.is_local else {"delta.checkpointInterval": "10"}
         with self._committing(-1):
             DeltaTable.create(
@@ -173,7 +173,7 @@ class Table:
             )
 
     def check_types(self, handle: DeltaTable) -> None:
-        """Refuse columns that changed their type, with a `SchemaChangeError`."""
+        """Raise `SchemaChangeError` if the type of a column has changed."""
         refuse_changes(f"{self.pipeline}/{self.name}", handle.schema().fields, as_stored(self.schema, handle).fields)
 
     def _widen(self, handle: DeltaTable) -> None:
@@ -184,9 +184,9 @@ class Table:
                 handle.alter.add_columns(added)
 
     def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
-        """The files of some windows, or of all, as of this handle."""
-        adds = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()  # needs no pandas
-        if windows is not None:  # before a value is made of each: a table may have files of years
+        """Return the files of some windows, or of all, as of this handle."""
+        adds = pa.RecordBatchReader.from_stream(handle.get_add_actions(flatten=True)).read_all()  # works without pandas
+        if windows is not None:  # filter before the conversion to Python: a table may have files of years
             adds = adds.filter(pc.is_in(adds["partition.window"], pa.array(windows, pa.string())))
         names = ["path", "partition.window", "num_records", "size_bytes", "modification_time"]
         return [
@@ -195,30 +195,30 @@ class Table:
         ]
 
     def added_since(self, handle: DeltaTable, version: int) -> list[str]:
-        """Paths of the files that commits after `version` added, up to this handle. Compaction adds no data.
+        """Return the paths of files added by commits after `version`, up to this handle, except by compaction.
 
         Raises:
-            LogExpiredError: The log does not reach back to `version` any more.
+            LogExpiredError: Commits since `version` are no longer in the log.
         """
         adds = (action.get("add") for action in self._actions_since(handle, version))
         return [str(add["path"]) for add in adds if add and add["dataChange"]]
 
     def lost_rows_since(self, handle: DeltaTable, version: int) -> bool:
-        """Whether a commit after `version` took rows out, up to this handle. Compaction takes none."""
+        """Whether a commit after `version` removed rows, up to this handle. Compaction does not."""
         removes = (action.get("remove") for action in self._actions_since(handle, version))
         return any(remove and remove["dataChange"] for remove in removes)
 
     def begins(self, receive_id: str) -> None:
-        """Note that nobody knows a receive yet: its transaction can only be in commits that come."""
+        """Record the start of a receive: its transaction can only be in later commits."""
         if self._idle:
             self._transactions[receive_id] = self._idle[-1].version(), None
 
     def known(self, receive_id: str) -> int | None:
-        """What the transaction of a receive that began here said when it was last looked at, or committed."""
+        """Return the last known state of a receive that started in this process, without reading the table."""
         return self._transactions.get(receive_id, (0, None))[1]
 
     def transaction_version(self, handle: DeltaTable, receive_id: str) -> int | None:
-        """What the transaction of a receive says, as of this handle; of one that began here, by new commits alone."""
+        """Return the state of a receive as of this handle; reads only new commits if it started in this process."""
         with suppress(LogExpiredError, KeyError):
             version, state = self._transactions[receive_id]
             for action in self._actions_since(handle, version):
@@ -233,8 +233,8 @@ class Table:
             log = self.lake.read(self.path(f"_delta_log/{later:020d}.json"))
             if log is None:
                 raise LogExpiredError(
-                    f"{self.pipeline}/{self.name} has no commit {later} in its log any more: what was added since "
-                    f"version {version} is unknown"
+                    f"{self.pipeline}/{self.name}: commit {later} is no longer in the log, so changes since version "
+                    f"{version} are unknown"
                 )
             yield from map(json.loads, log.splitlines())
 
@@ -249,14 +249,14 @@ class Table:
         not_before: datetime | None = None,
         is_new: bool = True,
     ) -> None:
-        """Commit files, and remove others from the table, if nothing was committed since the look.
+        """Add files to the table and remove others, in one commit on top of the handle's version.
 
-        A receive's id names its transaction, and `state` is what that says. `not_before` is for `time_of_files`.
-        `is_new` is false if the rows are the same.
+        The transaction of a receive has the receive's id, and `state` as its version. `not_before` is the least time of
+        the new files; see `time_of_files`. `is_new` is False if rows are only moved to other files.
 
         Raises:
-            CommitConflictError: Something was committed since.
-            CommitError: The table refuses it.
+            CommitConflictError: Another commit came first.
+            CommitError: The table rejects the commit permanently.
         """
         from deltalake import CommitProperties, PostCommitHookProperties, Transaction
         from deltalake.transaction import AddAction, RemoveAction
@@ -272,7 +272,7 @@ class Table:
             custom_metadata={"by": transaction},
         )
         schema, version = as_stored(self.schema, handle), handle.version()
-        # Maintenance cleans the log up: to look what has expired lists all of it.
+        # Maintenance removes expired commits, because that lists the whole log.
         hooks = PostCommitHookProperties(cleanup_expired_logs=False)
         with self._committing(version):
             handle.create_write_transaction(
@@ -287,61 +287,61 @@ class Table:
             self._transactions[transaction] = version + 1, state
 
     def stored_columns(self, handle: DeltaTable) -> pa.Schema:
-        """The columns of its files: those of the schema, and those that the model has no more."""
+        """Return the columns of its files, including columns removed from the model."""
         ours, there = {field.name: field for field in self.schema}, pa.schema(handle.schema().to_arrow())
         return pa.schema([ours.get(field.name, field) for field in there if field.name != "window"])
 
     def shorten_log(self, handle: DeltaTable) -> None:
-        """Let readers begin at a checkpoint, which leaves out transactions that are over."""
+        """Create a checkpoint, which omits expired transactions, and remove expired commits."""
         handle.create_checkpoint()
-        self._sync_log(handle.version())  # before the commits that it stands for are removed
+        self._sync_log(handle.version())  # before the commits that it replaces are removed
         handle.cleanup_metadata()
 
     @contextmanager
     def _committing(self, version: int) -> Iterator[None]:
-        """Have a commit on top of a version on disk when it is done; name the table in its errors."""
+        """Sync a commit on top of a version to disk, and translate its errors."""
         from deltalake.exceptions import CommitFailedError, DeltaError
 
-        # What another has committed a moment ago may not be on disk yet, and this commit builds on it.
+        # The previous commit may not be on disk yet, and this commit depends on it.
         self._sync_log(version)
         try:
             yield
         except OSError as error:
             if not self.lake.is_local and _CUT in str(error):
-                # It may have come through: whoever commits looks again, once the store is back, and finds it.
-                raise CommitConflictError(f"{self.uri} was cut off at version {self.version() + 1}") from error
-            raise OSError(f"{self.uri} cannot be written to: {_plain(error)}") from error
+                # The commit may have succeeded: the caller reads the table again, and finds it.
+                raise CommitConflictError(f"{self.uri}: connection lost at version {self.version() + 1}") from error
+            raise OSError(f"{self.uri} cannot be written: {_plain(error)}") from error
         except DeltaError as error:
-            # As conflicts, Delta reports also what it refuses for good: what only appends, a feature that it lacks.
+            # Delta reports permanent errors as conflicts, too: append-only tables, unsupported features.
             if self.exists() and self.version() > version:
                 raise CommitConflictError(f"{self.pipeline}/{self.name} changed since version {version}") from error
             if not isinstance(error, CommitFailedError):
                 raise
             raise CommitError(
-                f"{self.uri} refuses to be committed to: {_plain(error)}. Nobody else committed meanwhile, so it would "
-                "again: take back the table property or feature that it names"
+                f"{self.uri} rejects commits: {_plain(error)}. No other commit came first, so a retry would fail, too. "
+                "Remove the table property or feature named above"
             ) from error
         self._sync_log(version + 1)
 
     def _sync_log(self, version: int) -> None:
-        """Have commits on disk from a version on, which delta-rs leaves to the system, and checkpoints with them."""
+        """Sync commits and checkpoints from a version on to disk, because delta-rs does not."""
         log = self.path("_delta_log")
         while self.lake.is_local and version >= 0 and os.path.exists(self.lake.uri(log, f"{version:020d}.json")):
             names = [f"{version:020d}.json"]
             checkpoint = [f"{version:020d}.checkpoint.parquet", "_last_checkpoint"]
-            if all(os.path.exists(self.lake.uri(log, name)) for name in checkpoint):  # else another is at it
+            if all(os.path.exists(self.lake.uri(log, name)) for name in checkpoint):  # else it is being written
                 names += checkpoint
             self.lake.sync(*(f"{log}/{name}" for name in names))
             version += 1
 
 
 def _plain(error: Exception) -> str:
-    """Return what delta-rs says in coloured lines as one line without colours."""
+    """Return the coloured lines of a delta-rs error as one line without colours."""
     return " ".join(_COLOUR.sub("", str(error)).split())
 
 
 def side_by_side(work: Callable[[Table], None], tables: Iterable[Table]) -> None:
-    """Do something to several tables at once: each waits for many answers of an object store."""
+    """Call `work` for several tables in parallel, because each call waits for many requests to an object store."""
     with ThreadPoolExecutor() as threads:
         for _ in threads.map(work, tables):
             pass
@@ -356,7 +356,7 @@ class Tables:
         self._tables = {name: Table(lake, pipeline.name, name, columns_of(pipeline, name)) for name in self.names}
 
     def __getitem__(self, name: str) -> Table:
-        """One table, by name; of a batcher that is gone since, as it lies in the lake."""
+        """Return a table by name; for a removed batcher, with the columns of the stored table."""
         if name not in self._tables:
             gone = Table(self.lake, self.pipeline.name, name, pa.schema([]))
             with gone.look() as handle:
@@ -365,12 +365,12 @@ class Tables:
         return self._tables[name]
 
     def ensure(self) -> None:
-        """Make or widen every table, by `check_windows` and `Table.ensure`. A run does it before it leases anything."""
+        """Check the windows, and create or widen every table; a run calls it before it leases messages."""
         check_windows(self.lake, self.pipeline, self.windows_with_data)
         side_by_side(Table.ensure, map(self.__getitem__, self.names))
 
     def refusals(self) -> dict[str, str]:
-        """Why runs would refuse the models of batchers, by batcher; empty where all fit their tables."""
+        """Return errors of models that do not fit their tables, by batcher."""
         refused = {}
         for table in (self[name] for name in self.pipeline.batchers):
             if table.exists():
@@ -382,12 +382,12 @@ class Tables:
         return refused
 
     def begins(self, receive_id: str) -> None:
-        """Note a receive that nobody knows yet; see `Table.begins`."""
+        """Record the start of a receive; see `Table.begins`."""
         for name in self.names:
             self[name].begins(receive_id)
 
     def windows_with_data(self) -> set[str]:
-        """The windows that any table has files of."""
+        """Return the windows that have files in any table."""
         found = set()
         for table in map(self.__getitem__, self.names):
             if table.exists():

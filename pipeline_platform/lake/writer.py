@@ -1,4 +1,4 @@
-"""The one writer: it puts rows into Parquet files under their tables' folders and names them in a manifest."""
+"""Writer of all Parquet files of the lake, which are listed in a manifest."""
 
 from __future__ import annotations
 
@@ -19,51 +19,52 @@ from pipeline_platform.model.portions import halves
 
 ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 16 * 2**20
-"""Rows and bytes of a row group at the most, but for a single larger row: what a reader must hold at once."""
+"""Greatest rows and bytes of a row group, unless a single row is larger. They bound the memory of readers."""
 
 OPEN_FILES = 32
-"""Files of earlier windows that a task keeps open: a backfill has hundreds of windows, a process 1,024 files.
+"""Greatest number of files of earlier windows that a task keeps open.
 
-Each may hold a row group back, so fewer is less memory. Windows come nearly in order, so a task returns to few.
+A backfill has hundreds of windows, and a process may open 1,024 files. Each open file buffers up to a row group, so
+fewer files need less memory. Windows are nearly in order, so few files are needed.
 """
 
 _UNIQUE = frozenset({"message_id", "ack_id", "data", "metadata", "traceback"})
-"""Columns whose values rarely repeat: a dictionary would be built and thrown away."""
+"""Columns with few repeated values, for which a dictionary would be built and discarded."""
 
 _NEVER_SOUGHT = (_UNIQUE - {"message_id"}).union(
     ["source", "ack_ref", "action", "outcome", "batch_id", "receive_id", "reason"]
 )
-"""Columns by whose least and greatest value no reader would skip a file; to find them costs a tenth of the writing."""
+"""Columns whose bounds do not help readers to skip row groups; computing them takes a tenth of the writing time."""
 
 _WINDOW = re.compile(r"[0-9A-Za-z_-]+")
 
 
 class Writer:
-    """Writes what one task makes: one file a table and window, or several where windows come mixed.
+    """Writer of one task's files: a file per table and window, or several if the windows are mixed.
 
-    Nothing written is visible to anyone before a commit names it. A task that fails removes its files; one that is
-    killed leaves files that no manifest mentions, and `vacuum` removes them.
+    Files are invisible to readers until a commit adds them. A failed task removes its files. A killed task leaves
+    files without a manifest, and vacuum removes them.
     """
 
     def __init__(self, lake: Lake, pipeline: str, prefix: str, rows_per_file: dict[str, int] | None = None) -> None:
         """Prepare to write files named `<prefix>-<random>-<number>.parquet` under the folder of a pipeline.
 
-        The prefix names receive, step and task, for people who look. A file ends with its window, or at the rows that
-        `rows_per_file` says for its table.
+        The prefix contains the receive, the step and the task, to help debugging. `rows_per_file` limits the rows of a
+        file by table.
         """
         self._lake, self._pipeline = lake, pipeline
         self._prefix = f"{prefix}-{uuid.uuid4().hex[:8]}"
         self._rows_per_file = rows_per_file or {}
-        self._open: dict[tuple[str, str], _OpenFile] = {}  # the one that was written to last at the end
-        self._files: list[File | None] = []  # in the order in which they were begun; None until a file is closed
-        self._paths: list[str] = []  # of all files, until `close` hands them over
+        self._open: dict[tuple[str, str], _OpenFile] = {}  # most recently written file last
+        self._files: list[File | None] = []  # in the order of creation; None until a file is closed
+        self._paths: list[str] = []  # of all files, until `close`
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
         """Add rows; an empty batch adds nothing.
 
         Raises:
-            ValueError: `window` is no partition key of the platform, and would be part of a path.
-            OSError: The disk refuses; names the table.
+            ValueError: `window` is not a valid window key; it becomes part of a path.
+            OSError: The disk is full or fails; the message contains the table.
         """
         limit = self._rows_per_file.get(table)
         with self._lake.naming(self._pipeline, table):
@@ -78,8 +79,8 @@ class Writer:
 
     def _create(self, table: str, window: str, schema: pa.Schema) -> _OpenFile:
         if not _WINDOW.fullmatch(window):
-            raise ValueError(f"window {window!r} is no partition key of the platform: letters, digits, - and _ only")
-        # What was not written to for longest makes room; never a file of this window, whose tables come in turn.
+            raise ValueError(f"window must contain only letters, digits, - and _, got {window!r}.")
+        # Close the least recently written files, except files of this window, whose tables alternate.
         earlier = [key for key in self._open if key[1] != window]
         for key in earlier[: max(0, len(self._open) - OPEN_FILES + 1)]:
             self._close(*key)
@@ -95,20 +96,20 @@ class Writer:
         del self._open[table, window]
 
     def close(self, **notes: Any) -> Manifest:
-        """Finish all files; return them in the order in which they were begun, with the task's notes."""
+        """Close all files; return them in the order of creation, with the task's notes."""
         for table, window in list(self._open):
             self._close(table, window)
-        # What is only staged is given up with its receive.
+        # Staged files need no sync: they are lost together with their undecided receive.
         self._lake.sync(*(path for path in self._paths if "/_receives/" not in path))
         self._paths.clear()
         return Manifest([file for file in self._files if file], [notes])
 
     def __enter__(self) -> Self:
-        """Nothing to do."""
+        """Return the writer itself."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Remove what an error left half done: on a full disk the next try would have less room than this one."""
+        """Remove all files after an error: on a full disk, a retry needs the space."""
         for file in self._open.values():
             file.abandon()
         self._open.clear()
@@ -163,10 +164,10 @@ class _OpenFile:
             self._waiting_rows = self._waiting_bytes = 0
 
     def close(self) -> File:
-        """Finish the file. A table's log gets no bounds of it: readers skip row groups by those in the file.
+        """Close the file. The table's log gets no column bounds: readers use the bounds in the file.
 
         Delta's bounds are JSON: decimals lose digits, infinities and NaN are null, times are cut to milliseconds. The
-        PyArrow reader of delta-rs loses rows by each column without bounds, once any column has some.
+        PyArrow reader of delta-rs loses rows if some columns have bounds and others do not.
         """
         self._flush()
         self._writer.close()
@@ -176,11 +177,11 @@ class _OpenFile:
 
     def abandon(self) -> None:
         self._waiting.clear()
-        self._writer.is_open = False  # or it would write a file's end, on a disk that may be full
+        self._writer.is_open = False  # otherwise it would write a footer, on a disk that may be full
         with suppress(OSError):
             self._sink.close()
 
 
 def _is_sought(field: pa.Field) -> bool:
-    """Whether readers skip row groups by a column's bounds; those of numbers with NaN lead some past the NaN."""
+    """Whether bounds of a column help readers to skip row groups. Bounds of floats would hide NaN from some readers."""
     return field.name not in _NEVER_SOUGHT and not pa.types.is_floating(field.type)

@@ -1,1 +1,1 @@
-"""Spark: how it is asked, started and shipped code."""
+"""Spark: its server, its tasks, and the code that is shipped to its workers."""

@@ -1,6 +1,7 @@
-"""Write standard input into a log of a bounded size: what Spark's server and its workers print.
+"""Write standard input, the output of Spark's server and workers, into a log of bounded size.
 
-A process of its own, because the server outlives its starter. It imports nothing of the platform, to start at once.
+It is a separate process, because the server outlives its starter. It starts fast, because it does not import the
+platform.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The environment variables that Spark, its workers and callbacks get.
+"""Environment variables of Spark, its workers and callbacks.
 
-The environment of a run contains passwords. Spark, its workers and the platform's tasks get the variables of this list
-alone, and so do callbacks, which run beside them. `SparkResource.environment` adds variables of the run to callbacks.
+The environment of a run contains passwords. Spark, its workers, the platform's tasks and callbacks get the variables of
+this list only. `SparkResource.environment` adds variables of the run for callbacks.
 
 `python -I environment.py PROGRAM ARGUMENT...` runs a program with these variables. This file imports nothing of the
 platform: the daemon of Spark's workers and `deploy/start` load it by its path.

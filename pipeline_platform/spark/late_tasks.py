@@ -1,6 +1,6 @@
-"""Which tasks of a receive take long, and on which host: Spark Connect names no task, the driver's UI does.
+"""Log lines for slow Spark tasks of a receive, from the REST API of the driver's UI.
 
-The UI is asked by its REST API, and only for words to people: where it does not answer, nothing is said.
+Spark Connect does not report tasks. The result is only logged: if the UI does not answer, nothing is logged.
 """
 
 import json
@@ -13,16 +13,16 @@ from http.client import HTTPException
 from typing import Any
 
 LATE_S = 60.0
-"""Seconds after which a task that runs is named."""
+"""Seconds after which a running task is reported."""
 EACH_S = 60.0
-"""Seconds between two looks."""
+"""Seconds between two requests."""
 _ANSWERS_WITHIN_S = 2.0
 _NAMED = 3
 
 
 @contextmanager
 def naming_late_tasks(ui: str, receive_id: str, log: Callable[[str], object]) -> Iterator[None]:
-    """Log each minute, until the end of the block, which tasks of a receive take long; nothing without a UI."""
+    """Log slow tasks of a receive each minute, until the end of the block; nothing without a UI."""
     ended = threading.Event()
 
     def look() -> None:
@@ -39,7 +39,7 @@ def naming_late_tasks(ui: str, receive_id: str, log: Callable[[str], object]) ->
 
 
 def late_tasks(ui: str, receive_id: str) -> str:
-    """Say which tasks of a receive take long, and on which host; empty if none, or if the UI does not answer."""
+    """Return a log line with the slow tasks of a receive and their hosts; empty if there are none or no answer."""
     tag, late, count = f"receive-{receive_id}", [], 0
     with suppress(OSError, HTTPException, ValueError, KeyError):
         application = f"{ui.rstrip('/')}/api/v1/applications"
@@ -50,24 +50,24 @@ def late_tasks(ui: str, receive_id: str) -> str:
             if stage["stageId"] in stages:
                 count += stage["numTasks"]
                 late += [(_age(task), task["index"], task["host"]) for task in stage["tasks"].values()]
-    late = sorted((one for one in late if one[0] > LATE_S), reverse=True)
+    late = sorted((task for task in late if task[0] > LATE_S), reverse=True)
     if not late:
         return ""
     named = [f"task {index} on host {host}, {age:.0f} s" for age, index, host in late[:_NAMED]]
     named += [f"and {len(late) - _NAMED} more"] if len(late) > _NAMED else []
-    return f"{len(late)} of {count} Spark tasks run for longer than {LATE_S:.0f} s: {'; '.join(named)}"
+    return f"Slow Spark tasks: {len(late)} of {count} have run for more than {LATE_S:.0f} s: {'; '.join(named)}"
 
 
 def _asked(url: str) -> Any:
-    with urllib.request.urlopen(url, timeout=_ANSWERS_WITHIN_S) as reply:  # noqa: S310 - whoever deploys names the address
+    with urllib.request.urlopen(url, timeout=_ANSWERS_WITHIN_S) as reply:  # noqa: S310 - configured by the deployment
         return json.load(reply)
 
 
 def _is_of(job: dict[str, Any], tag: str) -> bool:
-    return any(one == tag or one.endswith(f"_{tag}") for one in job["jobTags"])
+    return any(job_tag == tag or job_tag.endswith(f"_{tag}") for job_tag in job["jobTags"])
 
 
 def _age(task: dict[str, Any]) -> float:
-    """Seconds since a task that runs was launched."""
+    """Return the seconds since the launch of a task."""
     launched = datetime.strptime(task["launchTime"].removesuffix("GMT"), "%Y-%m-%dT%H:%M:%S.%f").replace(tzinfo=UTC)
     return (datetime.now(UTC) - launched).total_seconds()

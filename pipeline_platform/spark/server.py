@@ -1,12 +1,12 @@
-"""A warm Spark on this machine: one Spark Connect server that outlives the runs that use it.
+"""A warm Spark on this machine: a Spark Connect server that outlives the runs that use it.
 
-The server listens on the loopback address only and wants a token. Its state folder holds `spark.json` (process, port,
-token, Java) and `spark.log`, readable by their owner alone. What tasks write follows the umask of the server's starter.
-A server that dies leaves `spark.json` behind: the next run that looks for it starts another (`revive`). `stop` removes
-the file, so a server that was stopped stays away.
+The server listens on the loopback address only, and requires a token. Its state folder contains `spark.json` (process,
+port, token, Java) and `spark.log`, readable by their owner only. Files of tasks get the umask of the server's starter.
+If the server crashes, `spark.json` remains, and the next run starts another server (`revive`). `stop` removes the
+file, so a stopped server is not started again.
 
-Workers have the environment that the server was started in, and the libraries installed by then; start it anew
-after a change to either. An edit of the project's code needs no restart, but leaves one idle Python process (36 MB).
+Workers have the environment and the libraries of the time when the server was started; restart it after a change to
+either. An edit of the project's code needs no restart, but leaves an idle Python process (36 MB).
 """
 
 import json
@@ -32,14 +32,14 @@ from pipeline_platform.process import born, group_lives, worked
 from pipeline_platform.spark import bounded_log, engine, environment, jvm
 
 START_WITHIN_S = 900.0
-"""Seconds that a start may take at most while it makes progress: minutes, on a machine with much else to do."""
+"""Greatest duration of a start that makes progress, in seconds: a start takes minutes on a busy machine."""
 
 _CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _POLL_S = 0.05
 _STOP_S = 15  # Spark's own shutdown hooks take up to 10 s
 _STALLED_S = 60.0
 _LOG_EACH_S = 10.0
-_LOG_BYTES = 16_000_000  # and as much again of what came before
+_LOG_BYTES = 16_000_000  # of the current log; the previous log has the same limit
 _LOG = logging.getLogger(__name__)
 
 _STATE = "spark.json"
@@ -49,27 +49,27 @@ _LOCK = "spark.lock"
 
 
 class SparkServerError(RuntimeError):
-    """The server did not start; the message ends with the last lines of its log."""
+    """The server did not start. The message ends with the last lines of its log."""
 
 
 class SparkServerDiedError(RuntimeError):
-    """The server died under its clients."""
+    """The server crashed while clients used it."""
 
 
 @dataclass(frozen=True)
 class SparkServer:
-    """A server that was started.
+    """A started server.
 
     Attributes:
-        pid: Its process.
-        born: When that process was started; with `pid`, it names one process.
-        port: On the loopback address.
-        token: What a client must send. Not part of `repr`.
-        started_at: ISO 8601, UTC. Names one life of the server (see `shipping.session_id`).
-        java: The Java home it runs on.
-        cores: Tasks that run at a time.
-        memory: Of the JVM.
-        host: The machine it runs on: several may share a state folder.
+        pid: Id of its process.
+        born: Start time of its process, which identifies the process together with `pid`.
+        port: Port on the loopback address.
+        token: Token that clients must send. Not part of `repr`.
+        started_at: Start time, ISO 8601 in UTC; differs after a restart (see `shipping.session_id`).
+        java: Its Java home.
+        cores: Number of parallel tasks.
+        memory: Memory of the JVM.
+        host: Name of its machine, because several machines may share a state folder.
     """
 
     pid: int
@@ -84,12 +84,12 @@ class SparkServer:
 
     @property
     def lives(self) -> bool:
-        """Whether that very process runs."""
+        """Whether the process is running."""
         return bool(self.born) and born(self.pid) == self.born
 
     @property
     def address(self) -> str:
-        """For clients, without the token. By name: Spark's client insists on TLS for `127.0.0.1`."""
+        """Address for clients, without the token; not `127.0.0.1`, for which Spark's client requires TLS."""
         return f"sc://localhost:{self.port}"
 
 
@@ -107,35 +107,35 @@ def start(
     timeout_s: float = START_WITHIN_S,
     log: Callable[[str], None] = _LOG.info,
 ) -> SparkServer:
-    """Start the server, or return the one that is running. Two at once start one.
+    """Start the server, or return the running server. Safe to call concurrently.
 
     Args:
-        folder: State folder. Made if missing.
-        cores: Tasks that run at a time; all of the machine's if not given. A server that runs already may have others.
-        memory: Of the JVM, in its notation. Python workers come on top of it.
-        timeout_s: Seconds until its port must answer. It is given up earlier if it dies or stands still.
-        log: Gets a line each ten seconds that says what is waited for.
+        folder: State folder, created if missing.
+        cores: Number of parallel tasks; default: all cores. Ignored if the server is running.
+        memory: Memory of the JVM, in its notation, without Python workers. Ignored if the server is running.
+        timeout_s: Seconds until its port must answer. The start fails earlier if the process ends or stalls.
+        log: Called with the progress every ten seconds.
 
     Raises:
-        SparkServerError: It died, stood still or did not answer in time. Nothing is left running.
-        pipeline_platform.spark.jvm.JavaNotFoundError: There is no Java to run it on.
+        SparkServerError: It crashed, stalled or did not answer in time. No process is left running.
+        pipeline_platform.spark.jvm.JavaNotFoundError: No suitable Java is installed.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (ignore := folder / ".gitignore").exists():
-        ignore.write_text("*\n")  # nobody should commit a token
+        ignore.write_text("*\n")  # a token must not be committed
     with FileLock(folder / _LOCK, mode=0o600):
         return status(folder) or _start(folder, cores or os.cpu_count() or 1, memory, timeout_s, log)
 
 
 def revive(folder: Path, log: Callable[[str], None] = _LOG.warning) -> SparkServer | None:
-    """Return the running server; if it died, start another with the same options. Two at once start one.
+    """Return the running server; if it crashed, start another with the same options. Safe to call concurrently.
 
     Returns:
-        The server; None if none was started, if it was stopped, or if it died on another machine.
+        The server; None if it was never started, if it was stopped, or if it crashed on another machine.
 
     Raises:
-        SparkServerError: The other one did not start.
-        pipeline_platform.spark.jvm.JavaNotFoundError: There is no Java any more.
+        SparkServerError: The new server did not start.
+        pipeline_platform.spark.jvm.JavaNotFoundError: Java is no longer installed.
     """
     if (running := status(folder)) or not (folder / _STATE).exists():
         return running
@@ -145,12 +145,12 @@ def revive(folder: Path, log: Callable[[str], None] = _LOG.warning) -> SparkServ
             return known
         if known.host != socket.gethostname():
             return None
-        log(f"the Spark server (process {known.pid}, since {known.started_at}) died: starting another")
+        log(f"Restarting the Spark server: process {known.pid}, started {known.started_at}, has crashed")
         return _start(folder, known.cores, known.memory, START_WITHIN_S, log)
 
 
 def stop(folder: Path) -> bool:
-    """End the server that `start` started, and no other process; return whether there was one."""
+    """Stop the server that `start` started, and no other process; return whether it was running."""
     if not ((folder / _STATE).exists() or (folder / _STARTING).exists()):
         return False
     with FileLock(folder / _LOCK, mode=0o600):
@@ -171,7 +171,7 @@ def log_tail(folder: Path, lines: int = 20) -> str:
 def _start(folder: Path, cores: int, memory: str, timeout_s: float, log: Callable[[str], None]) -> SparkServer:
     _sweep(folder)
     (folder / "scratch").mkdir(mode=0o700)  # blocks of messages; the project's code
-    # One log per life of a server, and that of the life before. It may quote data of failed tasks, hence private.
+    # A new log for each start, beside the previous log. Private, because it may quote data of failed tasks.
     with suppress(FileNotFoundError):
         (folder / _LOG_FILE).replace(folder / f"{_LOG_FILE}.1")
     _write_private(folder / _LOG_FILE, "")
@@ -179,7 +179,7 @@ def _start(folder: Path, cores: int, memory: str, timeout_s: float, log: Callabl
     server = None
     try:
         server = _launch(folder, properties, jvm.ensure_java(folder), cores, memory)
-        # Written before it answers: if this process is killed, the next one finds what it has started, and ends it.
+        # Written before it answers: if this process is killed, the next process finds the server and ends it.
         _write_private(folder / _STARTING, json.dumps(asdict(server), indent=2))
         _await_port(server, folder, timeout_s, log)
         (folder / _STARTING).replace(folder / _STATE)
@@ -202,18 +202,18 @@ def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str)
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(port),
         "spark.connect.authenticate.token": token,
-        # Sessions are shared and named after the code, and the id of one that timed out never comes back.
+        # Sessions are shared, their id depends on the code, and an id cannot be reused after a timeout.
         "spark.connect.session.manager.defaultSessionTimeout": "30d",
-        # Work whose client was killed ends by itself about a minute later, instead of seven: the server notices
-        # when the client does not come back for the next part of a stream, and looks every ten seconds.
+        # Jobs of a killed client end after about one minute instead of seven: the server detects that the client
+        # does not request the next part of a stream, and checks every ten seconds.
         "spark.connect.execute.reattachable.senderMaxStreamDuration": "30s",
         "spark.connect.execute.manager.detachedTimeout": "30s",
         "spark.connect.execute.manager.maintenanceInterval": "10s",
         "spark.local.dir": str(folder / "scratch"),
     }
-    # The project's code and native libraries, which Java would leave with the system's when it is killed.
+    # For shipped code and native libraries, which a killed Java would leave in the system's folder.
     settings["spark.driver.defaultJavaOptions"] += f' "-Djava.io.tmpdir={folder / "scratch"}"'
-    # The token goes by this file: arguments show in the process list, variables in every worker.
+    # The token is passed by this file, because other users see arguments, and workers see variables.
     _write_private(properties, "".join(f"{name}={value}\n" for name, value in settings.items()))
     variables = {name: value for name, value in environment.allowed(os.environ).items() if name not in engine.FOREIGN}
     variables |= engine.interpreters() | {"JAVA_HOME": str(java)}
@@ -223,7 +223,7 @@ def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str)
     reading, writing = os.pipe()
     with open(reading, "rb") as printed, open(writing, "wb") as output:
         null = subprocess.DEVNULL
-        # Sessions of their own, which the starter's Ctrl-C does not reach.
+        # In new sessions, so that Ctrl-C in the starter does not reach them.
         subprocess.Popen(logger, cwd=folder, stdin=printed, stdout=null, stderr=null, start_new_session=True)  # noqa: S603
         process = subprocess.Popen(  # noqa: S603
             server, cwd=folder, env=variables, stdin=null, stdout=output, stderr=output, start_new_session=True
@@ -233,7 +233,7 @@ def _launch(folder: Path, properties: Path, java: Path, cores: int, memory: str)
 
 
 def _await_port(server: SparkServer, folder: Path, timeout_s: float, log: Callable[[str], None]) -> None:
-    """Wait until the server answers, or until it is clear that it will not."""
+    """Wait until the server answers; raise if it ends, stalls or times out."""
     began = logged = moved = time.monotonic()
     progress: object = None
     while server.lives:
@@ -242,16 +242,16 @@ def _await_port(server: SparkServer, folder: Path, timeout_s: float, log: Callab
         now, seen = time.monotonic(), (worked(server.pid), log_tail(folder))
         if seen != progress:
             progress, moved = seen, now
-        waits = f"the Spark server (process {server.pid}) does not answer after {now - began:.0f} s"
+        silent = f"The Spark server (process {server.pid}) has not answered for {now - began:.0f} s"
         if now - began > timeout_s:
-            raise SparkServerError(f"{waits}; give it a longer --timeout (timeout_s). {_end_of_log(folder)}")
+            raise SparkServerError(f"{silent}. Use a longer --timeout (timeout_s). {_end_of_log(folder)}")
         if now - moved > _STALLED_S:
-            raise SparkServerError(f"{waits} and has done nothing for {_STALLED_S:.0f} s. {_end_of_log(folder)}")
+            raise SparkServerError(f"{silent} and has stalled for {_STALLED_S:.0f} s. {_end_of_log(folder)}")
         if now - logged > _LOG_EACH_S:
-            log(f"{waits} but works; giving up after {timeout_s:.0f} s. Its log is {folder / _LOG_FILE}")
+            log(f"{silent}, but is working; waiting for up to {timeout_s:.0f} s. Its log is {folder / _LOG_FILE}")
             logged = now
         time.sleep(_POLL_S)
-    raise SparkServerError(f"the Spark server died while starting on {server.java}. {_end_of_log(folder)}")
+    raise SparkServerError(f"The Spark server crashed while starting on {server.java}. {_end_of_log(folder)}")
 
 
 def _end_of_log(folder: Path) -> str:
@@ -259,11 +259,11 @@ def _end_of_log(folder: Path) -> str:
 
 
 def _end(server: SparkServer) -> None:
-    """Ask the process to end, kill it after a while, and touch no other that has its id by now."""
+    """Terminate the process, and kill it after a while; a new process with the same id is not touched."""
     if not server.lives:
         return
     with suppress(ProcessLookupError):
-        group = os.getpgid(server.pid)  # while starting, Spark's script has children, which may end later
+        group = os.getpgid(server.pid)  # during a start, Spark's script has children, which may end later
         for sent in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, sent)
             deadline = time.monotonic() + _STOP_S
@@ -274,7 +274,7 @@ def _end(server: SparkServer) -> None:
 
 
 def _sweep(folder: Path) -> None:
-    """Remove what a killed server could not; end one whose starter was killed before it answered."""
+    """Remove files of a killed server, and end a server whose starter was killed before it answered."""
     if half_started := _known(folder / _STARTING):
         _end(half_started)
     (folder / _STARTING).unlink(missing_ok=True)
@@ -283,10 +283,10 @@ def _sweep(folder: Path) -> None:
 
 
 def _known(file: Path) -> SparkServer | None:
-    """Return the server that a file describes, dead or alive; None where another version wrote it.
+    """Return the server of a state file, running or not; None if another version wrote the file.
 
     Raises:
-        SparkServerError: Another user may have written the file, and so lead runs to a server of their own.
+        SparkServerError: Another user can write the file, and could direct runs to another server.
     """
     try:
         with suppress(FileNotFoundError, ValueError, TypeError), file.open() as opened:
@@ -296,8 +296,8 @@ def _known(file: Path) -> SparkServer | None:
             raise PermissionError
     except PermissionError:
         raise SparkServerError(
-            f"{file}: it belongs to another user, or others may write it. Remove it, and give the folder to the user "
-            "of this process with mode 700."
+            f"{file} must belong to the user of this process, and be writable by this user only. Remove it, and set "
+            "the owner of the folder to this user and its mode to 700."
         ) from None
     return None
 

@@ -1,7 +1,7 @@
-"""The project's code as Spark's workers get it: one zip, the same bytes for the same code.
+"""Shipping of the project's code to Spark's workers in a reproducible zip.
 
-Workers must run the code that the run was started with. The zip's digest names it, and names the Spark Connect session
-that runs share (see `session_id`).
+Workers must run the code of the run. The digest of the zip is part of its name, and of the id of the Spark Connect
+session that runs share (see `session_id`).
 """
 
 import hashlib
@@ -16,38 +16,38 @@ from pathlib import Path, PurePosixPath
 from types import ModuleType
 
 PLATFORM = "pipeline_platform"
-"""What tasks import whatever they do."""
+"""The package that all tasks import."""
 
 _NAMESPACE = uuid.UUID("5b0f2f0e-6a57-4c52-9d5e-0c4f3b1d7a11")
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time a zip can hold
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time in a zip
 _READABLE = 0o100644 << 16
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 _LIBRARY = Path(os.__file__).parent
 
 
 def pack(packages: Iterable[str], folder: Path) -> Path:
-    """Write the zip of packages or single modules, byte for byte the same for the same files.
+    """Write a zip of packages or modules, with the same bytes for the same files.
 
     Args:
-        packages: Importable top-level names. All files of a package's folder go along but caches and hidden ones, so
-            that `importlib.resources` finds its data as well.
-        folder: Where the zip is written; nobody else writes there.
+        packages: Importable top-level names. The zip contains all files of a package's folder except caches and hidden
+            files, so `importlib.resources` finds its data.
+        folder: Folder for the zip, without other writers.
 
     Returns:
-        The zip. Its name holds its digest, so one name never stands for two contents.
+        Path of the zip. Its name contains the digest of its content.
 
     Raises:
         ValueError: A name cannot be imported, is not top-level, or has no files (a built-in module).
     """
     files = {inside: path for name in packages for inside, path in _files(name).items()}
     packed = io.BytesIO()
-    # Stored, not compressed: another zlib would give other bytes.
+    # Stored, because the bytes of a compressed zip depend on the version of zlib.
     # Up to Python 3.12, a package without `__init__.py` is only found in a zip that lists its folder.
     folders = {f"{parent}/" for inside in files for parent in PurePosixPath(inside).parents if parent.name}
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
         for inside in sorted({*folders, *files}):
             entry = zipfile.ZipInfo(inside, _EPOCH)
-            entry.external_attr = _READABLE  # neither times nor modes of a checkout may reach the bytes
+            entry.external_attr = _READABLE  # times and modes of a checkout must not change the bytes
             entry.create_system = 3
             archive.writestr(entry, files[inside].read_bytes() if inside in files else b"")
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,14 +57,14 @@ def pack(packages: Iterable[str], folder: Path) -> Path:
 
 
 def packages_of(classes: Iterable[type]) -> set[str]:
-    """The top-level packages that classes are from, and those of the project that they import as they are loaded.
+    """Return the top-level packages of classes, and the project's packages that their modules import.
 
-    What is installed stays: workers have their own.
+    Installed packages are omitted, because workers have them.
 
     Raises:
-        ValueError: Workers could not import a class; the message says which, why, and what to do.
+        ValueError: Workers cannot import a class. The message contains the class, the reason and a fix.
     """
-    waiting = [_module_of(one) for one in classes]
+    waiting = [_module_of(class_) for class_ in classes]
     packages, seen = {module.__name__.partition(".")[0] for module in waiting}, {PLATFORM}
     while waiting:
         for value in list(vars(waiting.pop()).values()):
@@ -78,36 +78,36 @@ def packages_of(classes: Iterable[type]) -> set[str]:
 
 
 def session_id(code: str, server: str, generation: int = 0) -> str:
-    """Name the Spark Connect session that all runs of one code share on one server.
+    """Return the id of the Spark Connect session that all runs with the same code share on one server.
 
-    A fresh session starts fresh Python workers, which costs seconds; an old one may hold workers with old code. A
-    session named after the code is warm for the second run and never stale.
+    A new session starts new Python workers, which takes seconds. An old session may have workers with old code. A
+    session whose id depends on the code is warm for the second run, and never outdated.
 
     Args:
         code: Name of the shipped zip.
-        server: Tells one life of a server from the next: its start time, or its address if that is all that is known.
-        generation: Counts up when a server has closed this session: a closed id never comes back.
+        server: Start time of the server, which differs after a restart, or its address if the time is unknown.
+        generation: Number that increases when a server has closed this session, because a closed id is not reusable.
 
     Returns:
-        A UUID in its usual spelling, as Spark Connect wants it.
+        A UUID as text, as Spark Connect requires.
     """
     return str(uuid.uuid5(_NAMESPACE, f"{code}\n{server}\n{generation}"))
 
 
-def _module_of(one: type) -> ModuleType:
-    """The module that workers import a class from."""
-    module = sys.modules.get(one.__module__)
-    if one.__module__ == "__main__":
-        why = "it is in the script that was started"
-    elif module is None or getattr(module, one.__qualname__, None) is not one:
-        why = f"the module {one.__module__} has no {one.__qualname__}"
+def _module_of(class_: type) -> ModuleType:
+    """Return the module that workers import a class from."""
+    module, name = sys.modules.get(class_.__module__), class_.__qualname__
+    if class_.__module__ == "__main__":
+        why = "it is defined in the script that was started"
+    elif module is None or getattr(module, name, None) is not class_:
+        why = f"the module {class_.__module__} has no {name}"
     else:
         return module
-    raise ValueError(f"Spark's workers cannot import {one.__qualname__}: {why}. Define it at the top of a module.")
+    raise ValueError(f"Spark's workers cannot import {name}: {why}. Define it at the top level of a module.")
 
 
 def _is_of_project(name: str) -> bool:
-    """Whether a package or module lies in files, and not where packages are installed."""
+    """Whether a package or module has files outside the folders of installed packages."""
     spec = None if name == "__main__" else importlib.util.find_spec(name)
     places = (spec.submodule_search_locations or filter(None, [spec.origin])) if spec else ()
     return any(
@@ -117,12 +117,12 @@ def _is_of_project(name: str) -> bool:
 
 
 def _files(name: str) -> dict[str, Path]:
-    """Files of a package or module by their name inside the zip."""
+    """Return the files of a package or module by their names in the zip."""
     if "." in name:
-        raise ValueError(f"cannot ship {name!r}: name the whole package, {name.partition('.')[0]!r}.")
+        raise ValueError(f"Cannot ship {name!r}: it is not a top-level name. Use {name.partition('.')[0]!r}.")
     spec = importlib.util.find_spec(name)
     if spec is None:
-        raise ValueError(f"cannot ship {name!r}: no such package or module can be imported here.")
+        raise ValueError(f"Cannot ship {name!r}: it cannot be imported. Install it, or add its folder to sys.path.")
     if spec.submodule_search_locations:
         return {
             f"{name}/{path.relative_to(root).as_posix()}": path
@@ -132,7 +132,7 @@ def _files(name: str) -> dict[str, Path]:
         }
     if spec.origin and Path(spec.origin).is_file():
         return {Path(spec.origin).name: Path(spec.origin)}
-    raise ValueError(f"cannot ship {name!r}: it has no files (origin {spec.origin!r}).")
+    raise ValueError(f"Cannot ship {name!r}: it has no files (origin {spec.origin!r}).")
 
 
 def _is_left_out(path: Path) -> bool:

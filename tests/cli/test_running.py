@@ -90,7 +90,7 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
     [
         (["told", "--max-runs", "0"], "Overrides.max_runs is 0: it must be a whole number from 1 to 1,000"),
         (["told", "--reset", "--max-runs", "2"], "--reset goes back to the pipeline's own options; give it alone"),
-        (["coasts", "--max-runs", "2"], "max_runs is of one producer: choose one of east, west"),
+        (["coasts", "--max-runs", "2"], "max_runs applies to a single producer. Name one of east, west"),
         (["coasts", "--producer", "north", "--max-runs", "2"], "no producer has the name 'north'"),
     ],
 )
@@ -102,7 +102,7 @@ def test_scale_refuses_what_cannot_hold(cli, arguments, said):
 
 def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
     said = cli("drain", "told", "--reason", "moves").stdout.splitlines()
-    assert said[-1] == "told is drained, and paused: moves"
+    assert said[-1] == "told is drained and paused: moves"
     assert (control.paused("told"), control.draining("told")) == ("moves", None)
 
 

@@ -146,7 +146,7 @@ def take_through(queue: TableQueue, receive_id: str) -> None:
 
 def test_a_missing_server_is_an_error():
     queue = TableQueue(name="flights", url="postgresql://someone:secret@127.0.0.1:1/queue")
-    with pytest.raises(SourceError, match="correct host and port in url") as refused:
+    with pytest.raises(SourceError, match="Check the host and port in url") as refused:
         queue.backlog()
     assert "secret" not in str(refused.value)
     assert "secret" not in repr(queue)
@@ -155,9 +155,9 @@ def test_a_missing_server_is_an_error():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ("sqlite://", "SQLite in memory is a new database in every process"),
-        ("mysql://user:secret@host/db", "url is for 'mysql'; give SQLite or PostgreSQL"),
-        ("secret", "url cannot be read; give sqlite:///<file> or postgresql"),
+        ("sqlite://", "another in-memory database"),
+        ("mysql://user:secret@host/db", "must be for SQLite or PostgreSQL, got 'mysql'"),
+        ("secret", "Use sqlite:///<file> or postgresql"),
     ],
 )
 def test_a_wrong_url_is_refused_when_the_queue_is_built(wrong, words):
@@ -179,7 +179,7 @@ def test_a_full_disk_is_named_in_the_error(tmp_path, monkeypatch):
     with monkeypatch.context() as small:
         small.setattr(Database, "_connect_sqlite", full)
         queue_tables.open_table.cache_clear()
-        with pytest.raises(SourceError, match=r"database or disk is full\. Make room where it lies"):
+        with pytest.raises(SourceError, match=r"database or disk is full\. Free space on the disk"):
             queue.enqueue(b"x" * 10_000 for _ in range(100))
     queue_tables.open_table.cache_clear()
     assert queue.backlog() == Backlog(0)

@@ -87,9 +87,7 @@ def test_an_idle_session_is_named_in_the_error(queue, monkeypatch):
         return renew(table, connection, receive_id, lease_s)
 
     monkeypatch.setattr(LeasedTable, "renew", slowly)
-    with pytest.raises(
-        SourceError, match=r"idle-in-transaction timeout\. This process stood still inside a transaction"
-    ):
+    with pytest.raises(SourceError, match=r"idle-in-transaction timeout\. This process was idle inside a transaction"):
         queue.extend("a", list)
 
 

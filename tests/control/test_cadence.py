@@ -1,4 +1,4 @@
-"""The cadence of runs under a rate limit, over a clock that is turned: looks of the sensor, runs and their cost."""
+"""The cadence of runs under a rate limit, on a simulated clock: ticks of the sensor, runs and their overhead."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,18 +14,18 @@ from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.control import NOON, Clock
 
 LOOK, START, END = 5.0, 3.0, 1.0
-"""Seconds between two looks, and that a run takes before and after its handling."""
+"""Seconds between two ticks, and overhead of a run before and after its handling."""
 
 
 class Done(NamedTuple):
-    """What a simulated while came to: messages handled by second, and acknowledged by when."""
+    """Result of a simulation: messages handled by second, and acknowledged by time."""
 
     handled: Counter[float]
     acknowledged: list[tuple[float, int]]
 
 
 class Simulated:
-    """Runs of one producer, a tenth of a second at a time, over a backlog without end or of some messages."""
+    """Simulation of one producer in steps of 0.1 s, with an endless or a limited backlog."""
 
     def __init__(self, store: ControlStore, clock: Clock, limit: RateLimiting, max_runs: int = 1) -> None:
         self.store, self.clock, self.limit = store, clock, limit
@@ -34,7 +34,7 @@ class Simulated:
         self.runs: list[tuple[Iterator[None], int, datetime]] = []
 
     def last(self, seconds: float, waiting: int) -> Done:
-        """Let so many seconds go by."""
+        """Advance the clock."""
         for tenth in range(int(seconds * 10)):
             self.clock.now = NOON.timestamp() + tenth / 10
             if tenth % (LOOK * 10) == 0:
@@ -113,12 +113,12 @@ def test_a_second_run_takes_the_permits_that_go_unused_between_two(store, clock)
 @pytest.mark.parametrize(
     ("interval_s", "look_s", "ahead_s"), [(10, 5, 0), (3_600, 5, 0), (9, 5, 9), (1, 5, 60), (1, 60, 60)]
 )
-def test_a_run_takes_on_more_intervals_only_where_some_would_go_unused(interval_s, look_s, ahead_s):
+def test_a_run_uses_more_intervals_only_if_some_would_pass_unused(interval_s, look_s, ahead_s):
     ahead = demand.permits_ahead(every(interval_s), timedelta(seconds=look_s))
     assert ahead == timedelta(seconds=ahead_s)
 
 
-def test_messages_in_flight_had_the_permits_of_intervals_that_are_over():
+def test_messages_in_flight_got_permits_of_earlier_intervals():
     held = [(10, NOON), (25, NOON + timedelta(seconds=10)), (5, NOON + timedelta(seconds=29))]
     assert demand.had_permits(held, every(10), NOON + timedelta(seconds=29)) == 10 + 10
     assert demand.had_permits(held, every(10), NOON - timedelta(hours=1)) == 0, "a clock that was set back"

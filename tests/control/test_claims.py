@@ -1,4 +1,4 @@
-"""What is in flight: claims share the capacity, run out, are renewed and given back."""
+"""Claims: they share the capacity, expire, and are renewed and ended."""
 
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
@@ -20,7 +20,7 @@ def claim(store):
     return partial(store.claim, "flights", run_id="run", capacity=100, lease_s=60)
 
 
-def test_what_is_in_flight_is_listed(store, clock, claim):
+def test_live_claims_are_listed(store, clock, claim):
     claim(receive_id="a", wanted=70)
     clock.now += 1
     claim(receive_id="b", wanted=10, run_id="other")
@@ -38,11 +38,11 @@ def test_a_claim_again_replaces_the_former(store, claim):
 
 def test_a_receive_stays_with_its_pipeline(store, claim):
     claim(receive_id="a", wanted=70)
-    with pytest.raises(ValueError, match="receive a belongs to pipeline flights, not trains"):
+    with pytest.raises(ValueError, match="belongs to pipeline flights, not to trains"):
         store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
 
 
-def test_what_was_acknowledged_is_remembered_for_a_month(store, clock, claim):
+def test_acknowledged_receives_are_kept_for_a_month(store, clock, claim):
     claim(receive_id="a", wanted=70)
     store.adjust("a", 40)
     clock.now += 5
@@ -51,17 +51,17 @@ def test_what_was_acknowledged_is_remembered_for_a_month(store, clock, claim):
     store.claim("flights/east", "b", "run", wanted=1, capacity=1, lease_s=60)
     store.finish("b")
     assert store.in_flight("flights", of_all=True) == []
-    assert [one.receive_id for one in store.ended("flights", last=5)] == ["b", "a"]
+    assert [ended.receive_id for ended in store.ended("flights", last=5)] == ["b", "a"]
     assert store.ended("flights", receive_ids=["a"]) == [("a", "run", 40, NOON, NOON + timedelta(seconds=5))]
     assert store.ended("trains") == []
 
     clock.now += KEEP_ENDED.total_seconds()
     claim(receive_id="c", wanted=1)
     store.finish("c")
-    assert [one.receive_id for one in store.ended("flights")] == ["c", "b"]
+    assert [ended.receive_id for ended in store.ended("flights")] == ["c", "b"]
 
 
-def test_a_claim_whose_lease_is_over_leaves_its_room_to_others(store, clock, claim):
+def test_an_expired_claim_frees_its_capacity(store, clock, claim):
     claim(receive_id="a", wanted=100)
     clock.now += 60
     assert store.in_flight("flights") == []
@@ -88,7 +88,7 @@ steps = st.one_of(
 @one_store_for_all_examples
 @given(steps=st.lists(steps, max_size=40), capacity=st.integers(0, 20))
 def test_claims_never_exceed_the_capacity(store, clock, steps, capacity):
-    """Against a model: by receive, its messages and when it is over."""
+    """Compare with a model: the messages and the expiry of each receive."""
     pipeline, model = next(names), {}
 
     def live(but=""):
@@ -124,7 +124,7 @@ def test_claims_never_exceed_the_capacity(store, clock, steps, capacity):
         assert len(in_flight) + len(store.over(pipeline)) == len(model)
 
 
-def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
+def test_only_the_owning_run_can_renew_a_claim(store):
     store.claim("flights", "a", "one", wanted=10, capacity=10, lease_s=60)
     assert store.beat("a", 60, run_id="one")
     store.claim("flights", "a", "two", wanted=10, capacity=10, lease_s=60)
@@ -133,14 +133,14 @@ def test_a_claim_beats_for_the_run_that_works_on_it_alone(store):
     assert store.beat("a", 60)
 
 
-def test_a_claim_that_came_back_to_life_is_not_cleared_up(store, clock, claim):
+def test_a_renewed_claim_is_not_ended_as_expired(store, clock, claim):
     claim(receive_id="a", wanted=10)
     assert not store.end("a", if_over=True)
     clock.now += 60
     assert store.end("a", if_over=True)
 
 
-def test_a_beat_waits_for_who_claims_at_this_moment(postgres_url):
+def test_a_renewal_waits_for_a_concurrent_claim(postgres_url):
     """SQLite has one writer at a time."""
     with closing(ControlStore(postgres_url)) as store, ThreadPoolExecutor() as threads:
         store.claim("flights", "r", "run", wanted=1, capacity=1, lease_s=60)

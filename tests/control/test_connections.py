@@ -1,4 +1,4 @@
-"""What the control store costs PostgreSQL: statements of tasks, and sessions through a pooler."""
+"""Load of the control store on PostgreSQL: statements of tasks, and sessions through a pooler."""
 
 import os
 import pickle
@@ -20,19 +20,19 @@ from pipeline_platform.model.options import RateLimiting
 from servers.server import Program, free_ports
 
 HUNDRED = RateLimiting(allowed_messages=100, interval=timedelta(hours=1))
-"""Of an hour: no interval ends between two statements, but once in a test's life."""
+"""A limit per hour, so that intervals hardly ever end during a test."""
 
 
 @pytest.fixture
 def store(postgres_url):
     with closing(ControlStore(postgres_url)) as store:
-        store.rate_limiting("flights", None)  # as a driver's first look does, it makes the tables
+        store.rate_limiting("flights", None)  # creates the tables
         yield store
 
 
 @contextmanager
 def statements():
-    """What all engines of this process ask meanwhile."""
+    """Record the statements of all engines of this process."""
     asked = []
 
     def ask(connection, cursor, statement, *_):
@@ -71,14 +71,14 @@ def test_a_task_that_begins_later_looks_for_a_limit_and_a_stop(store, set_it, mo
 def test_a_block_of_permits_is_one_statement_of_a_task(store):
     store.take({"flights": HUNDRED}, 1)
     with closing(in_a_task(store)) as task:
-        task.take({"flights": HUNDRED}, 1)  # SQLAlchemy asks a new connection who it is
+        task.take({"flights": HUNDRED}, 1)  # SQLAlchemy sends these on a new connection
         with statements() as asked:
             assert task.take({"flights": HUNDRED}, 10, ["flights"]).messages == 10
     assert len(asked) == 1
 
 
 def test_blocks_taken_at_once_never_exceed_the_limit(postgres_url):
-    """Twelve sessions take of two limits, in both orders."""
+    """Twelve sessions take permits of two limits, in both orders."""
     beside = RateLimiting(allowed_messages=70, interval=timedelta(hours=1))
 
     def take(number):

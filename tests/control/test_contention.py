@@ -1,4 +1,4 @@
-"""A large receive decides beside a steady stream of small ones: a try costs what was added since the last, no more."""
+"""Decision of a large receive beside many small ones: an attempt reads only what was added since the last."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The control store that many processes share: at once, over forks, and what it refuses."""
+"""The control store shared by many processes, concurrently and over forks, and its errors."""
 
 import multiprocessing
 import pickle
@@ -25,7 +25,7 @@ def _contend(store: ControlStore, worker: int) -> tuple[int, int, int]:
 
 
 def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(control_url):
-    """Each makes the tables, or finds them; time stands still, so that all ask for one interval."""
+    """Each process creates or finds the tables. The clock is fixed, so all use the same interval."""
     store = ControlStore(control_url, now=noon)
     with ProcessPoolExecutor(4, mp_context=PROCESSES) as pool:
         taken, claimed, lost = zip(*pool.map(_contend, [store] * 4, range(4)), strict=True)
@@ -77,7 +77,7 @@ def test_times_are_those_of_the_clock_that_all_share(control_url):
     store.claim("flights", "a", "run", wanted=1, capacity=1, lease_s=60)
     after = datetime.now(UTC)
     (claim,) = store.in_flight("flights")
-    # The test's server lives on this machine; a millisecond for rounding.
+    # The server is on this machine; a millisecond allows for rounding.
     assert before - timedelta(milliseconds=1) <= claim.started_at <= after + timedelta(milliseconds=1)
     assert claim.expires_at - claim.started_at == MINUTE
     store.close()
@@ -101,10 +101,10 @@ def test_a_password_is_shown_nowhere():
 @pytest.mark.parametrize(
     ("url", "because"),
     [
-        ("nonsense:s3cret", "cannot be read; give sqlite"),
-        ("mysql://root:s3cret@host/db", "give SQLite or PostgreSQL"),
-        ("sqlite://", "a new database in every process"),
-        ("sqlite:///:memory:", "a new database in every process"),
+        ("nonsense:s3cret", "is not a valid URL. Use sqlite"),
+        ("mysql://root:s3cret@host/db", "must be for SQLite or PostgreSQL"),
+        ("sqlite://", "another in-memory database"),
+        ("sqlite:///:memory:", "another in-memory database"),
     ],
 )
 def test_a_url_that_cannot_serve_is_refused(url, because):
@@ -115,7 +115,7 @@ def test_a_url_that_cannot_serve_is_refused(url, because):
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ControlStoreError, match=r"cannot be used: unable to open .*may this user write to it"):
+    with pytest.raises(ControlStoreError, match=r"cannot be used: unable to open .*this user may write to it"):
         ControlStore(f"sqlite:///{tmp_path}/file/control.db").paused("flights")
 
 

@@ -1,4 +1,4 @@
-"""A control store that is damaged or locked: sensor and schedules say so and go on looking."""
+"""A damaged or locked control store: sensor and schedules skip with a reason, and recover."""
 
 import sqlite3
 import time
@@ -11,7 +11,7 @@ from tests.orchestration.test_schedules import scheduled
 
 
 def damage(place: Place) -> None:
-    """As a disk may leave it."""
+    """Overwrite the control store."""
     place.control.pause("asked", "so that it is there")
     place.control.close()
     for end in ("-wal", "-shm"):
@@ -25,8 +25,8 @@ def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place):
     damage(place)
     said = place.skips()
     assert str(place.folder / "control.sqlite") in said
-    assert "remove it, with the files that end in -wal and -shm beside it" in said
-    assert "limits set at run time, pauses and claims are forgotten" in said
+    assert "remove it with the -wal and -shm files beside it" in said
+    assert "limits set at run time, pauses and claims are lost" in said
 
 
 def test_removing_a_damaged_store_is_all_there_is_to_do(place):
@@ -48,7 +48,7 @@ def test_a_damaged_store_is_a_reason_for_the_clock_too(place, schedule):
 def test_a_look_waits_for_no_writer(place):
     place.enqueue(100)
     place.control.resume("asked")
-    place.control.close()  # as after each look
+    place.control.close()  # as after each tick
     with closing(sqlite3.connect(place.folder / "control.sqlite", isolation_level=None)) as writer:
         writer.execute("BEGIN IMMEDIATE")
         began = time.monotonic()
@@ -66,5 +66,5 @@ def test_a_store_that_another_keeps_to_itself_is_a_reason(place, monkeypatch):
         owner.execute("BEGIN EXCLUSIVE")
         said = place.skips()
     assert "database is locked" in said
-    assert f"another process holds {place.folder / 'control.sqlite'}: wait for it, or end it" in said
+    assert f"Another process has locked {place.folder / 'control.sqlite'}" in said
     assert place.asked() == [100]

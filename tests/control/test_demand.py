@@ -1,4 +1,4 @@
-"""When runs are asked for, and how much."""
+"""Demand: when runs are requested, and for how many messages."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -52,18 +52,18 @@ SLOW = limited(permits=600, soon=50)
     [
         (60_000, LIMITS, 0, None, [60_000]),
         (1_000_000, LIMITS, 120_000, None, [80_000]),
-        # A backlog is asked for by as many runs as are worthwhile.
+        # A backlog leads to as many runs as are worthwhile.
         (10**6, LIMITS, 0, None, [100_000, 100_000]),
         (150_000, LIMITS, 0, None, [100_000, 50_000]),
         (100_001, LIMITS, 0, 99, [100_000]),
-        # What little room a replay leaves is taken once in a patience.
+        # Little free capacity beside a replay is used after `patience`.
         (1_000_000, LIMITS, 199_997, None, [0]),
         (1_000_000, LIMITS, 199_997, 24, [0]),
         (1_000_000, LIMITS, 199_997, 25, [3]),
         (1_000_000, LIMITS, 150_001, 24, [0]),
         (1_000_000, LIMITS, 150_000, None, [50_000]),
         (1_000_000, LIMITS, 100_000, None, [100_000]),
-        # An unknown backlog is asked for at once, and then each patience.
+        # An unknown backlog leads to a run at once, and then one per `patience`.
         (None, LIMITS, 0, None, [100_000]),
         (None, LIMITS, 0, 29, [0]),
         (None, LIMITS, 0, 30, [100_000]),
@@ -75,25 +75,25 @@ SLOW = limited(permits=600, soon=50)
         (10**6, SLOW, 600, None, [0]),
     ],
 )
-def test_what_is_asked_for(backlog, limits, in_flight, waited, demands):
+def test_the_demand_follows_from_backlog_limits_and_waiting_time(backlog, limits, in_flight, waited, demands):
     under_way = InFlight(in_flight, runs=1) if in_flight else NOTHING
     asks = decide_all(Backlog(backlog), limits, under_way, None if waited is None else seconds(waited))
 
     assert [ask.demand for ask in asks] == demands
 
 
-def test_a_wait_for_room_says_so():
+def test_reasons_contain_the_free_capacity():
     assert decide(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
-        "1000000 messages wait, of which 3 could be taken on; a run pays from 50000, or after 30 s (waited 0 s)"
+        "1000000 messages wait, of which 3 may be leased; a run starts at 50000, or after 30 s (waited 0 s)"
     )
     assert decide(Backlog(10**6), SLOW, InFlight(600, runs=1), None).because == (
-        "the rate limit gives 600 while a run lasts, and 600 messages in flight need them"
+        "the rate limit allows 600 during a run, and 600 messages in flight need them"
     )
     assert decide(Backlog(60_000), LIMITS, NOTHING, None).because == "60000 messages at the source"
 
 
 @pytest.mark.parametrize(("in_flight", "expected"), [(0, [100_000, 100_000]), (100_000, [100_000]), (200_000, [])])
-def test_a_backlog_that_is_counted_no_further_than_of_use_is_asked_for_as_a_whole_one(in_flight, expected):
+def test_a_bounded_count_of_the_backlog_leads_to_the_same_demand(in_flight, expected):
     now = datetime.now(UTC)
     under_way = InFlight(in_flight, runs=in_flight // 100_000, unleased=in_flight)
     bounded, whole = Backlog(of_use(LIMITS, under_way), at_least=True), Backlog(1_000_000)
@@ -110,17 +110,17 @@ def test_a_backlog_that_is_counted_no_further_than_of_use_is_asked_for_as_a_whol
     ("backlog", "in_flight", "runs", "unleased", "waited", "because"),
     [
         (0, 0, 0, 0, None, "the queue is empty"),
-        (0, 7, 1, 0, None, "the queue is empty; run 0 took on 7 messages"),
-        (9, 200_000, 2, 0, None, "200000 messages in flight fill the capacity of 200000: runs 0, 1"),
-        (9, 5, 2, 0, None, "2 runs under way; max_runs allows 2: runs 0, 1"),
-        (9, 9, 1, 9, None, "9 messages wait, and run 0 will take them"),
-        (9, 9, 5, 9, None, "9 messages wait, and runs 0, 1, 2 and 2 more will take them"),
-        (12, 0, 0, 0, 4, "12 messages wait; a run pays from 50000, or after 30 s (waited 4 s)"),
-        (1, 0, 0, 0, None, "1 message waits; a run pays from 50000, or after 30 s (waited 0 s)"),
-        (None, 0, 0, 0, 4, "the source cannot tell what waits; after 30 s (waited 4 s)"),
+        (0, 7, 1, 0, None, "the queue is empty; leased by run 0: 7 messages"),
+        (9, 200_000, 2, 0, None, "200000 messages in flight use the capacity of 200000: runs 0, 1"),
+        (9, 5, 2, 0, None, "2 runs active; max_runs allows 2: runs 0, 1"),
+        (9, 9, 1, 9, None, "9 messages wait, and run 0 will lease them"),
+        (9, 9, 5, 9, None, "9 messages wait, and runs 0, 1, 2 and 2 more will lease them"),
+        (12, 0, 0, 0, 4, "12 messages wait; a run starts at 50000, or after 30 s (waited 4 s)"),
+        (1, 0, 0, 0, None, "1 message waits; a run starts at 50000, or after 30 s (waited 0 s)"),
+        (None, 0, 0, 0, 4, "the source does not report its backlog; next run after 30 s (waited 4 s)"),
     ],
 )
-def test_a_look_without_an_ask_says_why(backlog, in_flight, runs, unleased, waited, because):
+def test_a_demand_of_zero_has_a_reason(backlog, in_flight, runs, unleased, waited, because):
     span = None if waited is None else seconds(waited)
 
     under_way = InFlight(in_flight, runs, unleased, run_ids=tuple(str(run) for run in range(runs)))
@@ -137,11 +137,11 @@ def test_a_pause_comes_before_all_else():
 
 def test_a_small_backlog_is_asked_for_at_the_last_look_before_patience_is_over():
     assert decide(Backlog(12), LIMITS, NOTHING, seconds(24)).demand == 0
-    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(12, "12 messages wait, for 30 s at the most")
+    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(12, "12 messages wait, and may wait 30 s at most")
 
 
 @pytest.mark.parametrize("patience", [0.1, 5])
-def test_patience_that_is_over_at_the_next_look_waits_for_none_and_what_a_run_leaves_over_for_one(patience):
+def test_short_patience_starts_runs_at_once_except_for_leftovers(patience):
     limits = Limits(Producer(source="queue", patience=seconds(patience), max_runs=3), Processors())
 
     assert [ask.demand for ask in decide_all(Backlog(100_012), limits, NOTHING, None)] == [100_000]
@@ -158,10 +158,10 @@ def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout, pat
     assert decide(Backlog(12), limits, NOTHING, seconds(patience - 5)).demand == 12
 
 
-def test_an_exhausted_limit_says_when_it_gives_again():
+def test_an_exhausted_limit_reports_the_next_interval():
     for permits in (0, 600):
         ask = decide(Backlog(10**6), limited(permits=permits, soon=0), NOTHING, seconds(99))
-        assert ask == Ask(0, "the rate limit leaves nothing until 12:01:00 UTC")
+        assert ask == Ask(0, "no permits are left until 12:01:00 UTC")
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_the_pause_after_failures_in_a_row_doubles_to_five_minutes(runs, pause):
     assert hold_back(failed, seconds(5), NOON + seconds(pause)) is None
 
 
-def test_failures_by_a_clock_that_was_ahead_do_not_hold_back_until_it_comes_true():
+def test_failures_dated_in_the_future_do_not_delay_runs():
     failed = FailedRuns(3, NOON + timedelta(days=1), "4f1e")
 
     assert hold_back(failed, seconds(5), NOON) is None
     assert hold_back(FailedRuns(3, NOON + seconds(1), "4f1e"), seconds(5), NOON), "no two clocks agree to the second"
 
 
-def test_a_pause_says_until_when_and_where_to_look():
+def test_the_reason_of_a_pause_has_its_end_and_a_run_id():
     assert hold_back(FailedRuns(3, NOON, "4f1e"), seconds(5), NOON) == (
-        "the last 3 runs failed; asking again at 12:00:10 UTC; see run 4f1e"
+        "the last 3 runs failed; next run at 12:00:10 UTC; see run 4f1e"
     )
 
 
@@ -224,8 +224,8 @@ def test_no_limit_is_ever_exceeded(backlog, limits, in_flight, runs, unleased, w
     looks=st.lists(st.tuples(st.integers(1, 10), st.integers(1, 20)), min_size=1, max_size=20),
     cursor=st.one_of(st.none(), st.text(max_size=5), st.just('{"since": "2999-01-01T00:00:00Z"}')),
 )
-def test_whatever_waits_is_asked_for_within_patience(limits, looks, cursor):
-    """Looks at irregular times, a backlog that goes up and down, a cursor that may be nonsense."""
+def test_every_message_is_requested_within_patience(limits, looks, cursor):
+    """Ticks at irregular times, with a changing backlog and a cursor that may be invalid."""
     now, first_seen, waiting = NOON, None, Waiting.from_json(cursor)
     for step, backlog in looks:
         now += seconds(step)
@@ -259,7 +259,7 @@ def test_waiting_begins_when_something_is_first_left_over():
     assert later.waited(NOON + seconds(10)) == seconds(10)
 
 
-def test_waiting_ends_with_an_ask_and_begins_anew_for_the_rest():
+def test_waiting_restarts_after_a_request():
     waiting = Waiting(since=NOON)
 
     assert waiting.after(Backlog(12), [Ask(12, "")], NOON + seconds(9)) == Waiting(asked=NOON + seconds(9))
@@ -270,11 +270,11 @@ def test_waiting_ends_with_an_ask_and_begins_anew_for_the_rest():
 
 
 @pytest.mark.parametrize("cursor", [None, "", "{", "[]", '{"since": 1e999}', '{"since": "noon"}', '{"a": "12:00"}'])
-def test_a_cursor_that_says_nothing_is_a_first_look(cursor):
+def test_an_empty_cursor_counts_as_a_first_tick(cursor):
     assert Waiting.from_json(cursor) == Waiting()
 
 
-def test_a_cursor_is_small_and_comes_back_as_it_was():
+def test_a_cursor_is_small_and_survives_a_round_trip():
     waiting = Waiting(since=NOON + timedelta(microseconds=1))
 
     assert len(waiting.to_json()) < 150
@@ -291,6 +291,6 @@ def test_a_source_that_does_not_answer_is_looked_at_less_and_less_often_up_to_a_
     for pause, longest in zip(pauses, [5, 10, 20, 40, *[60] * 6], strict=True):
         assert longest / 2 <= pause <= longest
     assert waiting.since == NOON
-    assert "did not answer, 10 times in a row" in str(waiting.held_back(NOON))
+    assert "did not answer 10 times in a row" in str(waiting.held_back(NOON))
     assert waiting.held_back(NOON + seconds(60)) is None
     assert waiting.held_back(NOON - timedelta(days=1)) is None, "a clock that was set back holds nobody up"

@@ -1,4 +1,4 @@
-"""A drain: who begins no more messages, from when on, and when it is over."""
+"""Draining of pipelines and producers."""
 
 import math
 from collections import Counter
@@ -29,7 +29,7 @@ def paced(store, clock, limit=None, stops=("told", "r")):
     return Pace(store, "told", limit, None, stops, sleep=sleep, monotonic=clock, jitter=lambda: 0.0)
 
 
-def test_messages_begin_until_the_drain_s_time_is_over_and_never_again(store, clock):
+def test_messages_start_until_the_drain_deadline_and_not_later(store, clock):
     pace = paced(store, clock)
     store.drain("told", "why", SOON)
     ends = clock.now + 30
@@ -111,7 +111,7 @@ def test_a_drain_pauses_and_is_lifted_by_a_pause_a_resume_or_the_end_of_the_rece
     assert store.take({"told": None}, 1, ["r"]).stop_s == math.inf
 
 
-def test_a_drain_of_a_pipeline_holds_for_its_producers_and_one_s_for_no_other(store, clock):
+def test_a_drain_applies_to_all_producers_or_to_one(store, clock):
     store.drain("coasts/east", "moves", timedelta(microseconds=1))
     clock.now += 1
     east, west, backfill = ("coasts", "coasts/east"), ("coasts", "coasts/west"), ("coasts",)
@@ -121,7 +121,7 @@ def test_a_drain_of_a_pipeline_holds_for_its_producers_and_one_s_for_no_other(st
     assert [paced(store, clock, stops=stops).permitted(1)[0] for stops in (east, west, backfill)] == [0, 0, 0]
 
 
-def test_it_waits_until_nothing_is_under_way_and_says_what_is(sqlite, clock):
+def test_a_drain_waits_for_active_runs_and_logs_them(sqlite, clock):
     sqlite.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
     sqlite.claim("told", "b", "run", wanted=5, capacity=100, lease_s=6_000)
     said = []
@@ -130,27 +130,30 @@ def test_it_waits_until_nothing_is_under_way_and_says_what_is(sqlite, clock):
         clock.now += seconds
         sqlite.end("ab"[len(said) - 1])
 
-    assert drain(sqlite, Told, "moves", log=said.append, sleep=sleep) == "told is drained, and paused: moves"
-    assert said[0].startswith("told: 12 messages in 2 runs, which begin ")
-    assert said[1].startswith("told: 5 messages in 1 run, which begin ")
+    assert drain(sqlite, Told, "moves", log=said.append, sleep=sleep) == "told is drained and paused: moves"
+    assert said[0].startswith("Draining told: 12 messages in 2 runs; they may start ")
+    assert said[1].startswith("Draining told: 5 messages in 1 run; they may start ")
     assert (sqlite.paused("told"), sqlite.draining("told")) == ("moves", None)
 
 
-def test_it_says_what_dead_runs_left_and_ends_when_somebody_resumes(sqlite, clock):
+def test_a_drain_reports_crashed_runs_and_ends_on_resume(sqlite, clock):
     sqlite.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
     said = drain(sqlite, Coasts, "moves", "east", log=print)
-    assert said.endswith("; 3 messages in 1 run died, and the next run after `resume` finishes what they left")
+    assert said.endswith("; 3 messages in 1 run crashed; the first run after `resume` finishes their receives")
     sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
     said = drain(sqlite, Coasts, "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
-    assert said == "coasts: somebody resumed or paused it meanwhile, and 2 messages in 1 run go on"
+    assert said == "coasts: the drain was cancelled by a resume or a pause; 2 messages in 1 run still active"
 
 
-def test_who_resumes_while_the_last_run_ends_is_not_paused_again(sqlite):
+def test_a_resume_during_the_last_run_is_kept(sqlite):
     sqlite.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
 
     def sleep(_: float) -> None:
         sqlite.resume("told")
         sqlite.end("a")
 
-    assert drain(sqlite, Told, "moves", log=print, sleep=sleep) == "told: nothing is under way, and somebody resumed it"
+    assert (
+        drain(sqlite, Told, "moves", log=print, sleep=sleep)
+        == "told: no active runs, but it was resumed during the drain"
+    )
     assert sqlite.paused("told") is None

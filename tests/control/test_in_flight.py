@@ -1,4 +1,4 @@
-"""What counts as in flight: claims, and runs that are to claim, for as long as they may still do so."""
+"""Messages in flight: claims, and runs that may still claim."""
 
 import json
 import sqlite3
@@ -23,37 +23,37 @@ def test_queued_runs_count_until_they_end(place):
     assert place.asked() == [100, 100]
     named = ", ".join(sorted(run.run_id[:8] for run in place.instance.get_runs()))
     said, _, names = place.skips().partition(": runs ")
-    assert said == "200 messages in flight fill the capacity of 200"
+    assert said == "200 messages in flight use the capacity of 200"
     assert ", ".join(sorted(names.split(", "))) == named, "people can look them up"
     for run in place.instance.get_runs():
         place.instance.delete_run(run.run_id)
     assert place.asked() == [100, 100]
 
 
-def test_what_queued_runs_will_take_is_not_asked_for_again(place):
+def test_messages_for_queued_runs_are_not_requested_again(place):
     place.enqueue(60)
     assert place.asked() == [60]
     (run,) = place.instance.get_runs()
-    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
+    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will lease them"
 
 
-def test_a_run_that_leased_counts_as_what_it_holds(place):
+def test_a_run_counts_the_messages_that_it_leased(place):
     run = place.queued(tags(100, **{TAGS.receive_id: "r", TAGS.received: "7"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     found = in_flight(Asked, place.instance, place.control)
     assert (found, found.held) == (InFlight(7, 1, 0), 7)
 
 
-def test_what_a_run_claimed_and_has_not_leased_is_not_asked_for_again(place):
+def test_claimed_messages_are_not_requested_again(place):
     place.enqueue(60)
     run = place.queued(tags(60, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
     found = in_flight(Asked, place.instance, place.control)
     assert (found, found.held) == (InFlight(60, 1, 60), 0)
-    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will take them"
+    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will lease them"
 
 
-def test_a_dead_run_does_not_count_once_its_claim_is_over(place):
+def test_a_crashed_run_does_not_count_after_its_claim_expires(place):
     run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
     time.sleep(0.1)
@@ -66,8 +66,8 @@ ENDED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
 
 
 @pytest.mark.parametrize("status", ENDED)
-def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due_at_once(place, status):
-    """A run that was killed ended neither its claim nor its leases: the claim would count for a minute."""
+def test_a_run_that_ended_in_dagster_does_not_count_and_its_messages_are_due_at_once(place, status):
+    """A killed run ends neither its claim nor its leases, so the claim would count for a minute."""
     assert place.skips() == "the queue is empty"
     run = place.queued(tags(7, **{TAGS.receive_id: "r"}), status)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
@@ -75,7 +75,7 @@ def test_a_run_that_dagster_knows_as_ended_holds_nothing_and_what_it_left_is_due
     assert [claim.run_id for claim in place.control.over("asked")] == [run.run_id], "for the next run to give back"
 
 
-def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(place, process):
+def test_a_run_whose_process_ended_does_not_count_before_dagster_detects_it(place, process):
     run = run_in(process, place, STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     assert place.skips() != ""
@@ -86,7 +86,7 @@ def test_a_run_whose_process_ended_holds_nothing_before_dagster_knows(place, pro
 
 
 @pytest.mark.parametrize("status", ENDED)
-def test_patience_does_not_begin_anew_for_what_a_run_gave_back(place, status, at):
+def test_patience_does_not_restart_for_released_messages(place, status, at):
     place.enqueue(60)
     assert place.asked() == [60]
     (run,) = place.instance.get_runs()
@@ -96,21 +96,21 @@ def test_patience_does_not_begin_anew_for_what_a_run_gave_back(place, status, at
         queue.execute("DELETE FROM messages WHERE id > 7")
     assert place.asked() == [7]
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
-    assert place.skips() == "7 messages wait; a run pays from 50, or after 30 s (waited 0 s)", "once"
+    assert place.skips() == "7 messages wait; a run starts at 50, or after 30 s (waited 0 s)", "once"
 
 
-def test_what_no_run_can_finish_is_asked_for_at_once_but_once(place):
-    """Each run that tries leaves the claim as it is: it is over since the first one ended."""
+def test_an_unfinishable_receive_leads_to_a_single_immediate_run(place):
+    """Each run that tries leaves the claim unchanged: it expired when the first run ended."""
     run = place.queued(tags(7, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.SUCCESS)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     place.control.expire("r")
     assert place.asked() == [7]
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
     place.control.expire("r")
-    assert "a run pays from 50, or after 30 s" in place.skips()
+    assert "a run starts at 50, or after 30 s" in place.skips()
 
 
-def test_a_backfill_takes_room_but_nothing_of_what_waits_at_the_source(place):
+def test_a_backfill_uses_capacity_but_no_messages_of_the_source(place):
     place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 0)
@@ -136,19 +136,19 @@ def test_a_re_execution_from_failure_leases_nothing(place):
     assert in_flight(Asked, place.instance, place.control) == InFlight()
 
 
-# Runs that have not claimed yet, and may never
+# Runs without a claim, which may never claim
 
 
 @pytest.fixture
 def process():
-    """A process that does nothing until it is killed."""
+    """An idle process, until it is killed."""
     with subprocess.Popen(["sleep", "600"]) as sleeping:
         yield sleeping
         sleeping.kill()
 
 
 def run_in(process: subprocess.Popen[bytes], place: Place, status: dg.DagsterRunStatus) -> dg.DagsterRun:
-    """A run that is to lease a hundred messages, and whose process has just begun."""
+    """A run that will lease a hundred messages, and whose process has just started."""
     run = place.queued(tags(100), STARTING)
     if status is STARTED:
         started = DagsterEvent(dg.DagsterEventType.RUN_START.value, run.job_name)
@@ -173,7 +173,7 @@ def test_a_run_whose_process_lives_counts_however_slowly_it_starts(place, proces
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
 
 
-def test_a_run_whose_process_nobody_here_can_ask_counts_for_a_quarter_of_an_hour(place, at):
+def test_a_run_on_another_host_counts_for_fifteen_minutes(place, at):
     place.queued(tags(100), STARTING)
     at(timedelta(minutes=14))
     assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)

@@ -1,4 +1,4 @@
-"""Options that are changed at run time: what holds, for whom, and what is refused."""
+"""Options changed at run time: their scope, and invalid changes."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from pipeline_platform.orchestration.limits_job import LimitsConfig, change
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 
-def test_what_is_changed_holds_until_it_is_taken_back(store):
+def test_changed_options_apply_until_they_are_reset(store):
     store.override(Told, Overrides(concurrency=5, max_runs=3))
     assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)
     assert (store.processors_of(Told).per_run, Quota(Told, store).capacity) == (35, 105)
@@ -32,8 +32,8 @@ def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
 @pytest.mark.parametrize(
     ("changes", "producer", "said"),
     [
-        (Overrides(max_runs=2), "", "max_runs is of one producer: choose one of east, west"),
-        (Overrides(concurrency=2), "east", "concurrency and max_demand are of the whole pipeline: leave out producer"),
+        (Overrides(max_runs=2), "", "max_runs applies to a single producer. Name one of east, west"),
+        (Overrides(concurrency=2), "east", "concurrency and max_demand apply to the whole pipeline. Omit producer"),
     ],
 )
 def test_an_option_of_another_is_refused(store, changes, producer, said):

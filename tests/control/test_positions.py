@@ -1,4 +1,4 @@
-"""Spans of logs in the control store: held by one receive, acknowledged in any order, told once nothing is missing."""
+"""Ranges of logs: reserved by one receive, acknowledged in any order, committed without gaps."""
 
 import os
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ def test_a_partition_begins_once(store):
 
 
 def test_two_planners_at_once_are_given_different_spans(control_url, store):
-    """Each takes what it finds free, and looks while the other is at it."""
+    """Each planner reserves free ranges, and reads them during the other's transaction."""
     planners = 4
     start = Barrier(planners)
 
@@ -74,10 +74,10 @@ def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store):
     assert store.acknowledge("log", "b") == {"p": 30}
     assert store.committed("log", {"p": 30}) == {}
     assert spans(store) == spans(store, "q") == []
-    assert {one.acknowledged_to for one in store.places("log").values()} == {30, 6}
+    assert {place.acknowledged_to for place in store.places("log").values()} == {30, 6}
 
 
-def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_it_was(store):
+def test_acknowledged_ranges_beyond_a_gap_are_merged_into_one_row(store):
     hold(store, "slow", ("p", 0, 10))
     order = [3, 1, 4, 2, 5]
     for nth in order:
@@ -88,7 +88,7 @@ def test_what_is_acknowledged_beyond_a_gap_takes_one_row_however_many_receives_i
     assert store.acknowledge("log", "slow") == {"p": 60}
 
 
-def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store):
+def test_released_ranges_are_free_and_acknowledged_ranges_stay(store):
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
     store.acknowledge("log", "b")
@@ -100,7 +100,7 @@ def test_what_is_given_back_is_free_and_what_is_acknowledged_stays(store):
     assert store.places("log")["p"].reached == 20, "what was given out once may come a second time"
 
 
-def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store):
+def test_a_partial_release_keeps_the_other_ranges(store):
     hold(store, "a", ("p", 0, 10), ("p", 10, 20), ("q", 0, 5))
     hold(store, "b", ("p", 20, 30))
     for _ in range(2):
@@ -111,8 +111,8 @@ def test_a_part_that_is_given_back_is_free_and_the_rest_stays_held(store):
     assert store.acknowledge("log", "a") == {"p": 3}, "no position passes what was given back"
 
 
-def test_who_told_less_than_another_hears_what_to_tell_again(store):
-    """The log may have heard the smaller offset last."""
+def test_a_lower_commit_returns_the_position_to_commit_again(store):
+    """The log may have received the smaller offset last."""
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))
     first = store.acknowledge("log", "a")
@@ -123,7 +123,7 @@ def test_who_told_less_than_another_hears_what_to_tell_again(store):
     assert store.places("log")["p"].acknowledged_to == 20
 
 
-def test_logs_do_not_know_each_other(store):
+def test_logs_are_independent(store):
     store.begin("other", [Place("p", 0, 0)])
     hold(store, "a", ("p", 0, 10))
     assert store.acknowledge("other", "a") == {}
@@ -142,8 +142,8 @@ def test_of_a_thousand_partitions_a_plan_reserves_all_at_once(store):
     assert [places[name] for name in names] == [Place(name, 5, 5) for name in names]
 
 
-def test_what_sqlite_reserved_is_on_disk_before_it_is_given_out(tmp_path, monkeypatch):
-    """After a power cut the same offsets would be given out again, as if nobody had handled them."""
+def test_sqlite_reservations_are_on_disk_before_use(tmp_path, monkeypatch):
+    """Otherwise a power cut could lead to a second reservation of handled offsets."""
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.begin("log", [Place("p", 0, 0)])
     synced: list[tuple[str, int]] = []

@@ -1,4 +1,4 @@
-"""The pace of tasks: as fast as the limit allows, never faster, and fair."""
+"""The pace of tasks: as fast as the limit allows, never faster, and fair to other tasks."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ _names = (f"pipeline_{number}" for number in itertools.count())
 
 
 class Clock:
-    """A clock that sleeping turns; `slept` says for how long each time."""
+    """A clock that sleeping advances; `slept` contains the duration of each sleep."""
 
     def __init__(self) -> None:
         self.now = START
@@ -41,7 +41,7 @@ class Clock:
         self.now += seconds
 
     def slow(self) -> float:
-        """The store's clock: its answer takes as long to come as the question took to get there."""
+        """Clock of a store with the same delay for requests and answers."""
         self.read = self.now + self.latency / 2
         self.now += self.latency
         return self.read
@@ -90,7 +90,7 @@ def test_a_pipeline_without_a_limit_looks_for_one_now_and_then(store, clock):
     assert pace.permitted(1_000) == (1, clock.now + 1)
 
 
-def test_what_one_fork_of_a_task_saw_saves_the_others_a_look(store, clock):
+def test_forks_of_a_task_share_their_checks_for_a_limit(store, clock):
     pace = Pace(store, "flights", sleep=clock.sleep, monotonic=clock)
     child = os.fork()
     if child == 0:
@@ -105,7 +105,7 @@ def test_what_one_fork_of_a_task_saw_saves_the_others_a_look(store, clock):
 
 @pytest.mark.parametrize("until", [math.inf, START + 1_000])
 def test_a_limit_set_while_messages_are_handled_is_noticed_within_seconds(store, clock, until):
-    """Ten a second, of a block that takes the task minutes; then one a second."""
+    """Ten per second, in a block that takes minutes; then one per second."""
     counted = Counted(store)
     handled = []
     for message in paced(counted, clock, None).each(range(200), until=until):
@@ -148,7 +148,7 @@ def test_a_task_takes_no_more_than_it_needs(store, clock):
 
 
 def test_a_slow_task_leaves_permits_to_others(store, clock):
-    """It needs 0.4 s a message: of ten a second it handles two or three, and holds no more than one."""
+    """It needs 0.4 s per message, so it handles two or three of ten per second, and takes one permit at a time."""
     for _ in paced(store, clock).each(range(10)):
         left = store.spare("flights", TEN_A_SECOND, timedelta(0))
         assert left >= 10 - 3
@@ -166,7 +166,7 @@ def test_a_task_that_becomes_slow_soon_takes_less(store, clock):
 
 
 def test_a_fast_task_needs_few_calls(store, clock):
-    """200,000 a second at a limit of 100,000."""
+    """200,000 messages per second at a limit of 100,000."""
     counted = Counted(store)
     limit = RateLimiting(allowed_messages=100_000, interval=timedelta(seconds=1))
     clock.latency = 0.002
@@ -225,7 +225,7 @@ def test_a_long_interval_is_looked_at_now_and_then_so_that_a_change_is_noticed(s
 
 
 class Away:
-    """A store that fails so many times before it answers."""
+    """A store that fails a number of times before it answers."""
 
     def __init__(self, failures: float) -> None:
         self.failures = failures
@@ -238,7 +238,7 @@ class Away:
 
 
 def test_a_short_outage_of_the_store_costs_time_only(clock):
-    # What was asked for before the outage is over, so it asks once more.
+    # The previous request has expired, so there is another.
     assert paced(Away(4), clock).permitted(1) == (1, clock.now + 1)
     assert sum(clock.slept) < 5
 
@@ -249,7 +249,7 @@ def test_a_long_outage_of_the_store_stops_the_task(clock):
     assert 60 <= sum(clock.slept) < 75
 
 
-def test_a_pickled_pace_starts_to_learn_anew(tmp_path):
+def test_a_pickled_pace_measures_its_speed_again(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.db")
     pace = Pace(store, "flights", RateLimiting(allowed_messages=10**6, interval=timedelta(days=1)))
     assert len(list(pace.each(range(1_000)))) == 1_000
@@ -262,11 +262,11 @@ def test_a_pickled_pace_starts_to_learn_anew(tmp_path):
 
 
 class SleepingError(Exception):
-    """Raised instead of sleeping, so that other tasks can act; the sleeper may wake early or late."""
+    """Raised instead of sleeping, so that other tasks can act; the task may continue early or late."""
 
 
 class Task:
-    """A task that acts step by step: asks, or handles one message of what it was permitted."""
+    """A task that acts step by step: it requests permits, or handles one permitted message."""
 
     def __init__(self, store, pipeline, limit, clock, offset) -> None:
         self.clock, self.offset = clock, offset
@@ -282,13 +282,13 @@ class Task:
         return self.clock.now + self.offset
 
     def take(self, limits, wanted, stops=()):
-        """Stand between the pace and the store, to see of which interval the permits are."""
+        """Record the interval of the permits that the store grants."""
         grant = self.store.take(limits, wanted, stops)
         self.interval = int(self.clock.read)
         return grant
 
     def step(self, wanted: int) -> bool:
-        """Say whether a message was handled."""
+        """Return whether a message was handled."""
         if self.permitted and self._monotonic() < self.valid_until:
             self.permitted -= 1
             assert int(self.clock.now) == self.interval, "with a permit of the interval it is handled in"
@@ -308,13 +308,13 @@ class Task:
             st.integers(0, 3),  # which task acts
             st.integers(1, 20),  # on how many messages
             st.one_of(st.just(0.0), st.floats(0, 0.05), st.floats(0, 3)),  # after how long: tasks stall
-            st.sampled_from([0.0, 0.0, 0.01, 0.6]),  # how long the store takes
-            st.sampled_from([False] * 9 + [True]),  # whether it died and another takes its place
+            st.sampled_from([0.0, 0.0, 0.01, 0.6]),  # duration of the call of the store
+            st.sampled_from([False] * 9 + [True]),  # whether it crashes and is replaced
         ),
         max_size=120,
     ),
 )
-def test_no_interval_sees_more_than_its_permits_whoever_stalls_or_dies(store, clock, allowed, steps):
+def test_no_interval_exceeds_its_permits_if_tasks_stall_or_crash(store, clock, allowed, steps):
     limit = RateLimiting(allowed_messages=allowed, interval=timedelta(seconds=1))
     pipeline, handled = next(_names), Counter()
     tasks = [Task(store, pipeline, limit, clock, offset) for offset in (0, 17.5, -3, 10**6)]
@@ -339,7 +339,7 @@ def test_a_task_finishes_as_soon_as_limit_and_work_allow(store, clock, allowed, 
     for _ in pace.each(range(messages)):
         clock.now += work
     seconds = limit.interval.total_seconds()
-    # Intervals it needs, each losing at most what fits no more; and one at either end.
+    # Intervals that it needs, each with a small loss, and one at either end.
     a_interval = max(1, min(allowed, int(seconds / work)))
     by_limit = math.ceil(messages / a_interval) * max(seconds, work)
     assert clock.now - started <= 2 * by_limit + 2 * seconds + messages * work
@@ -354,7 +354,7 @@ def _handle(arguments) -> tuple[float, float, int]:
 
 
 def test_processes_together_are_no_faster_than_the_limit(control_url):
-    """Real clocks and real sleeping: 180 messages at 30 in 0.1 s touch six intervals at least."""
+    """Real clocks and sleeps: 180 messages at 30 per 0.1 s need at least six intervals."""
     limit = RateLimiting(allowed_messages=30, interval=timedelta(seconds=0.1))
     with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
         tasks = list(pool.map(_handle, [(control_url, limit)] * 3))

@@ -1,4 +1,4 @@
-"""Runs that size themselves, on a simulated clock: the sensor looks each 5 s, a run costs 1.5 s beside its work."""
+"""Run sizes by `target_run_time`, on a simulated clock with a tick every 5 s and 1.5 s of overhead per run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PRODUCER = Producer(source="queue", patience=timedelta(seconds=PATIENCE_S))
 
 @dataclass
 class Simulation:
-    """A pipeline with one run at a time; `work` is the seconds that a message takes, of all tasks together."""
+    """A pipeline with one run at a time; `work` is the seconds per message over all tasks."""
 
     work: float
     rate: Rate | None = None
@@ -38,7 +38,7 @@ class Simulation:
     waiting: Waiting = field(default_factory=Waiting)
 
     def runs(self, count: int, until: float = 1e9) -> Simulation:
-        """Let the clock go on for so many runs."""
+        """Advance the clock by a number of runs."""
         last = len(self.sizes) + count
         while len(self.sizes) < last and self.now < until:
             time = NOON + timedelta(seconds=self.now)
@@ -70,7 +70,7 @@ def test_from_ten_times_too_few_or_too_many_it_takes_at_most_five_runs(work, off
 
 
 @pytest.mark.parametrize("work", [1e-5, 1e-3, 0.1])
-def test_a_pipeline_that_nobody_knows_begins_with_little_and_never_takes_on_too_much(work):
+def test_a_new_pipeline_starts_with_small_runs_and_never_exceeds_the_target(work):
     simulation = Simulation(work).runs(8)
 
     assert simulation.sizes[0] == 200
@@ -89,7 +89,7 @@ def test_a_callback_that_becomes_slower_or_faster_is_followed(slower, runs):
 
 @pytest.mark.parametrize("work", [1e-5, 0.1, 0.6])
 def test_a_trickle_never_starves(work):
-    """One message a second: no message waits for more than `patience`, two looks, and the run before."""
+    """One message per second: none waits for more than `patience`, two ticks and the previous run."""
     simulation = Simulation(work, arrivals=int).runs(40)
     longest = PATIENCE_S + 2 * LOOK_S + max(simulation.took)
 
@@ -97,7 +97,7 @@ def test_a_trickle_never_starves(work):
     assert simulation.arrivals(simulation.asked_at[-1]) - simulation.taken <= longest
 
 
-def test_what_was_learnt_in_busy_times_outlasts_a_trickle():
+def test_the_rate_of_busy_times_survives_small_runs():
     busy = Simulation(1e-4).runs(8)
     busy.arrivals = lambda now: busy.taken + 3
     busy.runs(20)
@@ -122,7 +122,7 @@ def test_less_than_keeps_a_run_busy_for_twenty_seconds_waits_for_patience():
     max_demand=st.integers(1, 10**6),
     concurrency=st.integers(1, 100),
 )
-def test_the_ceiling_holds_whatever_runs_tell(messages, seconds, max_demand, concurrency):
+def test_the_greatest_size_is_never_exceeded(messages, seconds, max_demand, concurrency):
     target = timedelta(seconds=TARGET_S)
     processors = Processors(concurrency=concurrency, max_demand=max_demand, target_run_time=target)
     size = run_size(processors, Rate(messages, seconds))
@@ -130,11 +130,11 @@ def test_the_ceiling_holds_whatever_runs_tell(messages, seconds, max_demand, con
     assert 1 <= worthwhile(processors, size) <= size <= processors.per_run
 
 
-def test_without_a_target_a_run_takes_on_what_its_tasks_hold():
+def test_without_a_target_the_size_follows_from_demand_and_tasks():
     assert run_size(Processors(), Rate(1, 1.0)) == Processors().per_run == 100_000
 
 
-def test_the_last_runs_tell_the_rate_by_the_control_store(store, clock):
+def test_the_rate_follows_from_ended_runs_in_the_control_store(store, clock):
     def run(messages: int, seconds: float) -> Rate | None:
         store.claim("flights", f"{clock.now}", "run", wanted=messages, capacity=10**6, lease_s=3_600)
         clock.now += seconds

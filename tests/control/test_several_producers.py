@@ -1,4 +1,4 @@
-"""The limits of a pipeline with several producers: each has its own, and what drives all of them breaks none."""
+"""Limits of a pipeline with several producers: each has its own, and backfills obey all."""
 
 from collections import Counter
 from datetime import timedelta
@@ -13,7 +13,7 @@ from pipeline_platform.model.options import RateLimiting
 from tests.fixtures.control import TEN_A_MINUTE, names, one_store_for_all_examples
 
 EAST, WEST, ALL = 200, 100, 300
-"""What may be in flight of each, and of both."""
+"""Capacity of each producer, and of both."""
 THREE_A_MINUTE = RateLimiting(allowed_messages=3, interval=timedelta(minutes=1))
 
 
@@ -62,7 +62,7 @@ _ids = map(str, count())
     ),
     passed=st.lists(st.sampled_from([0, 0, 0, 40]), min_size=25, max_size=25),
 )
-def test_neither_a_producer_nor_all_of_them_ever_hold_more_than_they_may(store, clock, steps, passed):
+def test_capacities_of_producers_and_of_all_are_never_exceeded(store, clock, steps, passed):
     name, receives = next(names), []
     for (key, wanted, then), seconds in zip(steps, passed, strict=False):
         clock.now += seconds
@@ -93,7 +93,7 @@ def test_a_message_of_all_of_them_takes_a_permit_of_each(store):
     assert store.take({"coasts/north": None}, 20).messages == 20
 
 
-def test_where_one_limit_gives_nothing_none_is_taken_of_the_others_and_its_next_interval_is_told(store, clock):
+def test_an_exhausted_limit_prevents_permits_of_all_limits_and_reports_its_next_interval(store, clock):
     day = RateLimiting(allowed_messages=5, interval=timedelta(hours=1))
     store.take({"coasts/west": THREE_A_MINUTE}, 3)
     assert store.take({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 60)
@@ -101,7 +101,7 @@ def test_where_one_limit_gives_nothing_none_is_taken_of_the_others_and_its_next_
     assert store.take({"coasts/east": day, "coasts/west": THREE_A_MINUTE}, 5)[:2] == (0, 3_600)
 
 
-def test_who_handles_messages_of_all_is_as_fast_as_the_slowest_and_what_others_handle_counts(store, clock):
+def test_messages_of_all_producers_obey_the_slowest_limit(store, clock):
     limits = {"coasts/west": THREE_A_MINUTE}
 
     def sleep(seconds):

@@ -1,4 +1,4 @@
-"""A control store that another release made: an earlier one is brought up to this, a later one is refused."""
+"""Control stores of other releases: earlier versions are migrated, later versions are refused."""
 
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
@@ -26,7 +26,7 @@ INSERT INTO control_pipelines VALUES ('flights', 'the lake is full', 10, 8640000
 INSERT INTO control_intervals VALUES ('flights', 86400000000, 4102358400000000, 7);
 INSERT INTO control_receives VALUES ('a', 'flights', 'run', 60, 100, 1767225600000000, 4102444800000000)
 """
-"""The statements of the release that had no version yet. Its interval and its claim end with the year 2099."""
+"""Statements of the release without a version. Its interval and its claim end in 2099."""
 
 STEPS = list(store_module.STEPS)
 NEWEST = len(STEPS) + 1
@@ -45,7 +45,7 @@ def run(url: str, *statements: str) -> None:
 
 
 def look(url: str) -> tuple[object, ...]:
-    """What a run sees and takes of the store, in a process of its own."""
+    """Return a run's view of the store and its permits, from a separate process."""
     store = ControlStore(url, now=in_2099)
     taken = store.take({"flights": None}, 2).messages
     granted = store.claim("flights", f"new {taken}", "another", wanted=30, capacity=100, lease_s=60)
@@ -114,8 +114,8 @@ def test_a_store_of_a_later_release_is_refused_with_the_way_out(control_url):
     for _ in range(2):
         with pytest.raises(ControlStoreError) as refused:
             ControlStore(control_url).paused("flights")
-    known = f"its tables have version 70, and this code knows those up to {NEWEST}. Upgrade pipeline-platform"
+    known = f"its tables have version 70, and this release supports versions up to {NEWEST}. Upgrade pipeline-platform"
     assert known in str(refused.value)
-    assert "or name another store" in str(refused.value)
+    assert "or use another store" in str(refused.value)
     run(control_url, f"UPDATE control_version SET version = {NEWEST}")
     assert ControlStore(control_url).paused("flights") == "why"

@@ -1,4 +1,4 @@
-"""Claims of runs that take turns, for messages keep an order over runs."""
+"""Exclusive claims, for messages in order over runs."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ def test_a_claim_alone_gets_nothing_beside_another_and_leaves_nothing_to_others(
     store.end("a")
     assert claim("flights", "b", alone=True) == 10
     assert [claim("flights", "c"), claim("flights", "d", alone=True), claim("trains", "e", alone=True)] == [0, 0, 10]
-    assert [one.alone for one in store.in_flight("flights")] == [True]
+    assert [claim.alone for claim in store.in_flight("flights")] == [True]
     store.end("b")
     assert claim("flights", "c") == 10
 
@@ -31,7 +31,7 @@ def test_a_claim_alone_again_replaces_the_former(claim):
     assert [claim("flights", "a", alone=True), claim("flights", "a", alone=True)] == [10, 10]
 
 
-def test_a_claim_whose_turn_is_another_s_by_now_does_not_come_back_to_life(store, clock, claim):
+def test_an_expired_exclusive_claim_is_not_restored_beside_a_live_claim(store, clock, claim):
     claim("flights", "a", alone=True)
     clock.now += 61
     assert claim("flights", "b", alone=True) == 10

@@ -146,5 +146,5 @@ def test_a_class_that_workers_cannot_import_is_refused():
     with pytest.raises(PipelineError) as refused:
         platform_definitions([hidden], resources_at("nowhere", "nowhere"))
     assert str(refused.value) == (
-        f"Spark's workers cannot import Lab: the module {__name__} has no Lab. Define it at the top of a module."
+        f"Spark's workers cannot import Lab: the module {__name__} has no Lab. Define it at the top level of a module."
     )

@@ -1,4 +1,4 @@
-"""A lake of a test's own, and the tables of a small pipeline in it."""
+"""Fixtures: a new lake, and the tables of a small pipeline in it."""
 
 import pytest
 

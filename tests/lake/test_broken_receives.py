@@ -1,4 +1,4 @@
-"""A receive that cannot be finished is reported, skipped and kept; it holds up no run, and nobody who looks."""
+"""Receives that cannot be finished: reported, skipped and kept, without effect on other runs."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
 ):
     break_it, said = BROKEN[what]
     decided(tables, "broken", b"one", b"two")
-    if what == "its batcher's table":  # it was renamed since: all that this pipeline writes to is well
+    if what == "its batcher's table":  # renamed since, so the other tables of the pipeline are intact
 
         class Renamed(Keeping):
             batchers = {"texts": Keeping.batchers["kept"]}
@@ -96,7 +96,7 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
     assert {"one", "two"} <= {row["text"] for row in visible(tables, "kept")}
 
 
-def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next(tables, flow, monkeypatch):
+def test_a_failed_release_is_retried_by_the_next_run(tables, flow, monkeypatch):
     run = Run(tables, Memory(deliveries_=numbered(b"one")), "broken").work()
 
     def refuse(source: Memory, receive_id: str, held: Held) -> None:
@@ -113,7 +113,7 @@ def test_a_receive_whose_source_will_not_take_it_back_is_asked_again_by_the_next
 
 
 @pytest.mark.parametrize("what", ["its record", "a manifest"])
-def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(tables, flow, what):
+def test_maintenance_keeps_files_that_may_belong_to_a_broken_receive(tables, flow, what):
     for receive_id in ("r1", "r2"):
         Run(tables, Memory(deliveries_=((receive_id, b"x"),)), receive_id).finish()
     run = decided(tables, "broken", b"one")
@@ -139,8 +139,8 @@ def test_maintenance_goes_on_and_removes_nothing_that_may_be_a_broken_receives(t
     assert "one" in {row["text"] for row in visible(tables, "kept")}
 
 
-def test_what_a_broken_receive_decided_is_not_acknowledged_before_it_is_published(tables, flow):
-    """Another run holds its messages meanwhile: acknowledged there, they would be nowhere if it is never mended."""
+def test_messages_of_a_broken_receive_are_not_acknowledged_before_they_are_published(tables, flow):
+    """Another run has leased its messages: acknowledged there, they would be lost if the receive is never fixed."""
     late = Run(tables, Memory(deliveries_=(("broken-0", b"one"), ("own", b"two"))), "late").work()
     decided(tables, "broken", b"one")
     manifest = Path(tables.lake.uri("keeping", "_receives", "broken", "handle.parquet"))

@@ -1,4 +1,4 @@
-"""Failures that people close and reopen at the same time as others: each message has one open event."""
+"""Concurrent manual closing and reopening of failures: each message has one open event."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ def tables(lake):
 
 @pytest.fixture
 def meanwhile(monkeypatch):
-    """Have something happen once, after a command has read failures and before it commits."""
+    """Run an action once, after a command has read failures and before it commits."""
 
     def inject(happens: Callable[[], object]) -> None:
         write, left = closing.write_rows, [happens]
@@ -47,7 +47,7 @@ def reopen(tables: Tables, **selection: Any) -> int:
 
 
 def retry(tables: Tables, receive_id: str, pipeline: type[Keeping] = Keeping) -> Run:
-    """A retry that has handled all open failures, and decided nothing."""
+    """A retry that has handled all open failures, and is not decided."""
     return Run(Tables(tables.lake, pipeline), failures(tables.lake), receive_id, origin="failed").work()
 
 
@@ -58,7 +58,7 @@ def given_out(tables: Tables) -> list[tuple[str, int]]:
 
 
 def events_of(tables: Tables, message_id: str) -> list[tuple[int, str]]:
-    return [(one["attempt"], one["state"]) for one in history(failures(tables.lake), message_id)]
+    return [(event["attempt"], event["state"]) for event in history(failures(tables.lake), message_id)]
 
 
 def test_of_two_that_reopen_a_failure_at_the_same_time_one_does(tables, meanwhile):
@@ -90,7 +90,7 @@ def test_a_commit_about_other_messages_needs_no_second_look(tables, meanwhile, m
 
 
 @pytest.mark.parametrize(("pipeline", "closed"), [(Keeping, 1), (Mended, 0)])
-def test_what_a_retry_publishes_meanwhile_is_closed_as_it_is_then(lake, tables, meanwhile, pipeline, closed):
+def test_closing_uses_failures_that_a_retry_published_meanwhile(lake, tables, meanwhile, pipeline, closed):
     close(tables, message_id="n")
     meanwhile(lambda: retry(tables, "r2", pipeline).decide().publish())
 
@@ -126,8 +126,8 @@ def test_a_failure_that_is_reopened_during_a_retry_that_handles_it_is_closed(lak
     assert sorted(row["message_id"] for row in visible(tables, "kept")) == ["m", "n"]
 
 
-def test_a_table_with_two_open_events_of_a_message_gives_it_out_once_and_no_other_less(lake):
-    """As an earlier release left it. The last event counts."""
+def test_duplicate_open_events_of_a_message_are_retried_once(lake):
+    """As in tables of an earlier release. The last event counts."""
     tables = Tables(lake, Keeping)
     record(lake, "r1", event("m", data=b"first"), event("m", data=b"second"), event("n"))
     record(lake, "r2", event("m", data=b"third"), event("o", due_at=NOON))

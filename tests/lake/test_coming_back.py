@@ -1,4 +1,4 @@
-"""Messages that come back by `nack` for ever are found in the outcomes."""
+"""Search for messages that are returned by `nack` again and again."""
 
 import os
 
@@ -21,7 +21,7 @@ def outcomes(tmp_path):
 
 def decided(outcomes: Table, number: int, window: str, **by_id: str) -> None:
     """Commit a receive's outcomes, by message id."""
-    rows = [{"message_id": one, "outcome": outcome} for one, outcome in by_id.items()]
+    rows = [{"message_id": message_id, "outcome": outcome} for message_id, outcome in by_id.items()]
     stored = OUTCOMES.remove(OUTCOMES.get_field_index("window"))
     path = f"window={window}/{number}.parquet"
     target = outcomes.lake.uri(outcomes.path(path))
@@ -33,7 +33,7 @@ def decided(outcomes: Table, number: int, window: str, **by_id: str) -> None:
         outcomes.swap(handle, str(number), [file])
 
 
-def test_what_was_given_back_again_and_again_and_never_decided_is_found(outcomes):
+def test_undecided_messages_that_are_returned_repeatedly_are_found(outcomes):
     assert coming_back(outcomes) is None, "there is no table yet"
 
     decided(outcomes, 1, EARLY, poison="returned", late="returned", fine="handled", once="returned")
@@ -43,7 +43,7 @@ def test_what_was_given_back_again_and_again_and_never_decided_is_found(outcomes
     assert coming_back(outcomes) == ComingBack(messages=1, deliveries=3, oldest=EARLY)
 
 
-def test_what_is_decided_in_the_end_comes_back_no_more(outcomes):
+def test_decided_messages_are_not_reported_as_returned(outcomes):
     decided(outcomes, 1, EARLY, slow="returned")
     decided(outcomes, 2, LATE, slow="returned")
     decided(outcomes, 3, LATE, slow="failed")

@@ -1,4 +1,4 @@
-"""Commits that never can succeed end with an error that names the table; only a table that moved is a conflict."""
+"""Errors of commits: permanent errors name the table, and concurrent commits are conflicts."""
 
 import json
 import signal
@@ -28,7 +28,7 @@ def _spins_for_no_longer_than_a_while():
 
 
 def forbid(table: Table) -> None:
-    """As when another tool turns on what delta-rs lacks."""
+    """Enable a table feature that delta-rs does not support."""
     log = Path(table.uri, "_delta_log")
     protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["rowTracking", "domainMetadata"]}
     (log / f"{table.open().version() + 1:020d}.json").write_text(json.dumps({"protocol": protocol}) + "\n")
@@ -57,7 +57,7 @@ COMMITS: dict[str, tuple[str, Callable[[Tables, Run], object]]] = {
 
 
 @pytest.mark.parametrize("what", COMMITS)
-def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(tables, what):
+def test_unsupported_table_features_raise_an_error_that_names_the_table(tables, what):
     name, commit = COMMITS[what]
     for receive_id in ("r8", "r9"):
         worked(tables, receive_id).decide().publish()
@@ -65,7 +65,7 @@ def test_a_table_whose_features_delta_rs_lacks_is_named_and_not_tried_for_ever(t
     forbid(tables[name])
     with pytest.raises(
         (CommitError, MaintenanceError),
-        match=rf"keeping/{name} refuses.*Unsupported table features required.*RowTracking",
+        match=rf"keeping/{name} rejects commits.*Unsupported table features required.*RowTracking",
     ):
         commit(tables, run)
 
@@ -74,7 +74,7 @@ def test_a_replay_into_a_table_that_only_appends_is_refused_by_name(tables):
     worked(tables).decide().publish()
     append_only(tables["kept"])
     replay = Run(tables, Memory(deliveries_=numbered(b"a")), "r2", origin="messages", replaces=("r1",)).work().decide()
-    with pytest.raises(CommitError, match=r"keeping/kept refuses.*append-only.*take back the table property"):
+    with pytest.raises(CommitError, match=r"keeping/kept rejects commits.*append-only.*Remove the table property"):
         replay.publish()
     assert len(visible(tables, "kept")) == 2
 
@@ -83,12 +83,12 @@ def test_windows_of_a_table_that_only_appends_are_kept_with_an_error_that_names_
     for window in ("2026-01-01T0000", "2026-01-02T0000"):
         Run(tables, Memory(deliveries_=numbered(b"a")), window, windows=(window,)).finish()
     append_only(tables["messages"])
-    with pytest.raises(MaintenanceError, match="keeping/messages refuses"):
+    with pytest.raises(MaintenanceError, match="keeping/messages rejects commits"):
         maintain(tables, Retention())
 
 
-def test_a_table_that_refuses_nothing_and_only_moved_is_a_conflict_still(tables):
-    """The other receive commits right before each of two tries."""
+def test_a_concurrent_commit_is_a_conflict(tables):
+    """Another receive commits right before each of two attempts."""
     run, tries = worked(tables), iter(["r2", "r3"])
     looked = Table.added_since
 

@@ -19,7 +19,7 @@ from tests.fixtures.small_lake import Keeping, Memory, Run, visible
 SWAP = Table.swap
 
 HOLDS = (("a", "b", "f1"), ("b", "c", "f1"), ("a", "c", "f2"))
-"""What three receives hold at once; `f...` fails."""
+"""Messages of three receives at the same time; `f...` fails."""
 EVERY = sorted({name for names in HOLDS for name in names})
 
 

@@ -1,4 +1,4 @@
-"""On a local lake everything is on disk before the commit that names it, and a commit before anybody builds on it."""
+"""Durability of a local lake: files are synced before their commit, and a commit before the next one."""
 
 import os
 from pathlib import Path
@@ -18,12 +18,12 @@ FOR_EVER = Retention(messages=None, batchers=None, failed=None)
 
 
 class Disk:
-    """What was told to the disk, in order: `os.fsync` is where this process asks for it, for delta-rs never does."""
+    """Record the order of `os.fsync` calls of this process; delta-rs makes none."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.synced: list[str] = []
         self.commits: list[tuple[str, int, list[str], set[str]]] = []
-        """Of each: the table's folder, the version it builds on, what it adds, and what was on disk by then."""
+        """Record of each commit: table folder, previous version, added files, and files synced by then."""
         fsync, commit = os.fsync, DeltaTable.create_write_transaction
 
         def syncing(descriptor: int) -> None:
@@ -56,7 +56,7 @@ def receive(tables: Tables, receive_id: str = "r1", *payloads: bytes) -> Run:
 
 
 def leading_to(path: str, root: str) -> set[str]:
-    """The folders whose entries lead from the lake's root to a path."""
+    """Return the folders from the lake's root to a path."""
     return {str(folder) for folder in Path(path).parents if str(folder).startswith(root)}
 
 
@@ -83,7 +83,7 @@ def test_manifests_are_on_disk_before_the_decision(tables, disk):
 
 def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_acknowledged(tables, disk):
     receive(tables).finish()
-    # As when another has committed a moment ago.
+    # As after a concurrent commit.
     tables["outcomes"].open().alter.set_table_properties({"delta.logRetentionDuration": "interval 40 days"})
     run = receive(tables, "r2", b"c").work()
     fence(tables, run.receive)
@@ -95,7 +95,7 @@ def test_a_commit_is_on_disk_before_another_builds_on_it_and_before_anything_is_
         assert {str(path) for path in log.glob("*.json")} <= set(disk.synced)
 
 
-def test_what_is_compacted_and_checkpoints_are_on_disk(tables, disk):
+def test_compacted_files_and_checkpoints_are_on_disk(tables, disk):
     for number in range(3):
         receive(tables, f"r{number}", b"a").finish()
     maintain(tables, FOR_EVER)
@@ -114,8 +114,8 @@ def test_a_checkpoint_that_another_is_about_to_name_is_no_error(tables):
     assert outcomes.open().version() == 2
 
 
-def test_what_is_synced_is_little(tables, disk):
-    """A file once, a commit once and once more by the next; a folder each time that a file is new in it."""
+def test_few_syncs_are_needed(tables, disk):
+    """A file once, a commit twice (again by the next), and a folder for each new file."""
     receive(tables).finish()
     disk.synced.clear()
     receive(tables, "r2").finish()

@@ -1,4 +1,4 @@
-"""Open failures: the latest event of a message says whether it is one."""
+"""Open failures, by the latest event of each message."""
 
 import pytest
 
@@ -11,7 +11,7 @@ from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Mended, Run, visi
 
 
 def given_out(source: FailedMessages, demand: int = 100) -> dict[str, int]:
-    """The attempt of each message that a receive gets."""
+    """Return the attempt of each message of a receive."""
     rows = []
     for share in source.plan(demand, 2, "r"):
         for batch in source.read(share, "r"):
@@ -79,7 +79,7 @@ def test_the_original_payload_is_given_out_again(lake):
     assert (row["data"], row["metadata"], row["source"]) == (b"a:2", '{"a": 1}', "memory")
 
 
-def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(lake):
+def test_a_retried_failure_is_closed_by_success_and_kept_open_by_failure(lake):
     tables = Tables(lake, Keeping)
     deliveries = (("good", b"fail now"), ("bad", b"fail always"))
     Run(tables, Memory(deliveries_=deliveries), "r1").finish()
@@ -90,7 +90,7 @@ def test_a_failure_driven_again_is_closed_by_success_and_kept_open_by_failure(la
     assert (row["text"], row["message_id"], row["attempt"]) == ("mended", "good", 2)
 
 
-def test_of_two_receives_that_drive_the_same_failure_one_decides_it(lake):
+def test_of_two_receives_that_retry_the_same_failure_one_decides_it(lake):
     tables = Tables(lake, Keeping)
     Run(tables, Memory(deliveries_=(("m", b"fail now"),)), "r1").finish()
     mended = Tables(lake, Mended)
@@ -104,7 +104,7 @@ def test_of_two_receives_that_drive_the_same_failure_one_decides_it(lake):
 
 
 def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_it(lake):
-    """It waited for room meanwhile: what it drives is that very failure, one attempt later."""
+    """The backfill waited for capacity meanwhile: it retries this failure, one attempt later."""
     tables = Tables(lake, Keeping)
     tables.ensure()
     base = tables["outcomes"].open().version()

@@ -1,4 +1,4 @@
-"""A full disk: whatever step it stops says so and where, leaves nothing half done, and goes on once there is room."""
+"""A full disk: each step fails with the path, leaves no partial results, and succeeds once there is space."""
 
 import json
 import os
@@ -12,12 +12,12 @@ import pytest
 from tests.fixtures.full_disk_run import MESSAGES, ROOMS
 
 ALONE = (["unshare", "--mount"], ["unshare", "--user", "--map-root-user", "--mount"])
-"""Two ways to a process that may mount, and what it mounts nobody else sees: root's and anybody's."""
+"""Commands that run a process in a private mount namespace, as root and as another user."""
 
 
 @pytest.fixture
 def on_a_small_disk(tmp_path):
-    """Do something of `full_disk_run`, and return what it told."""
+    """Run a step of `full_disk_run`, and return its report."""
     disk, elsewhere = tmp_path / "disk", tmp_path / "elsewhere"
     disk.mkdir()
     elsewhere.mkdir()
@@ -44,7 +44,7 @@ def mounts(alone: list[str], folder: Path) -> bool:
         return False
 
 
-def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_is_room(on_a_small_disk, tmp_path):
+def test_steps_stopped_by_a_full_disk_leave_no_partial_results_and_succeed_later(on_a_small_disk, tmp_path):
     told = on_a_small_disk("lake")
 
     stopped: dict[str, set[str]] = {step: set() for step in ROOMS}
@@ -65,18 +65,20 @@ def test_what_a_full_disk_stops_leaves_nothing_half_done_and_goes_on_once_there_
     assert stopped["decide"] == {"outcomes"}
     assert stopped["publish"] & {"messages", "kept"}
     receiving = [
-        one for one in told["failures"] if one["step"] == "work" and one["error"].endswith("keeping/messages'")
+        failure
+        for failure in told["failures"]
+        if failure["step"] == "work" and failure["error"].endswith("keeping/messages'")
     ]
-    assert {one["taken"] for one in receiving} == {0}, "a task that is stopped takes no room"
+    assert {failure["taken"] for failure in receiving} == {0}, "a task that is stopped takes no room"
     assert told["each once"]
     assert told["queued"] == 0
     assert "Exception ignored" not in told["printed"]
 
 
-def test_a_control_store_on_a_full_disk_can_be_read_and_says_what_it_lacks(on_a_small_disk, tmp_path):
+def test_a_control_store_on_a_full_disk_is_readable_and_reports_the_full_disk(on_a_small_disk, tmp_path):
     told = on_a_small_disk("control")
     lack = f"the control store sqlite:///{tmp_path}/disk/control.sqlite cannot be used: database or disk is full"
-    assert told["new"] == told["full"] == f"{lack}. Make room where it lies."
+    assert told["new"] == told["full"] == f"{lack}. Free space on the disk of the database."
     assert told["held"] > 0
     assert told["next"] == 1
     assert told["after"] == told["held"] + 1

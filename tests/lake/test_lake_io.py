@@ -1,4 +1,4 @@
-"""Tables as arguments of downstream assets, what such assets return, and the lake on an object store."""
+"""Tables as arguments and results of downstream assets, and the lake on an object store."""
 
 from contextlib import closing
 from typing import Any
@@ -28,7 +28,7 @@ LINES = dg.AssetSpec(["told", "lines"], partitions_def=HOURLY)
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory, warm_spark, open_spark, instance):
-    """Two windows of lines, written under an older model and a newer one, then compacted in part.
+    """Two windows of lines, written with an older and a newer model, then partly compacted.
 
     They are in a folder whose name is quoted in URLs.
     """
@@ -63,7 +63,7 @@ def materialise_in(lake: LakeResource, asset: dg.AssetsDefinition, spark: SparkR
 def reading(
     kind: Any, partitions_def: dg.PartitionsDefinition[str] | None = None
 ) -> tuple[dg.AssetsDefinition, list[Any]]:
-    """An asset that takes the lines as `kind`, and what it got."""
+    """Return an asset that takes the lines as `kind`, and the list of its arguments."""
     got: list[Any] = []
 
     def reader(lines: Any) -> None:
@@ -80,10 +80,10 @@ def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(filled, s
     materialise(all_of_them, filled, spark)
     its_own, got_one = reading(kind, HOURLY)
     materialise(its_own, filled, spark, partition_key=NEXT)
-    (told, rows), ((_, one),) = got[0], got_one
+    (told, rows), ((_, partition),) = got[0], got_one
     assert issubclass(told, kind)
     assert rows == [("one", WINDOW), ("three words here", WINDOW), ("two", NEXT)]
-    assert one == [("two", NEXT)]
+    assert partition == [("two", NEXT)]
 
 
 @pytest.mark.parametrize("kind", [pa.Table, pl.LazyFrame, DataFrame])
@@ -110,7 +110,7 @@ def stored(location: Location) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "frame", [pa.table({"n": [1, 2]}), pl.DataFrame({"n": [1, 2]}), pl.LazyFrame({"n": [1, 2]})], ids=type
 )
-def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(location, spark, frame):
+def test_a_returned_table_replaces_the_table_of_an_asset(location, spark, frame):
     materialise(returning(pa.table({"n": [0], "old": [True]})), location, spark)
     result = materialise(returning(frame), location, spark)
     assert stored(location) == [{"n": 1}, {"n": 2}]
@@ -118,7 +118,7 @@ def test_what_an_asset_returns_becomes_its_table_in_place_of_what_it_held(locati
     assert event.metadata["dagster/row_count"].value == 2
 
 
-def test_what_a_partitioned_asset_returns_replaces_its_partition_only(location, spark):
+def test_a_returned_table_of_a_partitioned_asset_replaces_its_partition_only(location, spark):
     for window, n in ((WINDOW, 1), (NEXT, 2), (WINDOW, 3)):
         materialise(returning(pa.table({"n": [n]}), HOURLY), location, spark, partition_key=window)
     assert stored(location) == [{"n": 2, "window": NEXT}, {"n": 3, "window": WINDOW}]
@@ -167,4 +167,4 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
     again = intake_of(flow, receive.model_copy(update={"origin": "failed"})).source
     assert again.backlog().messages == 1
     (failed,) = pl.read_delta("s3://lake/here/told/failed", storage_options=lake.options)["message_id"]
-    assert [one.rows for one in trace(flow, failed)] == [[]]
+    assert [delivery.rows for delivery in trace(flow, failed)] == [[]]

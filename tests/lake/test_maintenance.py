@@ -1,4 +1,4 @@
-"""Maintenance: fewer files, no windows beyond their time, and nothing removed that anybody may want."""
+"""Maintenance: compaction, retention and vacuum, without loss of files in use."""
 
 import os
 import threading
@@ -28,12 +28,12 @@ FOR_EVER = Retention(messages=None, batchers=None, failed=None)
 
 
 def day(number: int) -> str:
-    """The window that began so many days ago."""
+    """Return the window that started a number of days ago."""
     return window_key(NOW - timedelta(days=number))
 
 
 def finish(tables: Tables, receive_id: str, *names: str, window: str = WINDOW, decided: datetime | None = None) -> None:
-    """Finish a receive; it was decided when its window began, unless that is said."""
+    """Finish a receive, decided at the start of its window by default."""
     deliveries = tuple((name, b"fail" if name.startswith("f") else name.encode()) for name in names)
     then = (decided or datetime.strptime(window, "%Y-%m-%dT%H%M").replace(tzinfo=UTC)).timestamp()
     with pytest.MonkeyPatch.context() as patch:
@@ -46,7 +46,7 @@ def windows(tables: Tables, table: str) -> set[str]:
 
 
 def age(path: Path, by: timedelta) -> None:
-    """Make a file look that old."""
+    """Set the age of a file."""
     then = time.time() - by.total_seconds()
     os.utime(path, (then, then))
 
@@ -67,7 +67,7 @@ def test_many_small_files_of_a_window_become_one_that_every_reader_finds(tables)
     assert set(by_hive["window"]) == {WINDOW, "2026-01-02T0000"}
 
 
-def test_what_ends_in_the_middle_has_compacted_a_part_and_the_next_does_the_rest(tables, monkeypatch):
+def test_an_interrupted_compaction_is_continued_by_the_next(tables, monkeypatch):
     later = "2026-01-02T0000"
     for number in range(6):
         finish(tables, f"r{number}", f"m{number}", window=later if number % 2 else WINDOW)
@@ -180,7 +180,7 @@ def test_transactions_beyond_the_tables_property_are_forgotten(tables, monkeypat
         ("2026-02-01T0000", ["2026-01-01T0000", "2026-01-01T0100", "2026-01-01T0200"]),
     ],
 )
-def test_a_window_is_over_once_the_next_has_begun(time, over):
+def test_a_window_has_ended_once_the_next_has_started(time, over):
     known = ["2026-01-01T0100", "2026-01-01T0000", "2026-01-01T0200", "2026-01-01T0300"]
     at = datetime.strptime(time, "%Y-%m-%dT%H%M").replace(tzinfo=UTC)
     assert over_before(at, known) == over
@@ -258,7 +258,7 @@ def test_a_failure_that_comes_to_an_old_window_meanwhile_keeps_it(tables, monkey
         swap(self, *args, removed=removed, **options)
 
     monkeypatch.setattr(Table, "swap", after_a_late_failure)
-    monkeypatch.setattr(Ledger, "unfinished", lambda self: [])  # as if it had begun after the look
+    monkeypatch.setattr(Ledger, "unfinished", lambda self: [])  # as if it had started after the read
     maintain(tables, Retention(failed=timedelta(days=5)), NOW)
 
     assert not late, "it came right before the commit that would have dropped it"
@@ -278,7 +278,7 @@ def test_windows_of_a_receive_under_way_are_left_alone(tables):
 
 
 def stray(tables: Tables, receive_id: str, old: timedelta) -> Path:
-    """A file of a task whose commit never came."""
+    """A file of a task that was never committed."""
     with Writer(tables.lake, "keeping", receive_id) as writer:
         writer.write("kept", WINDOW, pa.RecordBatch.from_pydict({"text": ["x"]}))
         (file,) = writer.close().files
@@ -296,7 +296,7 @@ def test_files_that_no_commit_names_go_once_they_are_old_enough(tables):
 
 
 def test_files_of_a_receive_that_is_not_finished_stay_however_old_they_are(tables):
-    """A run decided and died, and nobody came for a month: its rows are in files that no commit names yet."""
+    """A run crashed after its decision a month ago: its rows are in files without a commit."""
     run = Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").work().decide()
     run.receive = run.receive.model_copy(update={"started_at": datetime.now(UTC) - timedelta(days=30)})
     run.ledger.begin(run.receive)

@@ -1,4 +1,4 @@
-"""The table of a batcher that its pipeline has no more: maintained like the others, and replaced by a replay."""
+"""The table of a removed batcher: maintained like other tables, and replaced by a replay."""
 
 from datetime import timedelta
 from typing import Any

@@ -1,4 +1,4 @@
-"""Repair: tables with a file that nobody can read are readable again, and no message of it is lost."""
+"""Repair: tables with unreadable files become readable again, and no message is lost."""
 
 import os
 from collections import Counter
@@ -17,7 +17,7 @@ from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, pu
 
 
 def damage(lake, table):
-    """Cut the only file of a table, as a second writer of it might."""
+    """Truncate the only file of a table."""
     folder = f"{lake.root}/keeping/{table}/window=2026-01-01T0000"
     (name,) = os.listdir(folder)
     with open(f"{folder}/{name}", "r+b") as file:
@@ -76,13 +76,13 @@ def test_a_message_of_which_nothing_is_known_any_more_is_an_open_failure_with_it
 
 
 def put_unreadable(tables, window=WINDOW):
-    """Commit rows of r1's messages of which one is no text, as an earlier release did."""
+    """Commit rows of r1's messages with one invalid text, as an earlier release could."""
     kept = tables["kept"]
     texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xfe", b"fine"]).buffers())
     columns = [field for field in kept.schema if field.name != "window"]
     known = {"source": ["memory"] * 2, "message_id": ["m0", "m2"], "attempt": [1] * 2, "receive_id": ["r1"] * 2}
     values = {"text": texts, **known}
-    arrays = [pa.array(values.get(one.name, [None] * 2), one.type) for one in columns]
+    arrays = [pa.array(values.get(column.name, [None] * 2), column.type) for column in columns]
     with Writer(tables.lake, "keeping", "before") as writer:
         writer.write("kept", window, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(columns)))
         kept.swap(kept.open(), "before", writer.close().files)
@@ -130,12 +130,12 @@ def test_maintenance_of_one_table_that_fails_skips_no_other(lake, published, mon
         put(published["kept"], f"later{number}", {"text": "x"})
     shorten = Table.shorten_log
 
-    def fails(one, handle):
-        if one.name == "messages":
+    def fails(table, handle):
+        if table.name == "messages":
             raise OSError("no space")
-        shorten(one, handle)
+        shorten(table, handle)
 
     monkeypatch.setattr(Table, "shorten_log", fails)
-    with pytest.raises(MaintenanceError, match="no space, while keeping/messages was maintained"):
+    with pytest.raises(MaintenanceError, match="no space, table: keeping/messages"):
         maintain(published, Retention(messages=None, batchers=None, failed=None))
     assert len(published["kept"].files(published["kept"].open())) == 1

@@ -1,4 +1,4 @@
-"""A full replay: every message of some windows once more, in the place of what they became before."""
+"""Full replay: all messages of some windows are handled again, and their rows are replaced."""
 
 import tracemalloc
 from typing import Any
@@ -59,7 +59,7 @@ def given_out(source: ReplayedMessages, concurrency: int = 3) -> list[dict[str, 
     ]
 
 
-def test_a_replay_takes_the_place_of_what_there_was(tables):
+def test_a_replay_replaces_the_rows_of_its_windows(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"fail b"))), "r1").finish()
     replay(tables, "r2").finish()
     assert texts(tables) == ["A", "FAIL B"]
@@ -68,12 +68,12 @@ def test_a_replay_takes_the_place_of_what_there_was(tables):
     assert failures.backlog().messages == 0, "what failed before did not fail again"
 
 
-def test_a_replay_that_another_replay_overtook_says_so_and_changes_nothing(tables):
+def test_a_replay_fails_without_changes_if_another_replay_came_first(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
     late = replay(tables, "r2")
     replay(tables, "r3").finish()
 
-    with pytest.raises(SourceError, match="another replay replaced messages"):
+    with pytest.raises(SourceError, match="another replay has replaced messages"):
         late.work()
     assert {row["receive_id"] for row in visible(tables, "kept")} == {"r3"}
 
@@ -118,7 +118,7 @@ def test_a_message_received_twice_by_one_receive_is_given_out_once(tables):
     assert sorted(row["message_id"] for row in given_out(source_of(tables))) == ["a", "b", "c"]
 
 
-def test_a_failure_driven_again_is_replayed_at_its_last_attempt(tables):
+def test_a_retried_failure_is_replayed_at_its_last_attempt(tables):
     Run(tables, Memory(deliveries_=(("a", b"fail"),)), "r1").finish()
     failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping")
     Run(tables, failures, "r2", origin="failed").finish()
@@ -129,7 +129,7 @@ def test_a_failure_driven_again_is_replayed_at_its_last_attempt(tables):
     assert failures.backlog().messages == 0
 
 
-def test_what_was_given_back_to_the_source_is_not_replayed(tables):
+def test_returned_messages_are_not_replayed(tables):
     returning = Memory(deliveries_=(("a", b"a"), ("b", b"fail")), on_failure="nack")
     Run(tables, returning, "r1").finish()
     assert [row["message_id"] for row in given_out(source_of(tables))] == ["a"]
@@ -180,18 +180,18 @@ def test_a_replay_that_dies_half_way_is_finished_by_publishing_again(tables, mon
     assert len(visible(tables, "messages")) == 2
 
 
-def test_a_replay_tells_the_source_nothing(tables):
+def test_a_replay_acknowledges_nothing_at_the_source(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
     assert source_of(tables).acknowledge("ack", "q", ["a"]) == []
 
 
-def test_a_replay_of_what_retention_took_is_refused_by_window(tables):
+def test_a_replay_of_removed_messages_is_refused_by_window(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
     source = source_of(tables)
     raw = tables["messages"]
     handle = raw.open()
     raw.swap(handle, "retention", [], removed=raw.files(handle))
-    with pytest.raises(SourceError, match=rf"decided in {WINDOW} the raw log lacks 2"):
+    with pytest.raises(SourceError, match=rf"window {WINDOW}: 2 decided messages are missing"):
         given_out(source, 1)
 
 

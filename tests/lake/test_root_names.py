@@ -1,4 +1,4 @@
-"""Roots whose names are quoted in URLs: every client finds the same files, in a folder and on an object store."""
+"""Roots whose names are quoted in URLs: all clients find the same files, in a folder and in an object store."""
 
 import os
 from contextlib import closing
@@ -30,7 +30,7 @@ def no_spark() -> Any:
 
 
 def texts(lake: Lake) -> list[str]:
-    """Return the text of each row, which every reader must agree on."""
+    """Return the text of each row, the same for every reader."""
     options, uri = lake.patient_options, lake.uri("keeping", "kept")
     found = [
         pl.read_delta(uri, use_pyarrow=True, storage_options=options),
@@ -59,7 +59,7 @@ def go_all_the_way(lake: Lake, folder: Path) -> None:
         flow = Flow(Keeping, Memory(), lake, control, no_spark)
         (delivery,) = trace(flow, "m1")
         assert [event["reason"] for event in delivery.failures] == ["fail"]
-        assert [row["text"] for (one,) in [trace(flow, "m9")] for row in one.rows] == ["three"]
+        assert [row["text"] for (delivery,) in [trace(flow, "m9")] for row in delivery.rows] == ["three"]
 
     (file,) = tables["kept"].files(tables["kept"].open())
     lake.write(tables["kept"].path(file.path), b"cut")
@@ -88,7 +88,7 @@ def test_a_prefix_may_have_any_of_these_names(tmp_path, s3, name):
 @pytest.mark.parametrize("character", [*"%#?*[]{}|^\\", "\n", "\x7f"])
 @pytest.mark.parametrize("place", ["/data", "s3://lake", "gs://lake"])
 def test_names_that_a_client_misreads_are_refused(place, character):
-    with pytest.raises(ValueError, match=r"root is .*, which contains .* Choose a name without"):
+    with pytest.raises(ValueError, match=r"root must not contain .* Choose a name without"):
         Lake(root=f"{place}/a{character}b/lake")
 
 
@@ -100,7 +100,7 @@ def test_the_folder_that_a_link_leads_to_is_judged(tmp_path):
 
 
 def test_delta_rs_still_misreads_a_per_cent_sign(tmp_path):
-    """Once it reads such a table, the refusal can go."""
+    """Once delta-rs reads this table, the check can be removed."""
     (tmp_path / "a%20b").mkdir()
     lake = Lake.model_construct(root=str(tmp_path / "a%20b"), storage_options={})
     with pytest.raises(DeltaError, match=r"File not found: .*/a b/"):

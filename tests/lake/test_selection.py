@@ -1,4 +1,4 @@
-"""Failures that a run chooses: by state, by time, by what is said of them."""
+"""Selections of failures: by state, time, kind and reason."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ OLD = pa.schema([field for field in FAILED if field.name != "due_at"])
 
 
 def chosen(lake: Lake, **selection: Any) -> list[str]:
-    """The payloads that a run would get, which are as many as were counted."""
+    """Return the payloads that a run would get, as many as were counted."""
     source = failures(lake, **selection)
     shares = source.plan(100, 1, "r")
     rows = [row for share in shares for batch in source.read(share, "r") for row in batch.to_pylist()]
@@ -32,7 +32,7 @@ def chosen(lake: Lake, **selection: Any) -> list[str]:
 
 @pytest.fixture
 def mixed(lake):
-    """Failures of all states, over two windows and several files."""
+    """Failures in all states, in two windows and several files."""
     record(
         lake,
         "r1",
@@ -79,7 +79,7 @@ def test_a_dead_failure_that_fails_again_or_is_closed_is_no_longer_that_one(mixe
     assert chosen(mixed, state="dead") == []
 
 
-def test_failures_are_chosen_by_what_is_said_of_the_latest(lake):
+def test_failures_are_selected_by_kind_and_reason_of_the_latest_event(lake):
     record(
         lake,
         "r1",
@@ -136,12 +136,12 @@ def test_a_table_of_an_earlier_release_gains_the_column_and_its_failures_are_nev
 
 
 class Patient(Keeping):
-    """Tries three times, an hour apart."""
+    """A pipeline with three attempts, an hour apart."""
 
     retry = Retry(max_attempts=3, backoff=60 * MINUTE)
 
 
-def test_a_failure_is_driven_when_it_is_due_until_it_is_dead(lake):
+def test_a_failure_is_retried_when_it_is_due_until_it_is_dead(lake):
     tables = Tables(lake, Patient)
     Run(tables, Memory(deliveries_=(("bad", b"fail"), ("good", b"fine"))), "r1").finish()
     now = datetime.now(UTC)
@@ -165,7 +165,7 @@ def test_a_failure_is_driven_when_it_is_due_until_it_is_dead(lake):
     assert failures(lake, state="dead").backlog().messages == 1, "people may drive it, and it is dead again"
 
 
-def test_what_is_due_is_due_by_one_time():
+def test_all_steps_of_a_run_use_the_same_due_time():
     assert Selection(state="due").at(NOON).due_by == NOON
     assert Selection(state="due", due_by=NOON).at(NOON + MINUTE).due_by == NOON
     assert Selection(state="dead").at(NOON) == Selection(state="dead")
@@ -175,7 +175,7 @@ def test_what_is_due_is_due_by_one_time():
     "wrong",
     [{"state": "closed"}, {"window": "w"}, {"message_id": 7}, {"kind": ["a"]}, {"due_by": "2026-01-01T00:00:00"}],
 )
-def test_a_selection_by_what_does_not_exist_is_refused(wrong):
+def test_a_selection_by_unknown_values_is_refused(wrong):
     with pytest.raises(ValidationError):
         Selection(**wrong)
 
@@ -216,7 +216,7 @@ def test_the_history_of_a_message_is_in_the_order_in_which_events_count(lake):
     record(lake, "r1", event("m", 1), event("other", 1))
     record(lake, "r2", event("m", 2, "dead", reason="no date"))
     events = history(failures(lake), "m")
-    assert [(one["attempt"], one["state"], one["receive_id"]) for one in events] == [
+    assert [(event["attempt"], event["state"], event["receive_id"]) for event in events] == [
         (1, "open", "r1"),
         (2, "dead", "r2"),
         (3, "closed", "r3"),
@@ -237,6 +237,6 @@ def test_the_history_of_a_message_reads_payloads_only_where_the_message_is(lake,
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", reading)
 
-    assert [one["data"] for one in history(failures(lake), "m042")] == [b"m042:1", b"m042:2"]
+    assert [event["data"] for event in history(failures(lake), "m042")] == [b"m042:1", b"m042:2"]
     assert sum("data" in columns for columns in read) == 2
     assert len([columns for columns in read if "data" not in columns]) < 22, "statistics exclude most of the first file"

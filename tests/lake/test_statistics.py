@@ -1,4 +1,4 @@
-"""Statistics: every reader that skips files or row groups by them finds every row, before and after maintenance."""
+"""Statistics: every reader that uses them finds every row, before and after maintenance."""
 
 import json
 import math
@@ -70,7 +70,7 @@ def row(**values: Any) -> dict[str, Any]:
 
 
 def table_of(lake: Lake, files: list[list[dict[str, Any]]]) -> Table:
-    """A table of these rows, a file for each list, in row groups of two."""
+    """Return a table with a file for each list of rows, in row groups of two."""
     table = Table(lake, "p", "t", COLUMNS)
     table.ensure()
     with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +81,7 @@ def table_of(lake: Lake, files: list[list[dict[str, Any]]]) -> Table:
 
 
 def found(table: Table, name: str, value: Any) -> dict[str, int]:
-    """How many rows each reader finds by an equality filter, or by `is null`."""
+    """Return the number of rows that each reader finds by an equality filter, or by `is null`."""
     handle, type_ = table.open(), COLUMNS.field(name).type
     column, wanted = pl.col(name), pl.lit(pl.from_arrow(pa.array([value], type_))).first()
     polars = pl.scan_delta(table.uri).filter(column.is_null() if value is None else column == wanted).collect().height
@@ -97,10 +97,10 @@ def found(table: Table, name: str, value: Any) -> dict[str, int]:
     return {"polars": polars, "deltalake": rows.num_rows, "duckdb": in_duckdb}
 
 
-def equal(one: Any, other: Any, *, nan: bool) -> bool:
-    if isinstance(one, float) and isinstance(other, float) and math.isnan(one):
+def equal(value: Any, other: Any, *, nan: bool) -> bool:
+    if isinstance(value, float) and isinstance(other, float) and math.isnan(value):
         return nan and math.isnan(other)
-    return bool(one == other)
+    return bool(value == other)
 
 
 @settings(max_examples=10, deadline=None)
@@ -147,7 +147,7 @@ NESTED = [
     ],
 )
 def test_readers_find_rows_by_nested_values_and_ranges(lake, where, count):
-    table = table_of(lake, [[one] for one in [*NESTED, row(share=math.inf)]])
+    table = table_of(lake, [[nested] for nested in [*NESTED, row(share=math.inf)]])
     for _ in range(2):
         rows = pa.table(QueryBuilder().register("t", table.open()).execute(f"select * from t where {where}"))
         assert rows.num_rows == count

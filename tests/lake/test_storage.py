@@ -1,4 +1,4 @@
-"""Where a lake may lie, and what both of its clients are told of an object store."""
+"""Roots of a lake, and the options of its clients for an object store."""
 
 import errno
 import os
@@ -23,10 +23,14 @@ HOW = {"allow_delayed_open": True, "retry_strategy": pafs.AwsStandardS3RetryStra
 @pytest.mark.parametrize(
     ("root", "options", "said"),
     [
-        ("abfss://box@account.dfs.core.windows.net/lake", {}, "root begins with abfss://: .* a folder .* or gs://"),
-        ("az://box/lake", {"azure_storage_account_key": "hidden"}, "root begins with az://"),
-        ("file:///tmp/lake", {}, "give its path"),
-        ("gs://box", {"google_service_account": "hidden"}, "sets google_service_account, .*GOOGLE_APPLICATION_CRED"),
+        ("abfss://box@account.dfs.core.windows.net/lake", {}, "must be a folder, .* got abfss://"),
+        ("az://box/lake", {"azure_storage_account_key": "hidden"}, "must be a folder, .* got az://"),
+        ("file:///tmp/lake", {}, "must be a folder, .* got file://"),
+        (
+            "gs://box",
+            {"google_service_account": "hidden"},
+            "must be empty for gs://, got google_service_account.*GOOGLE_APPLICATION_CRED",
+        ),
     ],
 )
 def test_a_store_that_not_all_clients_reach_alike_is_refused(root, options, said):
@@ -83,15 +87,15 @@ def test_variables_of_aws_reach_files_and_commits_alike(s3, monkeypatch, region,
 def test_of_two_commits_of_one_version_the_second_is_refused(s3):
     table = Table(Lake(root="s3://lake/twice", storage_options=s3), "p", "t", pa.schema({"window": pa.string()}))
     table.ensure()
-    with table.look() as one, table.look() as other:
-        table.swap(one, "one", [])
+    with table.look() as handle, table.look() as other:
+        table.swap(handle, "one", [])
         with pytest.raises(CommitConflictError):
             table.swap(other, "other", [])
 
 
 @pytest.mark.parametrize("call", [Table.exists, Table.version, lambda table: table.lake.remove(table.path(""))])
 def test_other_threads_run_while_a_store_does_not_answer_and_then_it_is_an_error(monkeypatch, call):
-    """One of them renews leases, another one keeps a connection to a broker."""
+    """Other threads renew leases, and keep connections to a broker."""
     monkeypatch.setattr(storage, "AWAY_S", 2)
     monkeypatch.setattr(storage, "_BRIEF", {"max_retries": "0", "timeout": "1s"})
     errors = []

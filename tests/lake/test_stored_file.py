@@ -1,4 +1,4 @@
-"""Files of an earlier release, which lack columns: whatever reads them, these are null."""
+"""Files of an earlier release without some columns, which all readers return as null."""
 
 import numpy as np
 import pyarrow as pa
@@ -16,17 +16,17 @@ IDS = [f"m{n}" for n in range(10)]
 
 
 def without(lake: Lake, path: str, *columns: str) -> None:
-    """Write a file as the release before these columns did."""
+    """Write a file as a release without these columns did."""
     rows = pq.read_table(lake.open_input(path))
     pq.write_table(rows.drop_columns(list(columns)), lake.uri(path), row_group_size=4)
 
 
 @pytest.fixture
 def earlier(lake):
-    """A file of ten messages, four in a row group, without what order needs."""
-    (one,) = ranges(received(lake, "keeping", Memory(deliveries_=numbered(*[b"x"] * 10))), "keeping")
-    without(lake, one.path, "partition", "sequence", "published_at")
-    return one
+    """A file of ten messages, four per row group, without the columns of the order."""
+    (rows,) = ranges(received(lake, "keeping", Memory(deliveries_=numbered(*[b"x"] * 10))), "keeping")
+    without(lake, rows.path, "partition", "sequence", "published_at")
+    return rows
 
 
 def test_every_reader_completes_what_a_file_lacks(lake, earlier):
@@ -41,9 +41,9 @@ def test_every_reader_completes_what_a_file_lacks(lake, earlier):
     by_place = ByPosition(lake, [earlier]).take(NOW.names, np.array([7, 1]))
 
     for rows, ids in ((by_range, IDS), (by_group, IDS), (by_value, ["m5"]), (by_batch, IDS[:4] + IDS[8:])):
-        assert all(one.schema.field(field.name).type == field.type for one in rows for field in NOW)
-        assert [id_ for one in rows for id_ in one.column("message_id").to_pylist()] == ids
-        assert {value for one in rows for value in one.column("sequence").to_pylist()} == {None}
+        assert all(part.schema.field(field.name).type == field.type for part in rows for field in NOW)
+        assert [id_ for part in rows for id_ in part.column("message_id").to_pylist()] == ids
+        assert {value for part in rows for value in part.column("sequence").to_pylist()} == {None}
     assert [column.to_pylist() for column in by_place] == [["m7", "m1"], [None, None], [b"x", b"x"]]
 
 

@@ -1,4 +1,4 @@
-"""Tables: made, widened and swapped, with others at the same work."""
+"""Tables: created, widened and committed to, also concurrently."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -52,7 +52,7 @@ def test_a_table_is_made_empty_and_partitioned_by_window(lake):
     assert (table.files(table.open()), read(table)) == ([], [])
 
 
-def test_ensuring_what_is_there_commits_nothing(table):
+def test_ensuring_an_existing_table_commits_nothing(table):
     table.ensure()
 
     assert table.open().version() == 0
@@ -86,7 +86,7 @@ def test_a_changed_type_is_refused_by_name_with_the_way_out(lake):
     with_columns(lake, late=pa.int64()).ensure()
 
     with pytest.raises(
-        SchemaChangeError, match=r"^p/t: late: integer in the table, text in the model. Give the field a"
+        SchemaChangeError, match=r"^p/t: late: integer in the table, text in the model. Rename the field"
     ):
         with_columns(lake, late=pa.string()).ensure()
 
@@ -152,7 +152,7 @@ def test_a_swap_fails_where_the_table_was_compacted_since_the_look(table):
     assert sorted(row["n"] for row in read(table)) == [1, 2]
 
 
-def test_what_was_added_since_a_look_leaves_out_compaction(table):
+def test_added_files_exclude_compaction(table):
     put(table, "r1", {"n": 1})
     looked = table.open().version()
     put(table, "r2", {"n": 2})
@@ -169,7 +169,7 @@ def test_a_log_that_is_gone_is_never_taken_for_one_without_news(table, tmp_path)
     handle = table.open()
     (tmp_path / "p/t/_delta_log/00000000000000000001.json").unlink()
 
-    with pytest.raises(LogExpiredError, match="no commit 1 in its log"):
+    with pytest.raises(LogExpiredError, match="commit 1 is no longer in the log"):
         table.added_since(handle, 0)
 
 
@@ -184,14 +184,14 @@ def test_files_are_told_by_window(table):
 
 
 def aged(run: Run, days: int) -> Run:
-    """The same receive, begun that long ago."""
+    """Return the receive with an earlier start."""
     run.receive = run.receive.model_copy(update={"started_at": datetime.now(UTC) - timedelta(days=days)})
     return run
 
 
 @pytest.fixture
 def forgetful(monkeypatch):
-    """Tables that have forgotten every transaction, as after their retention."""
+    """Tables whose transactions have all expired."""
 
     def forget() -> None:
         monkeypatch.setattr("deltalake.DeltaTable.transaction_version", lambda self, app_id: None)
@@ -210,12 +210,12 @@ def test_when_its_transaction_is_forgotten_a_receives_rows_tell_that_it_decided(
     assert not transaction_of(outcomes, "r2", stalled.receive).is_decided
 
 
-def test_deciding_and_publishing_what_is_forgotten_changes_nothing(lake, forgetful):
+def test_deciding_and_publishing_after_the_transaction_expired_changes_nothing(lake, forgetful):
     tables = Tables(lake, Keeping)
     run = aged(Run(tables, Memory(deliveries_=numbered(b"a", b"b")), "r1").work().decide().publish(), days=31)
     Run(tables, Memory(deliveries_=(("c", b"c"),)), "r2").finish()
     for name in ("outcomes", "kept"):
-        tables[name].open().optimize.compact()  # a file that is added back would hold its rows a second time
+        tables[name].open().optimize.compact()  # a file that is added again would duplicate its rows
     forgetful()
 
     decide(tables, run.ledger, run.receive)

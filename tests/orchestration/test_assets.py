@@ -125,7 +125,7 @@ def test_a_pull_without_room_says_so_and_takes_nothing(location):
     assert run.status == SUCCESS
     assert run.tags[RunTags.of(Told).demand] == "0"
     assert location.waiting() == 1
-    assert "room for 0 of 100 messages: other runs hold" in location.log(run)
+    assert "capacity for 0 of 100 messages: other runs use" in location.log(run)
 
 
 # Looking after it
@@ -199,7 +199,7 @@ def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(location, postgr
 
     assert run.status == FAILURE
     log = location.log(run)
-    assert "correct user and password in url" in log
+    assert "Check the user and the password in url" in log
     for shown in (log, str(run.run_config), str(run.tags)):
         assert secret not in shown
     assert location.control.in_flight("told") == []

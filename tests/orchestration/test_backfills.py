@@ -147,7 +147,7 @@ def test_a_backfill_waits_for_room_then_takes_what_there_is(location, short_wait
     rest = location.run("told_backfill", context={"forgiving": True})
 
     assert "waiting up to 2 s for other runs" in location.log(some)
-    assert "room for 4 of 10 messages" in location.log(some)
+    assert "capacity for 4 of 10 messages" in location.log(some)
     assert (some.status, rest.status) == (FAILURE, SUCCESS), "a green window would say that it was driven"
     assert "took on 4 of 10 open failures" in location.log(some)
     assert "6 failed messages wait" in location.checks(some)["no_open_failures"].description

@@ -61,7 +61,7 @@ def test_a_change_that_is_refused_changes_nothing_of_what_holds(tmp_path, wrong,
 def test_an_option_that_is_not_the_producer_s_is_refused_before_anything_is_reset(tmp_path):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.override(Coasts, Overrides(max_demand=7))
-    with pytest.raises(PipelineError, match="max_runs is of one producer: choose one of east, west"):
+    with pytest.raises(PipelineError, match="max_runs applies to a single producer"):
         change(Coasts, store, LimitsConfig(reset=True, max_runs=3), print)
     assert store.overrides("coasts") == Overrides(max_demand=7)
 

@@ -61,7 +61,7 @@ def test_it_looks_as_often_as_its_producer_says():
 def test_what_is_not_worth_a_run_waits_for_patience_and_no_longer(place, at):
     place.enqueue(3)
 
-    assert place.skips() == "3 messages wait; a run pays from 50, or after 30 s (waited 0 s)"
+    assert place.skips() == "3 messages wait; a run starts at 50, or after 30 s (waited 0 s)"
     at(timedelta(seconds=31))
     assert place.asked() == [3]
 
@@ -71,7 +71,7 @@ def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeo
     monkeypatch.setattr(Asked, "batchers", {name: Batcher(batch_timeout=span) for name, span in timeouts.items()})
     place.enqueue(3)
 
-    assert place.skips() == "3 messages wait; a run pays from 50, or after 10 s (waited 0 s)"
+    assert place.skips() == "3 messages wait; a run starts at 50, or after 10 s (waited 0 s)"
     at(timedelta(seconds=11))
     assert place.asked() == [3]
 
@@ -101,7 +101,7 @@ def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place):
     left_by_a_dead_run(place, 70)
 
     assert place.asked() == [70]
-    assert "will take them" in place.skips(), "one is enough"
+    assert "will lease them" in place.skips(), "one is enough"
 
 
 def test_little_that_a_dead_run_left_gets_a_run_at_once_even_where_no_message_waits(place):
@@ -151,7 +151,7 @@ def test_runs_that_fail_in_a_row_are_asked_for_with_a_growing_pause(place, at):
     assert place.skips() == said
     at(timedelta(seconds=22))
 
-    assert re.fullmatch(rf"the last 4 runs failed; asking again at ..:..:.. UTC; see run {runs[-1].run_id}", said)
+    assert re.fullmatch(rf"the last 4 runs failed; next run at ..:..:.. UTC; see run {runs[-1].run_id}", said)
     assert place.asked() == [60]
 
 
@@ -203,7 +203,7 @@ def test_a_source_that_stays_away_is_asked_less_and_less_often(place):
 
     waiting = Waiting.from_json(place.cursor)
     assert (waiting.unanswered, waiting.again_at is not None) == (1, True), "the second tick did not ask"
-    assert "queue did not answer, once; asking it again at" in place.skips()
+    assert "queue did not answer once; next attempt at" in place.skips()
 
     place.cursor = waiting.model_copy(update={"again_at": None}).to_json()
     assert sum(place.asked()) == 170, "it is back"
@@ -241,7 +241,7 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that
     place.instance.add_run_tags(run.run_id, {TAGS.received: first.tags[TAGS.demand]})
     (second,) = place.tick(source=mute).run_requests
     run = place.queued(second.tags, STARTED)
-    assert "200 messages in flight fill the capacity" in str(place.tick(source=mute).skip_message)
+    assert "200 messages in flight use the capacity" in str(place.tick(source=mute).skip_message)
 
     for under_way in place.instance.get_runs():
         ended = DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, under_way.job_name)

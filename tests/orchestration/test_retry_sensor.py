@@ -95,7 +95,7 @@ def test_runs_that_fail_in_a_row_are_asked_for_less_often(place):
     failed = tags(1) | {"pipeline_platform.origin/asked": "failed"}
     for _ in range(2):
         place.queued(failed, status=dg.DagsterRunStatus.FAILURE)
-    assert look(place).skip_message.startswith("the last 2 runs failed; asking again at")
+    assert look(place).skip_message.startswith("the last 2 runs failed; next run at")
 
 
 def test_a_look_asks_for_no_more_runs_than_it_may(place, monkeypatch):

@@ -67,7 +67,7 @@ def test_a_lake_that_stays_away_is_named_in_one_sentence(monkeypatch, ask):
     with pytest.raises(OutageError, match=said) as raised, naming_outages(nobody, SPARK):
         ask(nobody)
     with pytest.raises(OutageError, match=said), naming_outages(nobody, SPARK):
-        raise TaskError(f"a Spark task failed:\n{raised.value.__cause__}")
+        raise TaskError(f"A Spark task failed:\n{raised.value.__cause__}")
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_a_server_that_stays_away_when_all_is_decided_is_told_by_the_next_run(
     own_postgres_server.start()
     run_to_end(flow)
     assert (told.acknowledged, told.unacknowledged) == (0, COUNT)
-    assert "see that the server runs" in told.errors[0]
+    assert "that the server is running" in told.errors[0]
     assert_each_message_once(flow)
 
 

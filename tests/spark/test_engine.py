@@ -1,4 +1,4 @@
-"""Tasks on Spark: each share is one, what they yield comes back as it was, and an error is told in Python's words."""
+"""Tasks on Spark: a task per share, unchanged results, and errors with Python tracebacks."""
 
 import os
 from datetime import UTC, datetime

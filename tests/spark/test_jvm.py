@@ -1,4 +1,4 @@
-"""Which Java Spark gets."""
+"""Search for the Java of Spark."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def no_java(tmp_path, monkeypatch):
-    """A machine without Java: the same commands on PATH, but for it."""
+    """A PATH with the same commands except Java."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for program in ("bash", "sh", "env", "ps", "dirname", "basename", "uname"):
@@ -26,7 +26,7 @@ def no_java(tmp_path, monkeypatch):
 
 
 def put_java(where, version):
-    """A command that answers like a Java of some version."""
+    """A command that prints the version of a Java."""
     java = where / "java"
     java.write_text(
         f"#!/bin/sh\necho '    java.home = {where.parent}' >&2\necho '    java.specification.version = {version}' >&2\n"
@@ -61,7 +61,7 @@ def test_without_any_java_the_error_names_what_was_found_and_the_way_out(no_java
 
 def test_without_a_java_of_its_own_the_machine_runs_the_wheels(no_java, tmp_path, monkeypatch):
     home = jvm.ensure_java(tmp_path)
-    # What Spark passes, and the wheel's own java refuses.
+    # Spark passes it, and the wheel's java rejects it.
     asked = ["--add-modules=jdk.incubator.vector", "-Da=b c", "-XshowSettings:properties", "-version"]
     spoken = subprocess.run([home / "bin" / "java", *asked], capture_output=True, text=True, check=True).stderr
     assert "a = b c" in spoken, "the other arguments arrive as they were"

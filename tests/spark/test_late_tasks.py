@@ -1,4 +1,4 @@
-"""Tasks that take long are named with their host, by the UI of the Connect server."""
+"""Log lines for slow tasks and their hosts, from the UI of the Connect server."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from pipeline_platform.spark.late_tasks import naming_late_tasks
 
 
 def wait_for(gate: str, index: int) -> list[dict[str, str]]:
-    """The second task waits until a file is there; none writes anything."""
+    """Two tasks without results; the second waits for a file."""
     while index == 1 and not Path(gate).exists():
         time.sleep(0.05)
     return []
@@ -42,14 +42,14 @@ def test_a_task_that_takes_long_is_named_with_its_host_until_it_ends(spark_clust
         ):
             working.start()
             until = time.monotonic() + 120
-            while not (said and said[-1].startswith("1 of")) and time.monotonic() < until:  # at first Python starts
+            while not (said and said[-1].startswith("1 of")) and time.monotonic() < until:  # Python has to start first
                 time.sleep(0.1)
             shown = _in_flight(control, "numbers", {}, spark_cluster.ui)["  late in run"]
             gate.touch()
             working.join()
 
     for sentence in (said[-1], str(shown)):
-        assert sentence.startswith("1 of 2 Spark tasks run for longer than 1 s: task 1 on host 127.0.0.1, ")
+        assert sentence.startswith("Slow Spark tasks: 1 of 2 have run for more than 1 s: task 1 on host 127.0.0.1, ")
     assert others == [], "tasks of other receives are not its own"
     assert late_tasks.late_tasks(spark_cluster.ui, "late") == ""
 

@@ -1,4 +1,4 @@
-"""The zip of the project's code, and the session that it names."""
+"""The zip of the project's code, and the id of its session."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from pipeline_platform.spark import shipping
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """A project with one package, importable."""
+    """An importable project with one package."""
     root = tmp_path / "project"
     package = root / "brewery"
     (package / "recipes").mkdir(parents=True)
@@ -31,7 +31,7 @@ def names(code):
 
 
 def imported(code, script):
-    """What a script prints that has nothing but the zip to import from."""
+    """Return the output of a script that can import from the zip only."""
     program = [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, sys.argv[1]); {script}", code]
     return subprocess.run(program, capture_output=True, text=True, check=True).stdout
 
@@ -80,15 +80,15 @@ def test_single_modules_and_packages_without_init_can_be_shipped(project, tmp_pa
 
 def test_the_order_of_packages_does_not_matter(project, tmp_path):
     (project.parent / "cooper.py").write_text("barrels = 3\n")
-    one, other = (shipping.pack(order, tmp_path) for order in (["brewery", "cooper"], ["cooper", "brewery"]))
-    assert one == other
+    first, second = (shipping.pack(order, tmp_path) for order in (["brewery", "cooper"], ["cooper", "brewery"]))
+    assert first == second
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("no_such_brewery", "no such package"), ("brewery.recipes", "the whole package, 'brewery'"), ("sys", "no files")],
+    [("no_such_brewery", "cannot be imported"), ("brewery.recipes", "Use 'brewery'"), ("sys", "no files")],
 )
-def test_what_cannot_be_shipped_is_refused_by_name(project, tmp_path, name, reason):
+def test_names_that_cannot_be_shipped_are_refused(project, tmp_path, name, reason):
     with pytest.raises(ValueError, match=reason) as refusal:
         shipping.pack([name], tmp_path)
     assert name in str(refusal.value)
@@ -114,7 +114,7 @@ def test_a_session_is_named_after_code_server_and_generation():
     assert len(others | {name}) == 4
 
 
-def test_what_a_class_imports_from_the_project_goes_along_and_what_is_installed_stays(tmp_path, monkeypatch):
+def test_a_class_is_shipped_with_its_imports_from_the_project_only(tmp_path, monkeypatch):
     elsewhere, installed = tmp_path / "elsewhere", tmp_path / "lib" / "site-packages"
     for folder, name, text in [
         (elsewhere, "malts", "import hops\nclass Malt: pass\n"),

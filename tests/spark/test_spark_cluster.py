@@ -1,4 +1,4 @@
-"""A Spark cluster behind a Connect server runs a pipeline unchanged, also where one of its machines dies."""
+"""A Spark cluster behind a Connect server runs a pipeline unchanged, even if a machine crashes."""
 
 import json
 import threading

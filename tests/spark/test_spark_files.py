@@ -1,4 +1,4 @@
-"""What the warm server writes: data for those whom its starter's umask lets read it, a log of a bounded size."""
+"""Files of the warm server: data with the umask of its starter, and a log of bounded size."""
 
 import os
 import stat
@@ -24,7 +24,7 @@ LOG_BYTES = 500_000
 
 @dataclass(frozen=True)
 class Started:
-    """A server that was started with a umask of 027, and a session on it."""
+    """A server started with a umask of 027, and a session on it."""
 
     folder: Path
     resource: SparkResource
@@ -66,7 +66,7 @@ def test_data_follows_the_umask_of_who_started_it_and_its_own_files_are_private(
 
     assert mode(tmp_path / "lake" / "table" / "rows") == 0o640
     assert mode(tmp_path / "lake" / "table") == 0o750
-    for_all = {".gitignore", "java"}  # that of a package, where the machine has none
+    for_all = {".gitignore", "java"}  # from a package, if the machine has no Java
     private = {path.name: mode(path) & 0o077 for path in started.folder.iterdir() if path.name not in for_all}
     assert {"spark.json", "spark.log", "scratch"} <= private.keys()
     assert set(private.values()) == {0}, private
@@ -102,7 +102,7 @@ def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(
     assert mode(log) == mode(before) == 0o600
 
 
-def test_what_a_server_said_before_it_was_started_anew_is_kept(started):
+def test_the_log_before_a_restart_is_kept(started):
     said = started.folder / "spark.log"
     said.write_text("why it died\n")
     spark_server.stop(started.folder)

@@ -1,4 +1,4 @@
-"""The ports of Spark on this machine: another user reaches them, and is refused on each."""
+"""Ports of Spark on this machine: other users can reach them, and are refused."""
 
 import json
 import os
@@ -23,7 +23,7 @@ with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
     connection.sendall(request)
     print(connection.recv(300).hex())
 """
-"""Sends one request, and prints the answer."""
+"""Script that sends a request and prints the answer."""
 
 OWN = """
 import json, os, psutil, sys
@@ -58,7 +58,7 @@ spark.close()
 """
 
 REFUSED = b"Expected SaslMessage"
-"""Spark's answer to a request of a sender that has not proved yet that it has the secret."""
+"""Spark's answer to an unauthenticated request."""
 
 
 def text(words):
@@ -70,13 +70,13 @@ def long_text(words):
 
 
 def rpc(body):
-    """A request of Spark's transport protocol, number 7; the line end is for a port that reads lines."""
+    """A request of Spark's transport protocol with number 7 and a line end, for ports that read lines."""
     request = struct.pack(">bqi", 3, 7, len(body)) + body
     return struct.pack(">q", len(request) + 8) + request + b"\n"
 
 
 def verify_endpoint(port):
-    """Ask a driver whether it has an endpoint, as each executor does first."""
+    """Ask a driver for an endpoint, as each executor does first."""
     address = b"\1" + text("127.0.0.1") + struct.pack(">i", port)
     return rpc(b"\0" + address + text("endpoint-verifier") + b"\xac\xed\0\5t" + text("x"))
 
@@ -87,12 +87,12 @@ def open_blocks(port):
 
 
 def call_java(port):
-    """Have a gateway to Python call a method."""
+    """Call a method through a gateway to Python."""
     return b"c\nz:java.lang.System\ncurrentTimeMillis\ne\n"
 
 
 def asked_by_another(port, request):
-    """What a port answers another user of this machine, or this one where it cannot become another."""
+    """Return a port's answer to another user of this machine, or to this user if not run as root."""
     other = {"user": "nobody", "cwd": "/"} if os.geteuid() == 0 else {}
     asked = subprocess.run(
         ["/usr/bin/python3", "-I", "-c", ASK, str(port), request(port).hex()],
@@ -103,16 +103,17 @@ def asked_by_another(port, request):
 
 
 def answers(ports):
-    """What each port answers to either request."""
+    """Return the answer of each port to each request."""
     return [asked_by_another(port, request) for port in ports for request in (verify_endpoint, open_blocks)]
 
 
 def ports_of(pid):
-    return {one.laddr.port for one in psutil.Process(pid).net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    sockets = psutil.Process(pid).net_connections("tcp")
+    return {connection.laddr.port for connection in sockets if connection.status == psutil.CONN_LISTEN}
 
 
 def test_no_port_of_the_warm_server_takes_a_request_of_another_user(warm_spark):
-    heard = answers(ports_of(warm_spark.server.pid) - {warm_spark.server.port})  # that one wants the token
+    heard = answers(ports_of(warm_spark.server.pid) - {warm_spark.server.port})  # requires the token
 
     assert len(heard) == 4, "the driver and its block manager, each asked twice"
     assert [answer for answer in heard if REFUSED not in answer] == []
@@ -120,7 +121,7 @@ def test_no_port_of_the_warm_server_takes_a_request_of_another_user(warm_spark):
 
 @dataclass(frozen=True)
 class OwnSpark:
-    """A process with a Spark session of its own: what it found, and everything that it wrote."""
+    """A process with its own Spark session: its findings and all of its output."""
 
     found: dict[str, Any]
     folder: Path

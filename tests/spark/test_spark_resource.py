@@ -1,4 +1,4 @@
-"""Spark for runs: shared and warm on a server, on its own without one, and closed in the end."""
+"""Spark for runs: shared on a warm server, started by the run without a server, and closed at the end."""
 
 import json
 import os
@@ -74,7 +74,7 @@ spark.close()
 
 @pytest.fixture
 def brewery(tmp_path, monkeypatch):
-    """A package to ship that no other test ships, so that its session is new."""
+    """A package that no other test ships, so that its session is new."""
     (tmp_path / "brewery").mkdir()
     module = tmp_path / "brewery" / "__init__.py"
     module.write_text(f"# {time.time_ns()}\nale = 'ale'\n")
@@ -83,7 +83,7 @@ def brewery(tmp_path, monkeypatch):
 
 
 def client(warm_spark, brewery, script=CLIENT, **asked):
-    """A process of its own that uses the warm server, as a run does."""
+    """A process that uses the warm server, as a run does."""
     asked = json.dumps({"folder": str(warm_spark.folder), "path": str(brewery.parents[1])} | asked)
     return subprocess.Popen(
         [sys.executable, "-c", script, asked], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -131,7 +131,7 @@ platform_definitions([Ales], resources)
 """
 
 FIRST = CLIENT.replace("import brewery\n", "brewery = sys.modules['brewery']\n")
-"""Its tasks fail in a worker that has not loaded the deployment yet."""
+"""A package whose tasks fail in a worker that has not loaded the deployment yet."""
 
 
 def test_a_server_is_started_with_the_session_of_the_deployments_runs_and_workers_that_have_its_code(
@@ -163,10 +163,10 @@ def test_a_proxy_of_the_environment_is_not_asked_for_this_machines_server(warm_s
 
 def test_two_first_clients_at_once_both_get_their_code_shipped(warm_spark, brewery):
     both = [client(warm_spark, brewery) for _ in range(2)]
-    one, other = map(answer, both)
+    first, second = map(answer, both)
 
-    assert one["session"] == other["session"]
-    assert {row["told"] for row in one["rows"] + other["rows"]} == {"ale"}
+    assert first["session"] == second["session"]
+    assert {row["told"] for row in first["rows"] + second["rows"]} == {"ale"}
 
 
 def test_an_edit_starts_a_session_with_the_new_code(warm_spark, brewery):
@@ -212,7 +212,7 @@ def test_work_of_a_dead_run_is_interrupted_from_another_client(warm_spark, brewe
                 interrupted = spark.spark_session.interruptTag("the dead one")
                 time.sleep(0.2)
             assert len(interrupted) == 1
-            spark.warm_up()  # takes both cores: they are free again
+            spark.warm_up()  # needs both cores
         assert dead.communicate(timeout=60)[0] == "True\n"
     finally:
         dead.kill()
@@ -265,10 +265,10 @@ def test_a_run_that_needs_no_spark_opens_none(warm_spark):
 
 
 def test_equal_resources_share_this_process_s_session_and_others_are_refused(warm_spark, brewery):
-    with closing(warm_spark.resource("brewery")) as one:
-        with closing(warm_spark.resource("brewery")) as other:
-            assert other.spark_session is one.spark_session
-        assert not one.spark_session.is_stopped, "one is still using it"
+    with closing(warm_spark.resource("brewery")) as first:
+        with closing(warm_spark.resource("brewery")) as second:
+            assert second.spark_session is first.spark_session
+        assert not first.spark_session.is_stopped, "the first resource is still using it"
         with pytest.raises(RuntimeError, match="one at a time"), closing(warm_spark.resource()) as third:
             _ = third.spark_session
 
@@ -286,14 +286,14 @@ def test_a_server_by_address_takes_its_token_from_the_environment(warm_spark, mo
     ("remote", "way_out"),
     [("sc://localhost:1/;token=secret", "dg.EnvVar"), ("localhost:15002", "sc://host:port"), ("hot", "`warm`")],
 )
-def test_a_remote_that_is_none_is_refused_with_the_way_out(remote, way_out):
+def test_an_invalid_remote_is_refused_with_a_fix(remote, way_out):
     with pytest.raises(pydantic.ValidationError, match=way_out):
         SparkResource(remote=remote)
 
 
 @pytest.mark.soak
 def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path):
-    # In a process of its own: a JVM stays with the process that started it.
+    # In a separate process, because a JVM stays with the process that started it.
     ended = subprocess.run(
         [sys.executable, "-c", LOCAL, str(tmp_path)],
         cwd=ROOT,

@@ -1,4 +1,4 @@
-"""The warm server: who reaches it, what it shows, and that exactly it is started and stopped."""
+"""The warm server: access, secrets, start and stop."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from tests.fixtures.kept_spark import SECRET
 
 
 def ask_version(server, token):
-    """Ask the server for its version with some token; Spark's own client without its retries."""
+    """Ask the server for its version with a token, by Spark's client without retries."""
     credentials = grpc.local_channel_credentials()
     if token:
         credentials = grpc.composite_channel_credentials(credentials, grpc.access_token_call_credentials(token))
@@ -36,7 +36,7 @@ def ask_version(server, token):
 
 
 @pytest.mark.parametrize("token", [None, "0" * 64], ids=["no token", "a wrong token"])
-def test_who_has_not_the_token_is_refused(warm_spark, token):
+def test_a_client_without_the_token_is_refused(warm_spark, token):
     with pytest.raises(grpc.RpcError) as refusal:
         ask_version(warm_spark.server, token)
 
@@ -44,7 +44,7 @@ def test_who_has_not_the_token_is_refused(warm_spark, token):
     assert warm_spark.server.token not in str(refusal.value)
 
 
-def test_who_has_the_token_is_answered(warm_spark):
+def test_a_client_with_the_token_is_answered(warm_spark):
     assert ask_version(warm_spark.server, warm_spark.server.token)[0] == "4"
 
 
@@ -62,7 +62,7 @@ def test_no_other_address_of_the_machine_reaches_it(warm_spark):
 
 
 def test_the_token_shows_neither_in_processes_nor_in_the_log(warm_spark, spark):
-    spark.warm_up()  # Python workers are processes too
+    spark.warm_up()  # starts Python workers
     token = warm_spark.server.token
     processes = subprocess.run(["ps", "axww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
     environments = "".join(
@@ -78,7 +78,7 @@ def test_the_token_shows_neither_in_processes_nor_in_the_log(warm_spark, spark):
     assert token not in repr(warm_spark.server)
 
 
-def test_what_holds_the_token_is_its_owners_alone(warm_spark):
+def test_files_with_the_token_are_private(warm_spark):
     holding = [
         path
         for path in warm_spark.folder.iterdir()
@@ -97,11 +97,11 @@ def test_starting_again_gives_the_running_one(warm_spark):
 
 def test_two_starts_at_once_make_one_server_and_stop_leaves_nothing(tmp_path):
     with ThreadPoolExecutor(2) as both:
-        one, other = both.map(lambda _: spark_server.start(tmp_path, cores=1), range(2))
+        first, second = both.map(lambda _: spark_server.start(tmp_path, cores=1), range(2))
     try:
-        assert one == other
-        assert spark_processes(tmp_path) == [one.pid]
-        assert ask_version(one, one.token)
+        assert first == second
+        assert spark_processes(tmp_path) == [first.pid]
+        assert ask_version(first, first.token)
     finally:
         stopped = spark_server.stop(tmp_path)
 
@@ -109,12 +109,12 @@ def test_two_starts_at_once_make_one_server_and_stop_leaves_nothing(tmp_path):
     assert spark_processes(tmp_path) == []
     assert spark_server.status(tmp_path) is None
     assert not spark_server.stop(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()} - {"java"}  # that of a package, where the machine has none
+    left = {path.name for path in tmp_path.iterdir()} - {"java"}  # from a package, if the machine has no Java
     assert left == {".gitignore", "spark.lock", "spark.log"}
 
 
 def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_path):
-    with pytest.raises(spark_server.SparkServerError, match=r"(?s)died while starting.*maximum heap"):
+    with pytest.raises(spark_server.SparkServerError, match=r"(?s)crashed while starting.*maximum heap"):
         spark_server.start(tmp_path, memory="1k")
 
     assert spark_server.status(tmp_path) is None
@@ -123,7 +123,7 @@ def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_p
 
 
 def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path):
-    with pytest.raises(spark_server.SparkServerError, match=r"does not answer.*longer --timeout"):
+    with pytest.raises(spark_server.SparkServerError, match=r"has not answered.*longer --timeout"):
         spark_server.start(tmp_path, timeout_s=0.3)
 
     assert spark_processes(tmp_path) == []
@@ -148,7 +148,7 @@ def test_the_state_of_a_dead_process_is_stale_even_before_it_is_reaped(tmp_path,
     write_state(tmp_path, replace(warm_spark.server, pid=ended.pid, born=born(ended.pid)))
     assert spark_server.status(tmp_path) is not None
     ended.kill()
-    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # dead, and nobody has asked for its exit code
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # dead, but not reaped
 
     assert spark_server.status(tmp_path) is None
     ended.communicate()
@@ -166,7 +166,7 @@ def test_a_state_file_that_others_may_write_is_refused(tmp_path, warm_spark):
     (tmp_path / "spark.json").chmod(0o666)
 
     for use in (spark_server.status, spark_server.start, spark_server.revive, spark_server.stop):
-        with pytest.raises(spark_server.SparkServerError, match=r"spark\.json: it belongs to another user"):
+        with pytest.raises(spark_server.SparkServerError, match=r"spark\.json must belong to the user of this process"):
             use(tmp_path)
     assert spark_server.status(warm_spark.folder) == warm_spark.server
 
@@ -179,7 +179,7 @@ def test_a_state_file_of_another_user_is_refused(tmp_path, warm_spark):
     answer = CliRunner().invoke(app, ["spark", "status", "--state", str(tmp_path)])
 
     assert answer.exit_code == 1
-    assert "belongs to another user" in answer.output
+    assert "spark.json must belong to the user of this process" in answer.output
 
 
 def test_the_folder_is_its_owners_alone(warm_spark):
@@ -228,7 +228,7 @@ def write_state(folder, server):
 
 
 def spark_processes(folder):
-    """Processes that run in a state folder: the server and its Python workers."""
+    """Return the processes of a state folder: the server and its Python workers."""
     found = subprocess.run(["ps", "axww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
     return [int(line.split()[0]) for line in found.splitlines() if str(folder) in line and "SparkConnect" in line]
 
@@ -242,7 +242,7 @@ def is_spark(process):
 
 
 def outward_address():
-    """The address that this machine would reach others from; connecting a datagram socket sends nothing."""
+    """Return this machine's address for others; connecting a datagram socket sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -252,8 +252,10 @@ def outward_address():
 
 
 def listening_addresses(pid):
-    """Address and port of every TCP socket that a process listens on; IPv4 inside IPv6 is IPv4."""
+    """Return address and port of every listening TCP socket of a process; IPv4 inside IPv6 is IPv4."""
     sockets = psutil.Process(pid).net_connections("tcp")
     return {
-        (one.laddr.ip.removeprefix("::ffff:"), one.laddr.port) for one in sockets if one.status == psutil.CONN_LISTEN
+        (connection.laddr.ip.removeprefix("::ffff:"), connection.laddr.port)
+        for connection in sockets
+        if connection.status == psutil.CONN_LISTEN
     }

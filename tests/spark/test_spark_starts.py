@@ -1,4 +1,4 @@
-"""Spark forks its workers from a process that has loaded their libraries."""
+"""Start of Spark's workers from a process with loaded libraries, and of slow servers."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ TOLD = pa.schema([("told", pa.string())])
 
 
 def one(spark, task):
-    """What a task tells."""
+    """Columns of the tasks' rows."""
     (row,) = engine.run(spark.spark_session, task, 1, TOLD).to_pylist()
     return row["told"]
 
@@ -60,11 +60,11 @@ def test_workers_take_the_platform_from_the_shipped_code_alone(spark):
 
 
 def test_the_daemon_was_tried_with_this_pyspark():
-    """With another, run this file and `python -m benchmarks.small_runs`, then write its version here."""
+    """For another version, run this file and `python -m benchmarks.small_runs`, then update the version here."""
     assert version("pyspark") == "4.3.0"
 
 
-def test_with_a_pyspark_that_lacks_what_is_preloaded_the_daemon_is_sparks_own(tmp_path):
+def test_a_pyspark_without_the_preloaded_modules_uses_its_own_daemon(tmp_path):
     (tmp_path / "pyspark").mkdir()
     (tmp_path / "pyspark" / "__init__.py").touch()
     (tmp_path / "pyspark" / "daemon.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
@@ -88,7 +88,7 @@ exec {java}/bin/java "$@"
 
 @pytest.fixture
 def slow_java(tmp_path, monkeypatch):
-    """A Java that works for six seconds before it does anything for Spark, and that says nothing of it."""
+    """A Java that is busy for six seconds, without output, before it starts Spark."""
     home = tmp_path / "java"
     (home / "bin").mkdir(parents=True)
     java = home / "bin" / "java"
@@ -117,7 +117,7 @@ def test_a_slow_start_that_gets_on_is_waited_for_and_says_so(folder, slow_java, 
 
 def test_a_start_that_stands_still_is_ended(folder, monkeypatch):
     monkeypatch.setattr(spark_server, "_STALLED_S", 2.0)
-    monkeypatch.setattr(spark_server, "_STOP_S", 0.5)  # it would not hear that it is asked to end
+    monkeypatch.setattr(spark_server, "_STOP_S", 0.5)  # it does not react to signals
 
     def stand_still() -> None:
         while (server := spark_server._known(folder / "spark.starting.json")) is None:
@@ -126,7 +126,7 @@ def test_a_start_that_stands_still_is_ended(folder, monkeypatch):
 
     stopper = threading.Thread(target=stand_still)
     stopper.start()
-    with pytest.raises(spark_server.SparkServerError, match=r"has done nothing for 2 s"):
+    with pytest.raises(spark_server.SparkServerError, match=r"has stalled for 2 s"):
         spark_server.start(folder, cores=1)
     stopper.join()
 
