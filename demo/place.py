@@ -60,7 +60,7 @@ class Place:
             return None
         except ValueError:
             raise DemoError(
-                f"This release cannot read {self._progress}. Continue with the release that started the demo, or remove "
+                f"This release cannot read {self._progress}. Continue with the release that started it, or remove "
                 f"{self.home} and the messages in its queue"
             ) from None
         return progress if progress.filled else None

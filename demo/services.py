@@ -122,7 +122,7 @@ class Services:
             time.sleep(0.1)
 
     def watch(self) -> None:
-        """Raise `DemoError` with the last lines of its log if a service ended. The command that starts Spark may end."""
+        """Raise `DemoError` with the end of the log if a service ended. The command that starts Spark may end."""
         for name, process in self._started.items():
             code = process.poll()
             if code is not None and (name, code) != ("spark", 0):

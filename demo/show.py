@@ -147,7 +147,7 @@ class _Demo:
             self._console.print(drawn)
         if again := sent_alerts(self._place).filter(~pl.col("published")).height:
             self._console.print(
-                f"Alerts that were sent by runs that crashed before their decision: {again}. Callbacks run at least once."
+                f"Alerts sent by runs that crashed before their decision: {again}. Callbacks run at least once."
             )
         self._console.print()
         if not all(wanted == found for _, wanted, found in lines):

@@ -1,7 +1,7 @@
 """A RabbitMQ server for tests and the demo: the system's binaries, started without its service.
 
-The user is `guest`, which RabbitMQ accepts on loopback only. The server has its own node, cookie, settings, data and port
-mapper `epmd`, separate from the system's RabbitMQ. It has no plugins.
+The user is `guest`, which RabbitMQ accepts on loopback only. The server has its own node, cookie, settings, data and
+port mapper `epmd`, separate from the system's RabbitMQ. It has no plugins.
 """
 
 from __future__ import annotations

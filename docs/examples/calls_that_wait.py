@@ -14,7 +14,7 @@ class Parcel(BaseModel):
 
 
 class Parcels(Pipeline):
-    """Where each parcel is, by its carrier."""
+    """Location of each parcel, by its carrier."""
 
     name = "parcels"
     producer = Producer(source="parcels_queue")

@@ -154,7 +154,7 @@ def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path)
 def test_a_demo_that_nobody_can_read_is_not_erased(tmp_path):
     (tmp_path / "demo.json").write_text('{"origin": "table"}')
     (tmp_path / "queue.sqlite").write_bytes(b"messages")
-    with pytest.raises(place.DemoError, match=r"demo\.json\. Go on with the release that began that demo, or remove"):
+    with pytest.raises(place.DemoError, match=r"demo\.json\. Continue with the release"):
         show(place.Place(tmp_path), "table", 2, Console(file=io.StringIO()))
     assert (tmp_path / "queue.sqlite").exists()
 
