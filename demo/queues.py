@@ -101,7 +101,8 @@ def _sqs_queue(url: str, environment: Mapping[str, str]) -> Queue:
 
     def left() -> int:
         attributes = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-        return sum(int(attributes[f"ApproximateNumberOfMessages{suffix}"]) for suffix in ("", "NotVisible"))
+        waiting = attributes["ApproximateNumberOfMessages"]
+        return int(waiting) + int(attributes["ApproximateNumberOfMessagesNotVisible"])
 
     # 400 s are longer than a run of all flights.
     found = {**environment, "FLIGHTS_SQS_URL": url, "FLIGHTS_SQS_VISIBILITY": "400"}

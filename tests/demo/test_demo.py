@@ -1,4 +1,4 @@
-"""The demo, small: what it shows, what it leaves, and what `make dev` makes of that."""
+"""A small demo: its output, its files, and `make dev` afterwards."""
 
 import io
 import json
@@ -27,7 +27,7 @@ LIVE = ("backlog", "in flight", "handled", "open failures", "acknowledged", "mes
 
 
 class Shown(NamedTuple):
-    """A demo that has ended, what a terminal showed of it, and its exit code."""
+    """A demo that has ended, its output on a terminal, and its exit code."""
 
     demo: Demo
     said: str
@@ -44,7 +44,7 @@ def shown(tmp_path_factory):
     try:
         while some := os.read(ours, 65_536):
             said += some
-    except OSError:  # as Linux says that nobody has the terminal open any more
+    except OSError:  # Linux reports a closed terminal in this way
         os.close(ours)
     yield Shown(demo, re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", said.decode()), process.wait())
     demo.clear_up()
@@ -82,7 +82,7 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
     assert shown.demo.runs() == {
         "flights_pull": "SUCCESS", "flights_backfill": "SUCCESS", "__ASSET_JOB": "SUCCESS",
     }  # fmt: skip
-    # This interpreter's, wherever it is.
+    # The path of this interpreter.
     asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
     answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)
     assert re.search(r"backlog +0 messages", answer.stdout), answer

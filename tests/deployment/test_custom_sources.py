@@ -1,4 +1,4 @@
-"""The sources that `docs/connect/your-own.md` builds, checked as it says."""
+"""Sources of `docs/connect/your-own.md`, checked as the page describes."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
 
 @pytest.fixture
 def shown(tmp_path, monkeypatch):
-    """What the document's Python defines, as one module: its classes are pickled by their names."""
+    """Return the Python of the document as one module, because its classes are pickled by their names."""
     (tmp_path / "sources_of_the_document.py").write_text("\n\n".join(BLOCKS))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sources_of_the_document", raising=False)

@@ -1,4 +1,4 @@
-"""Deployments that cannot work: refused in one line when the definitions are loaded, by argument and value."""
+"""Invalid deployments, refused in one line when the definitions are loaded, with argument and value."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ POSTGRES = "postgresql://bob:pw@db/shop"
 
 
 def pipeline(name: str, source: str = "mine", **attributes: Any) -> type[Pipeline]:
-    """A pipeline of this name, where workers could import it."""
+    """Return a pipeline with this name, in a module that workers can import."""
     attributes = {"name": name, "producer": Producer(source=source), **attributes}
     made = type(f"Named_{name}", (Obedient,), attributes)
     globals()[made.__name__] = made
