@@ -102,7 +102,7 @@ def _told(process: subprocess.Popen[str], line: str) -> str:
     raise AssertionError(f"it ended and did not tell {line!r}:\n{said}")
 
 
-def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkeypatch):
+def test_the_live_view_shows_each_figure_and_the_recent_rate(monkeypatch):
     looks = iter([10.0, 12.0])
     monkeypatch.setattr("demo.screen.time.monotonic", lambda: next(looks))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
@@ -151,7 +151,7 @@ def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path)
         assert (why_new(there.progress(), wanted) is None) == goes_on
 
 
-def test_a_demo_that_nobody_can_read_is_not_erased(tmp_path):
+def test_a_demo_with_an_unreadable_file_is_not_erased(tmp_path):
     (tmp_path / "demo.json").write_text('{"origin": "table"}')
     (tmp_path / "queue.sqlite").write_bytes(b"messages")
     with pytest.raises(place.DemoError, match=r"demo\.json\. Continue with the release"):

@@ -37,7 +37,7 @@ def make(clone: Path, *given: str) -> str:
     return made.stdout
 
 
-def test_a_clone_needs_its_commands_and_nothing_else(clone):
+def test_a_clone_works_with_its_own_commands(clone):
     told = make(clone, "help")
     for target in ("demo", "dev", "test", "soak", "check", "format", "bench", "setup"):
         assert re.search(rf"^  make {target} +\S", told, re.MULTILINE), told

@@ -17,7 +17,7 @@ exec {python} "$@"
 """
 
 
-def test_a_python_without_ensurepip_is_told_its_package_before_anything_is_made(tmp_path):
+def test_a_missing_ensurepip_is_reported_with_its_package_before_anything_is_created(tmp_path):
     shutil.copy(PROJECT / "Makefile", tmp_path)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"

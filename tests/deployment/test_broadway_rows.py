@@ -36,7 +36,7 @@ def test_every_behaviour_has_a_row(part, tests):
 
 
 @pytest.mark.parametrize("part", BEHAVIOURS)
-def test_each_row_says_what_there_is_of_it_here(part):
+def test_each_row_names_its_counterpart(part):
     unsaid = [row.behaviour for row in rows(part) if not (row.behaviour and row.here.removeprefix("open:").strip())]
     assert unsaid == []
 

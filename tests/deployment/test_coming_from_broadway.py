@@ -96,7 +96,7 @@ def test_its_definitions_load_with_all_six(guided):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_none_has_more_than_some_thirty_lines(name):
+def test_no_pipeline_has_more_than_thirty_lines(name):
     assert len([line for line in PIPELINES[name].splitlines() if line.strip()]) <= 32
 
 

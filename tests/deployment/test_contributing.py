@@ -22,7 +22,7 @@ def defined(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_an_answer_names_functions_that_are_there_in_five_files_at_most(question):
+def test_an_answer_names_existing_functions_in_at_most_five_files(question):
     named = NAME.findall(QUESTIONS[question])
     assert [f"{file}:{name}" for file, name in named if name not in {"", *defined(file)}] == []
     assert 2 <= len({file for file, _ in named}) <= 5

@@ -164,7 +164,7 @@ def done(instance: dg.DagsterInstance) -> bool:
 
 
 @pytest.mark.faults
-def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed):
+def test_queued_messages_reach_the_tables_by_sensor_and_daemon(deployed):
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
     deployed.until("the queue is empty", lambda: deployed.left() == 0)
@@ -254,7 +254,7 @@ def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
 
 
 @pytest.mark.soak
-def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_everything_once(
+def test_each_range_of_windows_from_the_partitions_tab_is_a_run_that_retries_everything_once(
     deployed, failures_in_two_windows
 ):
     before = attempts(deployed)
@@ -273,7 +273,7 @@ def windows_of(run: dg.DagsterRun) -> tuple[str, str]:
 
 
 @pytest.mark.faults
-def test_a_backfill_from_the_command_line_drives_each_window_once(deployed, failures_in_two_windows):
+def test_a_backfill_from_the_command_line_retries_each_window_once(deployed, failures_in_two_windows):
     before = attempts(deployed)
     already = {run.run_id for run in deployed.instance.get_runs()}
     again = max(attempt for _, attempt in before) + 1
@@ -362,7 +362,7 @@ mutation Terminate($id: String!) { terminateRun(runId: $id) {
 
 
 @pytest.mark.soak
-def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed):
+def test_the_messages_of_a_run_that_is_terminated_in_the_ui_are_received_by_the_next(deployed):
     gate = deployed.folder / "terminated"
     payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]
     run_id, _ = run_at_work(deployed, payloads)

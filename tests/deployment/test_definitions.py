@@ -63,7 +63,7 @@ def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path, monkeypatch):
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
 
 
-def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path, monkeypatch):
+def test_log_records_of_the_platform_are_in_the_log_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
 
@@ -158,7 +158,7 @@ def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
-def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(kind, origin):
+def test_each_job_has_its_origin_for_any_partition_and_accepts_config(kind, origin):
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None
     assert not job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
@@ -321,7 +321,7 @@ def loaded(script: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is():
+def test_every_option_of_sources_and_other_resources_has_a_description():
     for resource in resources_at("nowhere", "nowhere").values():
         fields = type(resource).model_fields
         assert [name for name, field in fields.items() if not field.description] == []

@@ -179,7 +179,7 @@ def test_a_run_that_is_to_end_gets_the_time_that_it_may_take(file, seconds):
     assert int(given) > stopping.longest_s(Pipeline.shutdown)
 
 
-def test_an_unknown_process_is_refused_with_those_that_there_are(deploy):
+def test_an_unknown_process_is_refused_with_the_valid_names(deploy):
     said = printed("sh", deploy / "start", "deamon", expected=2)
     assert set(re.search(r"start (\S+)", said)[1].split("|")) == roles()
 

@@ -188,7 +188,7 @@ def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(monkeyp
 
 
 @pytest.mark.parametrize(("file", "text"), reference.texts().items())
-def test_the_reference_says_what_the_code_says(file, text):
+def test_the_reference_agrees_with_the_code(file, text):
     assert (DOCS / "reference" / file).read_text() == text, "write it again: python -m tests.fixtures.reference"
 
 

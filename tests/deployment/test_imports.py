@@ -59,11 +59,11 @@ def test_a_request_to_end_is_not_lost_in_an_import(deaf):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_in_a_plain_import_it_is(deaf):
+def test_a_request_to_end_is_lost_in_a_plain_import(deaf):
     __import__(deaf)
     assert deaf in sys.modules, "as if nobody had asked: the day that Python hands it on, `import_apart` is of no use"
 
 
-def test_what_an_import_raises_is_raised():
+def test_an_exception_of_an_import_is_raised():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_apart("json", "no_such_module")

@@ -126,12 +126,12 @@ BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obed
         (lambda: dead_letters_to("alias"), "dead_letters is 'alias': the pipeline pulls from it"),
     ],
 )
-def test_what_a_source_cannot_do_is_refused_by_option(load, refusal):
+def test_an_option_that_the_source_does_not_support_is_refused(load, refusal):
     with pytest.raises(PipelineError, match=rf"^Pulling\.{refusal}"):
         load()
 
 
-def test_a_source_that_leases_messages_is_told_early():
+def test_a_source_that_leases_messages_is_acknowledged_early():
     assert early(MemoryQueue).resolve_job_def("pulling_pull")
 
 
