@@ -1,1 +1,1 @@
-"""Figures, and ratios where there is a peer: see README.md."""
+"""Benchmarks, most of them as a ratio to a peer; see README.md."""

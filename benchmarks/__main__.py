@@ -1,4 +1,4 @@
-"""The benchmarks of `make bench`, one after the other; others are run by name."""
+"""Run the benchmarks of `make bench` one after the other."""
 
 import sys
 

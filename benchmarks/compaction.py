@@ -1,8 +1,8 @@
-"""What compaction costs beside the files that runs leave, for a pipeline with twelve runs a minute.
+"""Cost of compaction of the files that runs leave, for a pipeline with twelve runs per minute.
 
-Run it as `python -m benchmarks.compaction [--runs N]`; without a number it takes an hour of them. Each run leaves a
-file of 1,000 rows of 250 bytes in a table. Printed are the seconds to open the table and list its files before and
-after, the seconds that compaction takes, and the share of the hour that it is busy; a day has 24 of these.
+Run it as `python -m benchmarks.compaction [--runs N]`. The default is the number of runs in an hour. Each run leaves a
+file of 1,000 rows of 250 bytes in a table. It prints the seconds to open the table and list its files before and after
+compaction, the seconds of the compaction, and its share of the hour.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WINDOW = "2026-01-01T0000"
 
 
 def leave(table: Table, runs: int) -> None:
-    """Have each run commit a file."""
+    """Commit one file per run."""
     rows = pa.table({"payload": pa.array(payloads(ROWS), pa.binary())})
     for number in range(runs):
         files = write_rows(table.lake, table.pipeline, f"run-{number}", [(table.name, WINDOW, rows)])
@@ -35,7 +35,7 @@ def leave(table: Table, runs: int) -> None:
 
 
 def opening(lake: Lake, schema: pa.Schema) -> tuple[float, int]:
-    """Seconds to open the table anew and list its files, and how many these are."""
+    """Return the seconds to open the table and list its files, and the number of files."""
     began, table = time.perf_counter(), Table(lake, "bench", "events", schema)
     with table.look() as handle:
         files = table.files(handle)
@@ -43,7 +43,7 @@ def opening(lake: Lake, schema: pa.Schema) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=60 * A_MINUTE)
     runs = parser.parse_args().runs
@@ -59,7 +59,7 @@ def main() -> None:
         took = time.perf_counter() - began
         after, left = opening(lake, schema)
     share = took / timedelta(minutes=runs / A_MINUTE).total_seconds()
-    print(f"{files} files, {compacted} of them compacted in {took:.2f} s: {share:.2%} of the time of these runs")
+    print(f"{files} files, {compacted} compacted in {took:.2f} s: {share:.2%} of the time of these runs")
     print(f"opening: {before:.3f} s with {files} files, {after:.3f} s with {left}")
 
 

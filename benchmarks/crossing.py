@@ -1,9 +1,9 @@
-"""What it costs that data crosses from handling to batching by its fields, against the model's own JSON.
+"""Cost of transferring data from handling to batching by its fields, compared with the model's own JSON.
 
 Run it as `python -m benchmarks.crossing [--messages N] [--rounds N]`. Handling and batching of the same messages run in
-this process, by turns, in another order each round; only how data is written and read differs. The model's own JSON
-would run its validators a second time and show what its serializers hide. The median of the rounds' ratios is printed,
-and the least and the greatest.
+this process. Only the way in which data is written and read differs, and the order alternates between rounds. The
+model's own JSON would run its validators a second time and apply its serializers. The median of the ratios is printed,
+with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -40,45 +40,45 @@ WINDOW = "2026-11-21T0000"
 
 
 class Batched(Pipeline):
-    """Parses events and hands them to a callback."""
+    """Events that a callback gets in batches."""
 
     name = "batched"
     producer = Producer(source="queue")
     batchers = {"default": Batcher(schema=Event, batch_size=1_000)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Parse it."""
+        """Decode the message."""
         return message.put(Event.model_validate_json(message.data))
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Take them as they are."""
+        """Return the messages unchanged."""
         return messages
 
 
 def own_encode(data: Any, model: Any) -> tuple[bytes, str]:
-    """The model's own JSON."""
+    """Encode data as the model's own JSON."""
     return data.model_dump_json(round_trip=True).encode(), "json"
 
 
 def own_decode(value: bytes, encoding: str, model: Any) -> Any:
-    """The inverse."""
+    """Decode the model's own JSON."""
     return model.model_validate_json(value)
 
 
 @contextmanager
 def crossing_by(encode: Callable[..., Any], decode: Callable[..., Any]) -> Iterator[None]:
-    """Have data cross in another way."""
+    """Replace the functions that transfer data."""
     with mock.patch.multiple(staging, encode=encode, decode=decode):
         yield
 
 
 def ran(task: Callable[[int], Iterator[pa.RecordBatch]]) -> Manifest:
-    """What the only task wrote."""
+    """Return the result of the only task."""
     return Manifest.of(pa.Table.from_batches(list(task(0))))
 
 
 def steps(lake: Lake, queue: TableQueue, received: list[RowRange], turn: str) -> dict[str, float]:
-    """Seconds of processor time that handling and batching take."""
+    """Return the seconds of processor time of handling and batching."""
     common: Any = {"pipeline": Batched, "context": None, "ack_policy": queue.ack_policy, "lake": lake}
     started = time.process_time()
     handled = ran(Handle(**common, receive_id=turn, parts=[received]))
@@ -94,7 +94,7 @@ def steps(lake: Lake, queue: TableQueue, received: list[RowRange], turn: str) ->
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=5)

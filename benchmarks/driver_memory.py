@@ -1,8 +1,8 @@
-"""Memory of a run's driver against the number of messages: it must not grow with them.
+"""Memory of a run's driver for different numbers of messages; it must not grow with them.
 
-Run it as `python -m benchmarks.driver_memory [--messages N ...]`: for each number, a process of its own runs once from
-lease to acknowledgement on a warm server and tells its peak, and another replays what the first received. Then two
-processes run at once, each with so many messages: one of them decides after the other, and has to look at its commit.
+Run it as `python -m benchmarks.driver_memory [--messages N ...]`. For each number, one process runs from lease to
+acknowledgement on a warm server and reports its peak, and another process replays these messages. Then two processes
+run at once, each with this number of messages. One of them decides after the other and reads the other's commit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run_once(
     peaks: multiprocessing.Queue[int],
     together: Barrier,
 ) -> None:
-    """Run once; decide when all others of `together` are about to; tell the peak in MB."""
+    """Execute one run, which waits for the other runs before it decides; report the peak memory in MB."""
     resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=["benchmarks"])
     with closing(resource_) as spark:
         control = ControlStore(f"sqlite:///{root}/control.sqlite")
@@ -52,7 +52,7 @@ def run_once(
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
     chosen = parser.parse_args()

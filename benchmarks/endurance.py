@@ -1,9 +1,9 @@
-"""Five sources under one daemon while what runs them dies at random: is a message lost or doubled, does anything grow?
+"""Five sources under one daemon with random crashes: detects lost or duplicated messages, and growth.
 
 Run it as `python -m benchmarks.endurance [--minutes 60] [--messages 10000000] [--source kafka ...] [--plot FILE]`.
-Messages come evenly for so long. Runs, Python processes of Spark, and the sources' servers are killed, and runs are
-stopped, at random; the daemon and Spark's server die in the first half only, so that the second shows whether they
-grow. It ends with an account of each source and of what was sampled, and with 1 if anything is wrong.
+Messages arrive evenly over this time. Runs, Python processes of Spark and the sources' servers are killed, and runs are
+stopped, at random. The daemon and Spark's server are killed in the first half only, so that the second half shows
+whether they grow. It ends with an account of each source and of the samples. The exit code is 1 if anything is wrong.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from pipeline_platform.source.patience import patiently
 from pipeline_platform.spark import server as spark_server
 
 SHARES = {"postgres": 0.35, "kafka": 0.45, "rabbitmq": 0.1, "sqs": 0.05, "pubsub": 0.05}
-"""Of all messages: what the local servers of the last three give out in time."""
+"""Share of all messages by source; the local servers of the last three are too slow for more."""
 PORTION, SAMPLE_S, DONE_WITHIN_S = 5_000, 10.0, 900.0
 DEATH_AFTER_S = (15.0, 45.0)
 FIRST_HALF = ["daemon", "spark", "run", "host", "source", "stall"]
 SECOND_HALF = ["run", "host", "source", "stall"]
 STEADY = 1.25
-"""What may not grow is, at the end, at most so many times what it was half-way."""
+"""Highest ratio between the end and the halfway point for a value that must not grow."""
 MAY_GROW = "files of a window"
-"""Until maintenance compacts them."""
+"""Value that grows until maintenance compacts files."""
 
 
 class Feed:
-    """Sends a source its messages, evenly; its server does not die while it is sent to."""
+    """Sends messages to a source evenly. The source's server is not killed during a send."""
 
     def __init__(self, name: str, ground: Ground, messages: int, seconds: float) -> None:
         self.name, self.ground, self.messages, self._seconds = name, ground, messages, seconds
@@ -67,20 +67,20 @@ class Feed:
             time.sleep(0.2)
 
     def join(self) -> None:
-        """Wait until all is sent."""
+        """Wait until all messages are sent."""
         self._thread.join()
 
     def is_through(self, deployment: Deployment) -> bool:
-        """Whether no receive is unfinished, each message is in a table, and the source waits for none.
+        """Whether no receive is unfinished, each message is in a table, and the source is empty.
 
-        The source is asked last: of Pub/Sub only a pull tells, and one that is given up keeps what it would have got.
+        The source is asked last: Pub/Sub only answers with a pull, which keeps the messages that it returns.
         """
         if deployment.unfinished(self.name) or self.account(deployment)[0]["lost"]:
             return False
         return not self.ground.left()
 
     def account(self, deployment: Deployment) -> tuple[dict[str, int], str]:
-        """Count what came of the messages, and say what is wrong with it."""
+        """Count the outcomes of the messages, and return the errors."""
         tables = [deployment.rows(self.name, table) for table in ("even", "odd")]
         kept = pl.concat([table["n"] for table in tables if "n" in table.columns] or [pl.Series("n", [], pl.Int64)])
         failed = pl.Series(
@@ -100,14 +100,14 @@ class Feed:
 
 
 class Sample(NamedTuple):
-    """What was seen at a time, in seconds since the beginning."""
+    """Sampled values at a time, in seconds since the start."""
 
     at: float
     seen: dict[str, float]
 
 
 class Watch:
-    """Samples what must not grow, as long as it lives."""
+    """Samples values that must not grow, until it ends."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment, self.samples, self.deaths = deployment, list[Sample](), list[tuple[float, str]]()
@@ -116,17 +116,17 @@ class Watch:
         self._thread.start()
 
     def died(self, what: str) -> None:
-        """Note a death."""
+        """Record a crash."""
         self.deaths.append((time.monotonic() - self.began, what))
 
     def end(self) -> None:
-        """Take no more samples."""
+        """Stop sampling."""
         self._over.set()
         self._thread.join()
 
     def _watch(self) -> None:
         while not self._over.wait(SAMPLE_S):
-            with suppress(psutil.Error, FileNotFoundError):  # one has just died
+            with suppress(psutil.Error, FileNotFoundError):  # a process has just ended
                 self.samples.append(Sample(time.monotonic() - self.began, self._look()))
 
     def _look(self) -> dict[str, float]:
@@ -153,7 +153,7 @@ class Watch:
         return seen
 
     def series(self) -> dict[str, list[tuple[float, float]]]:
-        """Each of what was sampled, over time."""
+        """Return each sampled value over time."""
         found: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for sample in self.samples:
             for name, value in sample.seen.items():
@@ -162,7 +162,7 @@ class Watch:
 
 
 def grown(series: list[tuple[float, float]]) -> tuple[float, float]:
-    """The median of the third quarter of the time, and of the last."""
+    """Return the median of the third quarter of the time and of the last quarter."""
     last = series[-1][0]
     third = [value for at, value in series if last / 2 <= at < last * 3 / 4]
     fourth = [value for at, value in series if at >= last * 3 / 4]
@@ -170,7 +170,7 @@ def grown(series: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def python_of(server: int) -> list[int]:
-    """Spark's Python processes: of its session, for workers outlive the daemon that forked them, and serve on."""
+    """Return Spark's Python processes by session, because workers survive the daemon that forked them."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError):
@@ -180,7 +180,7 @@ def python_of(server: int) -> list[int]:
 
 
 def killing(deployment: Deployment, feeds: list[Feed], watch: Watch, seconds: float, chance: random.Random) -> None:
-    """Kill now and then, for so long."""
+    """Kill processes at random during a time."""
     timers: list[threading.Timer] = []
 
     def later(after_s: float, call: Callable[[], None]) -> None:
@@ -195,7 +195,7 @@ def killing(deployment: Deployment, feeds: list[Feed], watch: Watch, seconds: fl
         running = deployment.under_way()
         server = spark_server.status(deployment.spark_folder)
         python = python_of(server.pid) if server else []
-        if not (running and python):  # all wait for the server that died last
+        if not (running and python):  # all sources wait for the server that was killed last
             continue
         scene = Scene(deployment, feed.ground, chance.choice(running), chance.choice(python), later)
         with suppress(AssertionError, ProcessLookupError), feed.quiet if what == "source" else nullcontext():
@@ -207,9 +207,9 @@ def killing(deployment: Deployment, feeds: list[Feed], watch: Watch, seconds: fl
 
 
 def report(watch: Watch) -> list[str]:
-    """Print what was sampled; return what grew."""
+    """Print the samples; return the values that grew."""
     wrong = []
-    print("\n| | half-way | at the end | |\n|-|-|-|-|")
+    print("\n| | halfway | at the end | |\n|-|-|-|-|")
     for name, series in watch.series().items():
         before, after = grown(series)
         grows = name != MAY_GROW and after > before * STEADY
@@ -219,7 +219,7 @@ def report(watch: Watch) -> list[str]:
 
 
 def plot(watch: Watch, path: Path) -> None:
-    """Draw what was sampled over time, with the deaths."""
+    """Draw the samples over time, with the crashes."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -242,10 +242,10 @@ def _say(what: str) -> None:
 
 
 def main() -> None:
-    """Feed, kill, count."""
+    """Send messages, kill processes, and count the outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--messages", type=int, default=10_000_000, help="in all")
+    parser.add_argument("--messages", type=int, default=10_000_000, help="number of messages of all sources")
     parser.add_argument("--source", nargs="+", choices=[*SHARES], default=[*SHARES])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plot", type=Path, default=Path("endurance.png"))

@@ -1,4 +1,4 @@
-"""The code location that `benchmarks.endurance` deploys: a pipeline over each source that the environment names."""
+"""Code location that `benchmarks.endurance` deploys: a pipeline for each source in the environment."""
 
 import json
 import os
@@ -26,7 +26,7 @@ class Kept(BaseModel):
 
 
 class Asked(BaseModel):
-    """What the benchmark asks of its location, in ENDURANCE_BENCHMARK as JSON."""
+    """Options of the benchmark for its location, in ENDURANCE_BENCHMARK as JSON."""
 
     folder: str = "."
     sources: dict[str, Kept] = {}
@@ -36,7 +36,7 @@ ASKED = Asked.model_validate(json.loads(os.environ.get("ENDURANCE_BENCHMARK", "{
 
 
 class Number(BaseModel):
-    """What becomes of a message."""
+    """Columns of a message."""
 
     n: int
 
@@ -49,15 +49,15 @@ class Numbers:
     """Numbers by parity; one of ten thousand fails."""
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Keep a number."""
+        """Store a number."""
         number = message.json()["n"]
         if number % FAILS_EACH == 0:
-            raise ValueError(f"{number} is one of those that fail")
+            raise ValueError(f"{number} is a multiple of 10,000")
         return message.put({"n": number}, batcher="odd" if number % 2 else "even")
 
 
 class OverPostgres(Numbers, Pipeline):
-    """Numbers of a table queue."""
+    """Numbers from a table queue."""
 
     name = "postgres"
     producer = Producer(source="postgres")
@@ -65,7 +65,7 @@ class OverPostgres(Numbers, Pipeline):
 
 
 class OverKafka(Numbers, Pipeline):
-    """Numbers of a topic."""
+    """Numbers from a topic."""
 
     name = "kafka"
     producer = Producer(source="kafka")
@@ -73,7 +73,7 @@ class OverKafka(Numbers, Pipeline):
 
 
 class OverRabbitmq(Numbers, Pipeline):
-    """Numbers of a RabbitMQ queue."""
+    """Numbers from a RabbitMQ queue."""
 
     name = "rabbitmq"
     producer = Producer(source="rabbitmq")
@@ -81,7 +81,7 @@ class OverRabbitmq(Numbers, Pipeline):
 
 
 class OverSqs(Numbers, Pipeline):
-    """Numbers of an SQS queue."""
+    """Numbers from an SQS queue."""
 
     name = "sqs"
     producer = Producer(source="sqs")
@@ -89,7 +89,7 @@ class OverSqs(Numbers, Pipeline):
 
 
 class OverPubsub(Numbers, Pipeline):
-    """Numbers of a subscription."""
+    """Numbers from a subscription."""
 
     name = "pubsub"
     producer = Producer(source="pubsub")
@@ -104,4 +104,4 @@ resources: dict[str, Any] = {
     "spark": SparkResource(remote="warm", state_folder=f"{ASKED.folder}/spark", packages=["benchmarks"]),
     **{name: source_resource(SOURCES[kept.connector])(**kept.options) for name, kept in ASKED.sources.items()},
 }
-defs = platform_definitions([one for one in PIPELINES if one.name in ASKED.sources], resources)
+defs = platform_definitions([pipeline for pipeline in PIPELINES if pipeline.name in ASKED.sources], resources)

@@ -1,4 +1,4 @@
-"""What the benchmarks handle: clicks and views of 250 bytes of JSON, into two typed tables; and what waits."""
+"""Messages and pipelines of the benchmarks: clicks and views of 250 bytes of JSON for two typed tables, and waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Event(BaseModel):
-    """One click or view."""
+    """A click or a view."""
 
     id: int
     user: str
@@ -54,7 +54,7 @@ def payloads(count: int) -> Iterator[bytes]:
 
 
 class Events(Pipeline):
-    """Each event to the table of its kind, in Python."""
+    """Stores each event in the table of its kind, decoded with `json.loads`."""
 
     name = "events"
     producer = Producer(source="events_queue", deduplicate_for=timedelta(days=1))
@@ -62,52 +62,52 @@ class Events(Pipeline):
     batchers = {"clicks": TableBatcher(schema=Event), "views": TableBatcher(schema=Event)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Parse and route."""
+        """Decode and route the message."""
         event = json.loads(message.data)
         batcher = "clicks" if event["kind"] == "click" else "views"
         return message.put(event, batcher=batcher, batch_key=event["country"])
 
 
-EventStruct: Any = defstruct("EventStruct", [(name, one.annotation) for name, one in Event.model_fields.items()])
-"""The same."""
+EventStruct: Any = defstruct("EventStruct", [(name, field.annotation) for name, field in Event.model_fields.items()])
+"""The fields of `Event` as a struct."""
 
 
 class ByJson(Events):
-    """By `message.json()`."""
+    """The same pipeline with `message.json()`."""
 
     name = "by_json"
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Parse and route."""
+        """Decode and route the message."""
         event = message.json()
         return message.put(event, batcher=f"{event['kind']}s", batch_key=event["country"])
 
 
 class ByModel(Events):
-    """By `message.json(Event)`."""
+    """The same pipeline with `message.json(Event)`."""
 
     name = "by_model"
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Parse and route."""
+        """Decode and route the message."""
         event = message.json(Event)
         return message.put(event, batcher=f"{event.kind}s", batch_key=event.country)
 
 
 class ByStruct(Events):
-    """By `message.json(EventStruct)`."""
+    """The same pipeline with `message.json(EventStruct)`."""
 
     name = "by_struct"
     batchers = {"clicks": TableBatcher(schema=EventStruct), "views": TableBatcher(schema=EventStruct)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Parse and route."""
+        """Decode and route the message."""
         event = message.json(EventStruct)
         return message.put(event, batcher=f"{event.kind}s", batch_key=event.country)
 
 
 class ByBlocks(Pipeline):
-    """By blocks."""
+    """The same pipeline with blocks."""
 
     name = "by_blocks"
     producer = Events.producer
@@ -115,7 +115,7 @@ class ByBlocks(Pipeline):
     batchers = Events.batchers
 
     def handle_messages(self, messages: pl.DataFrame, context: Any) -> pl.DataFrame:
-        """Parse and route."""
+        """Decode and route a block."""
         events: pl.DataFrame = columns(messages, Event)
         return events.with_columns(batcher=pl.col("kind") + "s", batch_key="country")
 
@@ -127,58 +127,58 @@ IDIOMS: dict[str, type[Pipeline]] = {
     "message.json(Struct)": ByStruct,
     "blocks": ByBlocks,
 }
-"""Pipelines that do the same, by how they decode."""
+"""Equivalent pipelines by their way to decode."""
 
 POISON = b"kill"
 
 
 class Clean(Events):
-    """Would die of one message, which does not come."""
+    """Would crash at one message, which the queue does not contain."""
 
     name = "clean"
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Die of it."""
+        """Crash at the message."""
         if message.data == POISON:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().handle_message(message, context)
 
 
 class Poisoned(Clean):
-    """The same, and it comes."""
+    """The same pipeline, for a queue with one such message."""
 
     name = "poisoned"
 
 
 class Hundred(Clean):
-    """The same, and a hundred come."""
+    """The same pipeline, for a queue with a hundred such messages."""
 
     name = "hundred"
 
 
 class Timed(Clean):
-    """The same messages as the clean one's, and each call has a limit."""
+    """The same pipeline as `Clean`, with a limit for each call."""
 
     name = "timed"
     processors = Events.processors.model_copy(update={"message_timeout": timedelta(seconds=10)})
 
 
 class LongKnown(Events):
-    """The same, and what comes again is known for four days."""
+    """The same pipeline, which recognises redeliveries for four days."""
 
     name = "long_known"
     producer = Producer(source="queue", deduplicate_for=timedelta(days=4))
 
 
 class Worker(BaseModel):
-    """Who handled a message."""
+    """Process and thread that handled a message."""
 
     process: int
     thread: int
 
 
 class Waiting(Pipeline):
-    """Waits, then tells who it was: ten at once, in two tasks."""
+    """Waits for each message and stores its worker: ten at once, in two tasks."""
 
     name = "waiting"
     producer = Producer(source="queue")
@@ -192,18 +192,18 @@ class Waiting(Pipeline):
 
 
 class Batched(Events):
-    """In batches of a hundred, which a callback looks at."""
+    """Events in batches of a hundred for a callback."""
 
     name = "batched"
     batchers = {"clicks": Batcher(batch_size=100), "views": Batcher(batch_size=100)}
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Look."""
+        """Return the messages unchanged."""
         return messages
 
 
 class EventColumns(Pipeline):
-    """The same by column expressions."""
+    """The same pipeline in the Spark lane."""
 
     name = "event_columns"
     producer = Events.producer
@@ -211,7 +211,7 @@ class EventColumns(Pipeline):
     batchers = Events.batchers
 
     def handle_messages(self, messages: DataFrame, context: Any) -> DataFrame:
-        """Parse and route."""
+        """Decode and route all messages."""
         from pyspark.sql import functions as f
 
         return parsed(messages).withColumns(

@@ -1,8 +1,9 @@
-"""How many workers are busy with ten messages that wait for 30 ms each: the case that Broadway is known by.
+"""Number of workers that are busy with ten messages of 30 ms each, a known weakness of Broadway.
 
-Run it as `python -m benchmarks.fairness [--rounds N]`. Of ten workers Broadway kept 1 busy where a producer's messages
-went to the first that asked, and keeps 6.5 where it hashes them over ten. Here a receive is dealt evenly over tasks,
-and a task's threads each take the next message: two tasks of five threads, on two cores.
+Run it as `python -m benchmarks.fairness [--rounds N]`. Of ten workers, Broadway kept 1 busy when a producer's messages
+went to the first worker that asked, and keeps 6.5 busy when it hashes messages over ten workers. Here a receive is
+distributed evenly over tasks, and each thread of a task takes the next message: two tasks with five threads, on two
+cores.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MESSAGES = 10
 
 
 def busy(folder: Path, spark: SparkResource) -> int:
-    """How many workers one receive of all messages keeps busy."""
+    """Return the number of workers that one receive of all messages keeps busy."""
     queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
     queue.create()
     queue.enqueue(b"%d" % number for number in range(MESSAGES))
@@ -47,7 +48,7 @@ def busy(folder: Path, spark: SparkResource) -> int:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

@@ -1,16 +1,16 @@
-"""Handling and whole runs, against what one would write by hand in the same Spark session.
+"""Handling and whole runs, compared with hand-written code in the same Spark session.
 
-Run it as `python -m benchmarks.handling [--messages N] [--rounds N]`. Peers take turns in one session, in another
-order each round. Two peers are compared within a round, minutes at the most apart, so that the machine's mood hits both
-of them; the median of the rounds' ratios is printed, and the least and the greatest.
+Run it as `python -m benchmarks.handling [--messages N] [--rounds N]`. Peers take turns in one session, in alternating
+order. Two peers are compared within a round, at most minutes apart, so that load on the machine affects both. The
+median of the ratios is printed, with minimum and maximum.
 
-- *bare*: `mapInArrow` that parses each row, routes it and builds the Arrow columns of both tables, and only counts.
-- *message.json()* and other idioms: the step `handle_messages` of a pipeline that decodes so, and writes typed tables,
+- *bare*: `mapInArrow` that decodes each row, routes it, builds the Arrow columns of both tables, and only counts.
+- *message.json()* and other ways to decode: the step `handle_messages` of a pipeline, which writes typed tables,
   failures and outcomes.
 - *plain query*: Spark's `from_json` of the same rows, written by Spark's partitioned Parquet writer.
-- *columns*: the same through a pipeline's `handle_messages`, written with outcomes.
-- *whole run*: from lease to acknowledgement, out of a SQLite queue, by an idiom.
-- *Broadway in memory* and *Broadway to files*: see `benchmarks.broadway`. Skipped where it is not.
+- *columns*: the same query in a pipeline's `handle_messages`, written with outcomes.
+- *whole run*: from lease to acknowledgement, from a SQLite queue.
+- *Broadway in memory* and *Broadway to files*: see `benchmarks.broadway`. Skipped if it is missing.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from pipeline_platform.spark import server as spark_server
 WINDOW = "2026-11-21T0000"
 COUNTS = pa.schema([("table", pa.string()), ("rows", pa.int64())])
 WHOLE = ("message.json()", "message.json(Model)", "message.json(Struct)", "blocks")
-"""Idioms of whole runs."""
+"""Ways to decode for which whole runs are measured."""
 PEERS = {"memory": "Broadway in memory", "files": "Broadway to files"}
 
 
 def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Parse, route, build columns; count."""
+    """Decode and route rows, build columns, and count."""
     model = Events.batchers["clicks"].table_schema
     assert model is not None
     struct = pa.struct(list(arrow_schema(model)))
@@ -67,7 +67,7 @@ def bare(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def timed(name: str, work: Callable[[], object]) -> dict[str, float]:
-    """Seconds that something takes, by its name."""
+    """Record the seconds of a block under a name."""
     started = time.perf_counter()
     work()
     return {name: time.perf_counter() - started}
@@ -82,50 +82,50 @@ def _broadway(mode: str, messages: int) -> dict[str, float]:
 
 
 def _modes() -> list[str]:
-    """What Broadway can do here; says why if nothing."""
+    """Return the modes of Broadway that this machine can run; print the reason if there are none."""
     try:
         broadway.seconds("memory", 1)
     except broadway.MissingError as missing:
-        print(f"Broadway is skipped: {missing}", flush=True)
+        print(f"Skipped Broadway: {missing}", flush=True)
         return []
     return [*PEERS]
 
 
 class Bench:
-    """A folder, a warm Spark server and a session on it."""
+    """A folder, a warm Spark server and a session."""
 
     def __init__(self, root: Path, spark: SparkResource, messages: int) -> None:
         self.root, self.messages, self._spark = root, messages, spark
         self.session = spark.spark_session
 
     def flow(self, pipeline: type[Pipeline], queue: TableQueue, folder: Path | None = None) -> Flow:
-        """A pipeline in a folder of its own, or in that of all."""
+        """Return a pipeline in its own folder, or in the shared folder."""
         folder = folder or self.root
         control = ControlStore(f"sqlite:///{folder}/control.sqlite")
         return Flow(pipeline, queue, Lake(root=f"{folder}/lake"), control, lambda: self.session)
 
     def queue(self, name: str, folder: Path | None = None) -> TableQueue:
-        """A queue with all messages in it."""
+        """Return a queue that contains all messages."""
         queue = TableQueue(name=name, url=f"sqlite:///{folder or self.root}/{name}.sqlite")
         queue.create()
         queue.enqueue(payloads(self.messages))
         return queue
 
     def received(self, pipeline: type[Pipeline], queue: TableQueue) -> tuple[Flow, Receive, list[str]]:
-        """All messages, received and not yet handled, and the files that they lie in."""
+        """Return all messages as a receive that is not handled yet, and its files."""
         flow = self.flow(pipeline, queue)
         receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW])
         files = steps.receive_messages(flow, receive).of_table("messages")
         return flow, receive, [flow.lake.uri(pipeline.name, "messages", file.path) for file in files]
 
     def bare(self, files: list[str]) -> None:
-        """The hand-written stage."""
+        """Execute the hand-written stage."""
         rows = engine.map_batches(self.session.read.parquet(*files).select("data"), bare, COUNTS)
         counted = engine.gather(rows, COUNTS)
         assert sum(counted["rows"].to_pylist()) == self.messages
 
     def plain_query(self, files: list[str]) -> None:
-        """The hand-written query."""
+        """Execute the hand-written query."""
         from pyspark.sql import functions as f
 
         rows = parsed(self.session.read.parquet(*files))
@@ -133,7 +133,7 @@ class Bench:
         routed.write.mode("overwrite").partitionBy("batcher").parquet(f"{self.root}/plain")
 
     def whole_run(self, idiom: str) -> dict[str, float]:
-        """One run over a full queue, in all and by step, in seconds."""
+        """Execute one run with a full queue; return its seconds, in total and by step."""
         with tempfile.TemporaryDirectory(dir=self.root) as folder:
             queue = self.queue("queue", Path(folder))
             flow = self.flow(IDIOMS[idiom], queue, Path(folder))
@@ -157,7 +157,7 @@ class Bench:
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
-    """Let the peers take turns; return their times in seconds, by round."""
+    """Let the peers take turns; return their seconds by round."""
     times: dict[str, list[float]] = {}
     chance = random.Random(messages)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -167,7 +167,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
             packages = ["benchmarks"]
             with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
                 bench = Bench(root, spark, messages)
-                received = {name: bench.received(one, bench.queue(one.name)) for name, one in IDIOMS.items()}
+                received = {name: bench.received(idiom, bench.queue(idiom.name)) for name, idiom in IDIOMS.items()}
                 files = received["message.json()"][2]
                 columns, columns_receive, column_files = bench.received(EventColumns, bench.queue("columns"))
 
@@ -193,13 +193,13 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
 
 
 def ratio(times: dict[str, list[float]], over: str, under: str) -> str:
-    """The median of the rounds' ratios, and their bounds."""
+    """Return the median of the ratios, with minimum and maximum."""
     ratios = [mine / peers for mine, peers in zip(times[over], times[under], strict=True)]
     return f"{statistics.median(ratios):.2f}, single rounds {min(ratios):.2f} to {max(ratios):.2f}"
 
 
 def report(times: dict[str, list[float]], messages: int) -> str:
-    """The medians and the ratios, as a table."""
+    """Return the medians and the ratios as a table."""
     lines = [f"{messages} messages, medians of {len(times['bare'])} rounds", ""]
     for name, took in sorted(times.items()):
         median = statistics.median(took)
@@ -219,7 +219,7 @@ def report(times: dict[str, list[float]], messages: int) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)

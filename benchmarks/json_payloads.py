@@ -1,7 +1,7 @@
-"""Decoding payloads of 250 bytes: `message.json()` against `json.loads`, and with a model against the model itself.
+"""Decoding payloads of 250 bytes: `message.json()` compared with `json.loads`, and with the model itself.
 
-Run it as `python -m benchmarks.json_payloads [--messages N] [--rounds N]`. Peers take turns, in another order each
-round; the median of the rounds' ratios of processor time is printed, and the least and the greatest.
+Run it as `python -m benchmarks.json_payloads [--messages N] [--rounds N]`. Peers take turns in alternating order. The
+median of the ratios of processor time is printed, with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ WAYS: dict[str, Callable[[Message], Any]] = {
 
 
 def received(count: int) -> list[Message]:
-    """Messages as handling has them."""
+    """Return messages as handling gets them."""
     rows = [{"data": data, "received_at": datetime.now(UTC)} for data in payloads(count)]
     return list(Message.each(pa.RecordBatch.from_pylist(rows, MESSAGES)))
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=50_000)
     parser.add_argument("--rounds", type=int, default=9)
@@ -49,7 +49,7 @@ def main() -> None:
                 WAYS[name](message)
             times[name].append(time.process_time() - started)
     for name, took in times.items():
-        print(f"{name}: {min(took) / given.messages * 1e6:.2f} us a message in the best round")
+        print(f"{name}: {min(took) / given.messages * 1e6:.2f} us per message in the best round")
     print(f"message.json() / json.loads: {ratio(times, 'message.json()', 'json.loads')} (at most 0.5)")
     print(f"with a model: {ratio(times, 'message.json(Model)', 'model_validate_json')} (at most 1.1)")
 

@@ -1,8 +1,8 @@
-"""Time receiving and acknowledging N messages of Kafka against plain consumers, one a core, that write the same.
+"""Receiving and acknowledging Kafka messages, compared with plain consumers, one per core, with the same output.
 
-Run it as `python -m benchmarks.kafka --messages 1000000 --bytes 250 [--servers HOST:PORT]`. It makes a topic of its own
-there; without --servers it starts a server, which takes Maven. Both sides read the same ranges of offsets, with as many
-processes, and write the same rows by the same writer.
+Run it as `python -m benchmarks.kafka --messages 1000000 --bytes 250 [--servers HOST:PORT]`. It creates a topic of its
+own there. Without --servers it starts a server, which needs Maven. Both sides read the same ranges of offsets with the
+same number of processes, and write the same rows with the same writer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     options.add_argument("--bytes", type=int, default=250)
     options.add_argument("--tasks", type=int, default=2)
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--servers", help="host:port of brokers; one of its own if unset")
+    options.add_argument("--servers", help="host:port of brokers; by default it starts a server")
     given = options.parse_args()
     with ExitStack() as until_the_end:
         folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))
@@ -65,20 +65,22 @@ def _compare(pool: ProcessPoolExecutor, folder: Path, servers: str, topic: str, 
     for nth in range(given.rounds):
         source = _source(f"round-{nth}", servers, topic)
         source.open(ControlStore(f"sqlite:///{folder}/{nth}.sqlite"))
-        patiently(source.backlog)  # connected, as a run is
+        patiently(source.backlog)  # connected, as in a run
         took = _round(pool, source, given, folder / str(nth), ours_first=nth % 2 == 0)
         ratios.append(took["plain"] / took["ours"])
         rates = ", ".join(f"{name} {given.messages / seconds:,.0f}/s" for name, seconds in sorted(took.items()))
         print(f"round {nth + 1}: {rates}, ratio {ratios[-1]:.2f}", flush=True)
         source.close()
-    print(f"rate of ours by that of plain consumers, median of {given.rounds}: {statistics.median(ratios):.2f}")
+    print(f"rate compared with plain consumers, median of {given.rounds}: {statistics.median(ratios):.2f}")
 
 
 def _round(
     pool: ProcessPoolExecutor, source: KafkaSource, given: argparse.Namespace, root: Path, *, ours_first: bool
 ) -> dict[str, float]:
-    """Seconds of both sides, by turns."""
-    shares = source.plan(given.messages, given.tasks, "r")  # the same again when ours plans
+    """Return the seconds of both sides."""
+    shares = source.plan(
+        given.messages, given.tasks, "r"
+    )  # nothing is acknowledged, so `_ours` plans the same ranges again
     sides: dict[str, Callable[[], object]] = {
         "ours": lambda: _ours(pool, source, given, root / "ours"),
         "plain": lambda: _plain(pool, source, shares, root / "plain"),
@@ -111,7 +113,7 @@ def _plain(pool: ProcessPoolExecutor, source: KafkaSource, shares: list[Share], 
 
 
 def _consume(servers: str, spans: list[tuple[str, int, int, int]], root: str, nth: int) -> int:
-    """What one would write by hand: assign, consume in thousands, build columns, write, commit."""
+    """Assign, consume in thousands, build columns, write and commit, without the platform."""
     from confluent_kafka import Consumer, TopicPartition
 
     settings = {"bootstrap.servers": servers, "group.id": f"plain-{uuid4().hex}", "enable.auto.commit": False}
@@ -171,7 +173,7 @@ def _source(group: str, servers: str, topic: str) -> KafkaSource:
 
 
 def topic_at(servers: str) -> str:
-    """Make a topic."""
+    """Create a topic."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
     name = f"benchmark-{uuid4().hex[:8]}"

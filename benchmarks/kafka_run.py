@@ -1,9 +1,9 @@
-"""Time whole runs from a topic of Kafka to two Delta tables, against consumers that one would write by hand.
+"""Whole runs from a Kafka topic to two Delta tables, compared with hand-written consumers.
 
-Run it as `python -m benchmarks.kafka_run [--messages N] [--rounds N]`. By hand: a plain consumer a core, which decodes
-by msgspec and writes Parquet; then one commit to each table, then the offsets. It keeps no payloads, failures or
-outcomes, and what it crashes in the middle of is handled twice. Here: a run from its claim to its acknowledgement, on a
-warm server. It starts a Kafka of its own, which takes Maven. Peers take turns.
+Run it as `python -m benchmarks.kafka_run [--messages N] [--rounds N]`. The hand-written code runs a plain consumer per
+core, which decodes with msgspec and writes Parquet; then it commits to each table, and then the offsets. It stores no
+payloads, failures or outcomes, and after a crash it handles messages twice. The platform executes runs from claim to
+acknowledgement on a warm server. The benchmark starts its own Kafka, which needs Maven. Peers take turns.
 """
 
 import argparse
@@ -43,8 +43,8 @@ Written = tuple[str, str, int, int]
 SCHEMA = pa.schema(list(arrow_schema(EventStruct)))
 
 
-def by_hand(pool: ProcessPoolExecutor, servers: str, topic: str, root: Path, messages: int) -> None:
-    """Consume all there is in some processes, commit what they wrote to both tables, then the offsets."""
+def hand_written(pool: ProcessPoolExecutor, servers: str, topic: str, root: Path, messages: int) -> None:
+    """Consume all messages in several processes, commit their files to both tables, then the offsets."""
     from confluent_kafka import Consumer, TopicPartition
     from deltalake import DeltaTable, Schema
     from deltalake.transaction import AddAction, RemoveAction
@@ -56,7 +56,7 @@ def by_hand(pool: ProcessPoolExecutor, servers: str, topic: str, root: Path, mes
         table = DeltaTable.create(str(root / name), Schema.from_arrow(SCHEMA))
         now = int(time.time() * 1_000)
         mine = [(path, size) for where, path, size, _ in files if where == name]
-        adds: list[AddAction | RemoveAction] = [AddAction(*one, {}, now, True, "") for one in mine]
+        adds: list[AddAction | RemoveAction] = [AddAction(*file, {}, now, True, "") for file in mine]
         table.create_write_transaction(adds, "append", Schema.from_arrow(SCHEMA))
     consumer = Consumer({"bootstrap.servers": servers, "group.id": f"plain-{uuid4().hex}"})
     ends = [TopicPartition(*place, past) for _, ended in done for *place, past in ended]
@@ -100,7 +100,7 @@ def _consume(
 
 
 def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: int) -> None:
-    """One run, from its claim to its acknowledgement."""
+    """Execute one run from claim to acknowledgement."""
     root.mkdir()
     source = KafkaSource(name="kafka", bootstrap_servers=servers, group_id=uuid4().hex, topics=(topic,))
     control = ControlStore(f"sqlite:///{root}/control.sqlite")
@@ -113,7 +113,7 @@ def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: in
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     options.add_argument("--messages", type=int, default=1_000_000)
     options.add_argument("--rounds", type=int, default=5)
@@ -121,7 +121,7 @@ def main() -> None:
     with ExitStack() as until_the_end:
         folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         pool = until_the_end.enter_context(ProcessPoolExecutor(TASKS, get_context("spawn")))
-        list(pool.map(abs, range(TASKS)))  # up
+        list(pool.map(abs, range(TASKS)))  # wait until all are connected
         installed = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
         servers = until_the_end.enter_context(local.serve(installed)).address
         topic, sink = topic_at(servers), f"fill-{uuid4().hex}"
@@ -136,18 +136,20 @@ def main() -> None:
             place = folder / str(nth)
             peers: dict[str, Callable[[], None]] = {
                 "ours": lambda at=place: run(spark, servers, topic, at, given.messages),  # type: ignore[misc]
-                "by hand": lambda at=place: by_hand(pool, servers, topic, Path(f"{at}-hand"), given.messages),  # type: ignore[misc]
+                "hand-written": lambda at=place: hand_written(pool, servers, topic, Path(f"{at}-hand"), given.messages),  # type: ignore[misc]
             }
             took = {}
             for name in sorted(peers, reverse=nth % 2 == 0):
                 began = time.perf_counter()
                 peers[name]()
                 took[name] = time.perf_counter() - began
-            ratio = took["by hand"] / took["ours"]
+            ratio = took["hand-written"] / took["ours"]
             rates = ", ".join(f"{name} {given.messages / seconds:,.0f}/s" for name, seconds in sorted(took.items()))
             print(f"{f'round {nth}' if nth else 'warming up'}: {rates}, ratio {ratio:.2f}", flush=True)
             ratios += [ratio] if nth else []
-        print(f"rate of whole runs by that of what is written by hand: {statistics.median(ratios):.2f} (at least 0.8)")
+        print(
+            f"rate of whole runs compared with hand-written consumers: {statistics.median(ratios):.2f} (at least 0.8)"
+        )
 
 
 if __name__ == "__main__":

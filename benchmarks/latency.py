@@ -1,7 +1,8 @@
-"""How long one message takes: from the sensor's evaluation to the run's end, with warm Spark.
+"""Latency of one message, from the sensor's evaluation to the end of the run, with a warm Spark.
 
-Run it as `python -m benchmarks.latency [--rounds N]`. A daemon of its own looks at a table queue; one message at a time
-is put into it, and takes turns with a run of an empty job that another sensor asks for: what Dagster alone costs.
+Run it as `python -m benchmarks.latency [--rounds N]`. The benchmark starts a daemon that evaluates a table queue. One
+message at a time is sent to the queue, in turns with a run of an empty job that another sensor requests, which shows
+the cost of Dagster alone.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ from pipeline_platform.spark import server as spark_server
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
 PAUSE_S = 6
-"""Between two runs, as where messages come now and then: by its end a process stands by for the next."""
+"""Pause between two runs in seconds; afterwards a standby process is ready, as with rare messages."""
 
 
 @contextmanager
 def daemon(folder: Path) -> Iterator[dg.DagsterInstance]:
-    """Run Dagster's daemon over the benchmark's location; yield its instance."""
+    """Run Dagster's daemon with the benchmark's location; yield its instance."""
     home = folder / "dagster"
     home.mkdir()
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
     module = {"module_name": "benchmarks.latency_location", "working_directory": str(ROOT)}
     (folder / "workspace.yaml").write_text(json.dumps({"load_from": [{"python_module": module}]}))
     os.environ["DAGSTER_HOME"] = str(home)
-    # Opened before any process: two that make the same SQLite storage at once leave it unusable.
+    # Opened before any process, because two processes that create the same SQLite storage at once damage it.
     with dg.DagsterInstance.get() as instance, (folder / "daemon.log").open("wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "dagster._daemon", "run", "-w", str(folder / "workspace.yaml")],
@@ -62,7 +63,7 @@ def daemon(folder: Path) -> Iterator[dg.DagsterInstance]:
 
 
 def evaluations(instance: dg.DagsterInstance) -> dict[str, float]:
-    """When the sensor that asked for a run began to look, by run."""
+    """Return, by run, the time when the sensor that requested it started to evaluate."""
     return {
         run_id: tick.timestamp
         for state in instance.all_instigator_state()
@@ -72,7 +73,7 @@ def evaluations(instance: dg.DagsterInstance) -> dict[str, float]:
 
 
 def next_run(instance: dg.DagsterInstance, job: str, seen: set[str]) -> tuple[float, float]:
-    """Wait for a job's next run to end; return how long it took from evaluation to end, and from its start."""
+    """Wait for the end of a job's next run; return its seconds from evaluation to end, and from start to end."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for record in instance.get_run_records(dg.RunsFilter(job_name=job), limit=5):
@@ -82,11 +83,11 @@ def next_run(instance: dg.DagsterInstance, job: str, seen: set[str]) -> tuple[fl
                 seen.add(run.run_id)
                 return record.end_time - evaluations(instance)[run.run_id], record.end_time - record.start_time
         time.sleep(0.1)
-    raise TimeoutError(f"no run of {job} within {PATIENCE_S} s")
+    raise TimeoutError(f"{job}: no run within {PATIENCE_S} s")
 
 
 def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Let messages and empty runs take turns; return seconds from evaluation, and from the run's start, to its end."""
+    """Let messages and empty runs take turns; return the seconds from evaluation and from start to the end."""
     times: dict[str, list[tuple[float, float]]] = {"one message": [], "empty run": []}
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
@@ -115,7 +116,7 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

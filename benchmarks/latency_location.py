@@ -1,6 +1,6 @@
-"""The code location that `benchmarks.latency`, `trickle` and `overlap` deploy: one pipeline, and an empty job.
+"""Code location that `benchmarks.latency`, `trickle` and `overlap` deploy: one pipeline and an empty job.
 
-It lies in the folder that the environment names.
+Its folder is set by the environment.
 """
 
 import os
@@ -23,17 +23,17 @@ from pipeline_platform.orchestration.resources.spark_resource import SparkResour
 
 FOLDER = Path(os.environ.get("LATENCY_BENCHMARK", "."))
 CALLS = "calls"
-"""A file with the number of empty runs that are wanted."""
+"""File with the number of empty runs to request."""
 PATIENCE = "LATENCY_PATIENCE"
-"""The pipeline's patience in seconds; with 0 one message is worth a run."""
+"""Variable with the pipeline's patience in seconds; with 0 one message is worth a run."""
 _PATIENCE_S = float(os.environ.get(PATIENCE, "0"))
 MAX_RUNS = "LATENCY_MAX_RUNS"
-"""How many runs may be under way, where they are large."""
+"""Variable with the number of parallel runs, for large runs."""
 _MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
 
 
 class Single(Pipeline):
-    """Events into a table, or by the batch."""
+    """Events into a table, or into batches."""
 
     name = "single"
     producer = Producer(
@@ -47,11 +47,11 @@ class Single(Pipeline):
     batchers = {"events": TableBatcher(schema=Event), "letters": Batcher(batch_size=10)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Parse and keep."""
+        """Decode and route the message."""
         return message.put(Event.model_validate_json(message.data), batcher="events")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: Any, context: Any) -> list[Message]:
-        """Called for nothing here, as it is in most runs of one message; its step runs all the same."""
+        """Handle nothing, as in most runs of one message; the step runs nevertheless."""
         return messages
 
 
@@ -59,7 +59,7 @@ TAGS = RunTags.of(Single)
 
 
 def queue_options(folder: Path) -> dict[str, str]:
-    """Where messages come from."""
+    """Return the options of the source."""
     return {"name": "queue", "url": f"sqlite:///{folder}/queue.sqlite", "created_column": "created_at"}
 
 
@@ -68,21 +68,21 @@ def nothing() -> None:
     """Do nothing."""
 
 
-@dg.job(executor_def=dg.in_process_executor)  # as those of pipelines
+@dg.job(executor_def=dg.in_process_executor)  # the same executor as for pipelines
 def empty() -> None:
-    """What a run costs in Dagster before it does anything."""
+    """Empty job, which shows the cost of Dagster alone."""
     nothing()
 
 
 @dg.sensor(job=empty, minimum_interval_seconds=5, default_status=dg.DefaultSensorStatus.RUNNING)
 def empty_asked() -> dg.RunRequest | dg.SkipReason:
-    """Ask for an empty run for each call that has none yet."""
+    """Request an empty run for each requested call."""
     calls = FOLDER / CALLS
     return dg.RunRequest(run_key=calls.read_text()) if calls.exists() else dg.SkipReason("not called")
 
 
 def resources(folder: Path) -> dict[str, Any]:
-    """What the pipeline runs on."""
+    """Return the resources of the pipeline."""
     return {
         "lake": LakeResource(root=f"{folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{folder}/control.sqlite"),

@@ -1,9 +1,9 @@
-"""What a message that ends its worker costs the run that it is in, and what a limit on the time of calls costs.
+"""Cost of a message that crashes its worker, and cost of a limit for the time of calls.
 
-Run it as `python -m benchmarks.poison [--messages N] [--rounds N]`. Four pipelines handle the same messages on one
-warm Spark, in turns, in another order each round. The queue of the second holds one more, in the middle, which kills
-its worker; that of the third a hundred, evenly; the fourth has a `message_timeout`, and nothing takes long. The median
-of the rounds' ratios to the first is printed, and the least and the greatest.
+Run it as `python -m benchmarks.poison [--messages N] [--rounds N]`. Four pipelines handle the same messages on one warm
+Spark in alternating order. The queue of the second contains one more message, in the middle, which crashes its worker.
+The queue of the third contains a hundred such messages, evenly distributed. The fourth has a `message_timeout` that no
+call exceeds. The median of the ratios to the first is printed, with minimum and maximum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pipeline_platform.spark import server as spark_server
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
-    """Let them take turns; return their times in seconds, by round."""
+    """Let the pipelines take turns; return their seconds by round."""
     times: dict[str, list[float]] = {"clean": [], "poisoned": [], "hundred": [], "timed": []}
     chance = random.Random(messages)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -54,7 +54,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
 
 
 def poisoned(root: Path, name: str, messages: int, killers: int) -> TableQueue:
-    """A queue with killers, evenly among messages."""
+    """Return a queue with messages that crash, evenly distributed."""
     queue = TableQueue(name=name, url=f"sqlite:///{root}/{name}.sqlite")
     queue.create()
     good = list(payloads(messages))
@@ -65,14 +65,14 @@ def poisoned(root: Path, name: str, messages: int, killers: int) -> TableQueue:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     times = measure(given.messages, given.rounds)
-    print(f"\n{given.messages} messages and one that kills / without it: {ratio(times, 'poisoned', 'clean')}")
-    print(f"{given.messages} messages and a hundred that kill / without them: {ratio(times, 'hundred', 'clean')}")
+    print(f"\n{given.messages} messages and one that crashes / without it: {ratio(times, 'poisoned', 'clean')}")
+    print(f"{given.messages} messages and a hundred that crash / without them: {ratio(times, 'hundred', 'clean')}")
     print(f"{given.messages} messages with a limit / without one: {ratio(times, 'timed', 'clean')}")
 
 

@@ -1,7 +1,8 @@
-"""Receive and acknowledge N messages from Pub/Sub in two processes: this connector against Google's client alone.
+"""Receiving and acknowledging Pub/Sub messages in two processes, compared with Google's client alone.
 
-Run it as `python -m benchmarks.pubsub --messages 60000 --rounds 5`. Both pull by the thousand from the same local
-server, with as many calls at once; the client's loop keeps payloads and ids and acknowledges by 2,500.
+Run it as `python -m benchmarks.pubsub --messages 60000 --rounds 5`. Both pull a thousand messages per call from the
+same local server with the same number of parallel calls. The client's loop keeps payloads and ids, and acknowledges
+2,500 per call.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _subscribed(address: str) -> PubsubSource:
         topic="benchmark",
         project=pubsub.PROJECT,
         emulator_host=address,
-        pull_timeout_s=30,  # all that is asked for is there
+        pull_timeout_s=30,  # all requested messages are available
         timeout_s=20,
     )
     path = {"name": source._path, "topic": source._topic, "ack_deadline_seconds": source.ack_deadline_s}
@@ -80,7 +81,7 @@ def _timed(
     start = time.perf_counter()
     received = sum(processes.map(receive, repeat(source), shares))
     took = time.perf_counter() - start
-    assert received == messages, f"{received} of {messages} came"
+    assert received == messages, f"received {received} of {messages} messages"
     return took
 
 

@@ -1,8 +1,8 @@
-"""Receive and acknowledge N messages from RabbitMQ in one process: this connector against pika alone.
+"""Receiving and acknowledging RabbitMQ messages in one process, compared with pika alone.
 
-Run it as `python -m benchmarks.rabbitmq --messages 30000 --rounds 5`. pika's loop keeps ids and payloads, and has the
-server send as many messages ahead. It acknowledges them by one frame (`multiple`) once all came, as a run does, which
-acknowledges what is safe; and, for a second ratio, each thousand as they come.
+Run it as `python -m benchmarks.rabbitmq --messages 30000 --rounds 5`. pika's loop keeps ids and payloads, with the same
+prefetch count. It acknowledges all messages with one frame (`multiple`) at the end, as a run does. For a second ratio
+it acknowledges each thousand when received.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from servers import rabbitmq
 
 AHEAD = 65_535
 TOLD = 65_536
-"""Messages that a run acknowledges by one call."""
+"""Messages that a run acknowledges with one call."""
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def main() -> None:
     ratios: dict[str, list[float]] = {name: [] for name in PEERS if name != "connector"}
     with rabbitmq.serve(Path(tempfile.gettempdir())) as server:
         source = RabbitmqSource(name="benchmark", url=server.address, queue="benchmark", declare={})
-        for nth in range(given.rounds + 1):  # the first is not counted: it warms up
+        for nth in range(given.rounds + 1):  # the first round warms up and is not counted
             seconds = {}
             for name in random.sample(list(PEERS), len(PEERS)):
                 notes = repeat({"delivery_mode": 1}, given.messages)
@@ -86,7 +86,7 @@ def _by_pika(source: RabbitmqSource, messages: int, together: int = 0) -> float:
         channel.basic_qos(prefetch_count=min(messages, AHEAD))
         channel.basic_consume(source.queue, keep)
         channel.start_consuming()
-        channel.basic_qos(prefetch_count=1)  # as the connector does: the server has heard all
+        channel.basic_qos(prefetch_count=1)  # as the connector does: the server has processed all frames
         return time.perf_counter() - begun
 
 

@@ -1,8 +1,8 @@
-"""What a death costs: seconds from the death until the pipeline is at work again, and until all is acknowledged.
+"""Cost of a crash: seconds until the pipeline works again, and until all messages are acknowledged.
 
 Run it as `python -m benchmarks.recovery [--source table ...] [--death run ...] [--trials 5] [--quick]`. For each source
-it deploys a daemon, which looks at a server of the source's own, and a warm Spark; it kills one of them, or a run, in
-each trial. A trial's messages wait at a gate in `handle_message`; the gate opens with the death.
+it deploys a daemon, a server of the source and a warm Spark. In each trial it kills one of them, or a run. The messages
+of a trial wait at a gate in `handle_message`, and the gate opens with the crash.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ QUICK = {
 
 
 class TooLongError(Exception):
-    """A trial waited for something in vain."""
+    """A condition of a trial was not reached in time."""
 
 
 class Cost(NamedTuple):
-    """What one death cost.
+    """Cost of one crash.
 
     Attributes:
-        at_work: Seconds until the pipeline was at work again; None if not in time.
-        acknowledged: Seconds until all that was sent was acknowledged; None if not in time.
-        wrong: What is wrong with the outcome; empty if nothing is.
+        at_work: Seconds until the pipeline worked again; None if not in time.
+        acknowledged: Seconds until all sent messages were acknowledged; None if not in time.
+        wrong: Errors in the result; empty if there are none.
     """
 
     at_work: float | None
@@ -61,7 +61,7 @@ class Cost(NamedTuple):
 
 
 class Trial:
-    """One death, and what comes of it."""
+    """One crash and its result."""
 
     def __init__(self, deployment: Deployment, ground: Ground, death: Death, messages: int, handles_s: float) -> None:
         self._handles_s = handles_s
@@ -73,7 +73,7 @@ class Trial:
         self.run: dg.DagsterRun
 
     def at_end(self, after_s: float, call: Callable[[], None]) -> None:
-        """Call so long after now, or at the trial's end, if that is before."""
+        """Call a function after a delay, or at the end of the trial if that is earlier."""
         done = threading.Event()
 
         def wait() -> None:
@@ -85,7 +85,7 @@ class Trial:
         self._at_end += [done.set, thread.join]
 
     def measure(self) -> Cost:
-        """Send, kill, wait; return what it cost."""
+        """Send messages, kill a process, wait; return the cost."""
         try:
             self._send()
             known = self._come_to_it()
@@ -103,7 +103,7 @@ class Trial:
         return Cost(at_work, acknowledged, self._wrong())
 
     def _come_to_it(self) -> set[str]:
-        """Wait until it is the moment for the death; return the runs that are not to be taken for the next."""
+        """Wait for the moment of the crash; return the runs that do not count as the next run."""
         instance, at = self.deployment.instance, self._death.at
         if at == "handling":
             self._until("a run handles", self.marks)
@@ -133,7 +133,7 @@ class Trial:
         return at_work and at_work - died, None
 
     def _at_work(self, died: float, known: set[str]) -> float | None:
-        """When a run that nobody knew, or another process of the run, began to handle messages after the death."""
+        """Return when a new run, or another process of the run, started to handle messages after the crash."""
         if self._death.in_worker:
             workers = {pid for when, pid in self.marks() if when <= died}
             return min((when for when, pid in self.marks() if when > died and pid not in workers), default=None)
@@ -153,7 +153,7 @@ class Trial:
         return is_complete and not self.deployment.unfinished(NAME) and self._ground.left() == 0
 
     def _outcome(self) -> tuple[Counter[str], Counter[str]]:
-        """The trial's messages in the batcher's table, and those that failed."""
+        """Return the trial's messages in the batcher's table, and its failures."""
         ours = str(self._folder)
         lines = self.deployment.rows(NAME, TABLE)["text"].to_list()
         failed = [data.decode() for data in self.deployment.rows(NAME, "failed")["data"]]
@@ -171,7 +171,7 @@ class Trial:
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
     def marks(self) -> list[tuple[float, int]]:
-        """When messages of this trial came to be handled, and in which process."""
+        """Return when messages of this trial were handled, and in which process."""
         with suppress(FileNotFoundError):
             lines = (self._folder / "marks").read_text().splitlines()
             return [(float(when), int(pid)) for when, pid in map(str.split, lines)]
@@ -186,13 +186,13 @@ class Trial:
         end = time.monotonic() + WITHIN_S
         while not found():
             if time.monotonic() > end:
-                raise TooLongError(f"not within {WITHIN_S:.0f} s: {what}")
+                raise TooLongError(f"{what}: not within {WITHIN_S:.0f} s")
             time.sleep(look_s)
 
 
 @contextmanager
 def _deployed(source: str, max_runs: int | None) -> Iterator[tuple[Deployment, Ground]]:
-    """Start all that a source's trials need; end it with the block."""
+    """Start the processes for a source's trials; end them with the block."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="recovery-", ignore_cleanup_errors=True)))
         ground: Ground = stack.enter_context(SOURCES[source](folder))
@@ -210,8 +210,8 @@ def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
             costs = []
             for nth in range(given.trials):
                 place = place or stack.enter_context(_deployed(source, given.max_runs))
-                # Both tasks handle after a second. Runs begin after a look, and one that is killed at once would always
-                # wait for the next look for as long: trials are spread over the time between two.
+                # Both tasks handle messages after a second. Runs start after a tick, so a run that is killed at a fixed
+                # time would always wait equally long: trials are distributed over the time between two ticks.
                 handles_s = 1 + SENSOR_LOOKS_S * nth / given.trials
                 try:
                     cost = Trial(*place, DEATHS[name], given.messages, handles_s).measure()
@@ -224,14 +224,14 @@ def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
                     f"{source}, {name}, {nth + 1} of {given.trials}: {seen} {cost.wrong and f'WRONG: {cost.wrong}'}"
                 )
                 print(progress, file=sys.stderr, flush=True)
-                if not is_sound:  # what it left would be the next trial's
+                if not is_sound:  # otherwise its remaining messages would belong to the next trial
                     if given.keep:
                         print(
-                            f"left as it is: {place[0].folder}, pid {place[0].daemon.pid}",
+                            f"Kept {place[0].folder}, pid {place[0].daemon.pid}",
                             file=sys.stderr,
                             flush=True,
                         )
-                        os._exit(1)  # nothing is cleared up
+                        os._exit(1)  # no cleanup
                     stack.close()
                     place = None
             print(_row(source, name, costs), flush=True)
@@ -244,11 +244,12 @@ def _row(source: str, name: str, costs: list[Cost]) -> str:
 
 
 def _median(seconds: list[float | None]) -> str:
-    """The middle one, and the least and the most; what did not come in time is the most."""
+    """Format the median, the minimum and the maximum; a missing value counts as the maximum."""
     most = float("inf")
-    in_order = sorted(most if one is None else one for one in seconds)
+    in_order = sorted(most if value is None else value for value in seconds)
     least, middle, last = (
-        _seconds(None if one == most else one) for one in (in_order[0], statistics.median_high(in_order), in_order[-1])
+        _seconds(None if value == most else value)
+        for value in (in_order[0], statistics.median_high(in_order), in_order[-1])
     )
     return middle if len(seconds) == 1 else f"{middle} ({least} to {last})"
 
@@ -258,25 +259,29 @@ def _seconds(seconds: float | None) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--source", nargs="+", choices=[*SOURCES], help="all but postgres by default")
     parser.add_argument("--death", nargs="+", choices=[*DEATHS], help="all by default")
     parser.add_argument("--trials", type=int, default=5)
-    parser.add_argument("--max-runs", type=int, help="of the producer; its default if unset")
-    parser.add_argument("--messages", type=int, default=1_000, help="that the run holds; as many as it may by default")
+    parser.add_argument("--max-runs", type=int, help="max_runs of the producer; its default if unset")
+    parser.add_argument("--messages", type=int, default=1_000, help="messages of a run")
     parser.add_argument(
-        "--quick", action="store_true", help="all deaths of a table queue; a run and the server elsewhere"
+        "--quick",
+        action="store_true",
+        help="all crashes with a table queue; only the run and the server with other sources",
     )
-    parser.add_argument("--keep", action="store_true", help="end at the first trial that fails")
+    parser.add_argument(
+        "--keep", action="store_true", help="stop at the first trial that fails, and keep its processes"
+    )
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    print("| source | what dies | at work again | all acknowledged | |\n|-|-|-|-|-|", flush=True)
+    print("| source | crash | works again | all acknowledged | |\n|-|-|-|-|-|", flush=True)
     began = time.monotonic()
     for source in given.source or QUICK:
         deaths = given.death or (QUICK.get(source, [*DEATHS]) if given.quick else [*DEATHS])
         rows(source, [name for name in deaths if name != "source" or source != "table"], given)
-    print(f"\nmedians of {given.trials} (least to most); {time.monotonic() - began:.0f} s in all", file=sys.stderr)
+    print(f"\nmedians of {given.trials} (least to most); {time.monotonic() - began:.0f} s in total", file=sys.stderr)
 
 
 if __name__ == "__main__":

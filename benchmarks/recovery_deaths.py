@@ -1,4 +1,4 @@
-"""What `benchmarks.recovery` kills, when, and how."""
+"""Crashes that `benchmarks.recovery` causes: the process, the moment and the method."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from pipeline_platform.launcher.run_process import RunProcess
 from pipeline_platform.spark import server as spark_server
 
 STALLED_S = 90.0
-"""For how long a run is stopped, if nothing took its messages over before: half as long again as its claim."""
+"""Seconds for which a run is stopped, unless its messages are taken over earlier: 1.5 times its claim."""
 
 
 class Scene(NamedTuple):
-    """Where a death happens.
+    """Processes of a trial.
 
     Attributes:
-        deployment: All that can die but the run and the source.
+        deployment: All processes that can be killed, except the run and the source.
         ground: The source.
-        run: The trial's.
-        host: Process that handled a message last; 0 where none did.
-        at_end: Calls something after so many seconds, or at the trial's end, if that is before.
+        run: The run of the trial.
+        host: Process that handled a message last; 0 if there is none.
+        at_end: Calls a function after a number of seconds, or at the end of the trial if that is earlier.
     """
 
     deployment: Deployment
@@ -42,14 +42,14 @@ class Scene(NamedTuple):
 
 @dataclass(frozen=True)
 class Death:
-    """One row.
+    """One kind of crash.
 
     Attributes:
-        says: What dies, in words.
-        blow: Kills; returns when it did.
-        at: What the run does then: `handling`, or it is `starting`, or the daemon is just `launching` it.
-        sends_after: Whether more is sent after the death: where the run may live, only that needs another run.
-        in_worker: The same run goes on, in another worker.
+        says: Description of the process.
+        blow: Kills the process; returns the time.
+        at: State of the run: `handling`, `starting`, or just `launching` by the daemon.
+        sends_after: Whether more messages are sent after the crash, because a surviving run needs no other run.
+        in_worker: Whether the same run continues in another worker.
     """
 
     says: str
@@ -85,7 +85,7 @@ def _worker(scene: Scene) -> float:
 
 def _spark(scene: Scene) -> float:
     server = spark_server.status(scene.deployment.spark_folder)
-    assert server is not None, "Spark does not run"
+    assert server is not None, "Spark is not running"
     return _kill(server.pid)
 
 
@@ -99,7 +99,7 @@ def _stall(scene: Scene) -> float:
     pid = process_of(scene.run).pid
 
     def go_on() -> None:
-        with suppress(ProcessLookupError):  # something else killed it meanwhile
+        with suppress(ProcessLookupError):  # it has ended in the meantime
             os.kill(pid, signal.SIGCONT)
 
     scene.at_end(STALLED_S, go_on)
@@ -108,7 +108,7 @@ def _stall(scene: Scene) -> float:
 
 def _termination(scene: Scene) -> float:
     died = time.time()
-    assert scene.deployment.instance.run_launcher.terminate(scene.run.run_id), "the run was not asked to end"
+    assert scene.deployment.instance.run_launcher.terminate(scene.run.run_id), "the run was not terminated"
     return died
 
 
@@ -118,7 +118,7 @@ def _kill(pid: int, sent: signal.Signals = signal.SIGKILL) -> float:
 
 
 def process_of(run: dg.DagsterRun) -> RunProcess:
-    """The process of a run that has one."""
+    """Return the process of a run that has one."""
     process = RunProcess.of(run)
     assert process is not None, f"run {run.run_id} has no process"
     return process

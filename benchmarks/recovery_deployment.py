@@ -1,4 +1,4 @@
-"""What `benchmarks.recovery` and `benchmarks.endurance` deploy: a daemon, over sources and a warm Spark of its own."""
+"""Deployment of `benchmarks.recovery` and `benchmarks.endurance`: a daemon, sources and a warm Spark."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 
 
 class Deployment:
-    """A daemon over a code location of the benchmarks, in a folder of its own."""
+    """A daemon with a code location of the benchmarks, in its own folder."""
 
     def __init__(self, folder: Path, instance: dg.DagsterInstance, location: str) -> None:
         self.folder, self.instance, self._location = folder, instance, location
@@ -36,7 +36,7 @@ class Deployment:
         return self._started[-1]
 
     def start_daemon(self) -> None:
-        """Start a daemon; its code server and the runs that it launches are in its process group."""
+        """Start a daemon. Its code server and the runs that it launches are in its process group."""
         command = [
             sys.executable,
             "-m",
@@ -60,7 +60,7 @@ class Deployment:
             )
 
     def stop(self) -> None:
-        """End every daemon, with all that it started."""
+        """End every daemon with all its children."""
         for sent in (signal.SIGTERM, signal.SIGCONT, signal.SIGKILL):
             for daemon in self._started:
                 with suppress(ProcessLookupError):
@@ -71,22 +71,22 @@ class Deployment:
                         daemon.wait(5)
 
     def under_way(self) -> list[dg.DagsterRun]:
-        """Runs that have not ended."""
+        """Return the runs that have not ended."""
         return list(self.instance.get_runs(dg.RunsFilter(statuses=UNDER_WAY)))
 
     def rows(self, pipeline: str, table: str) -> pl.DataFrame:
-        """What a table of a pipeline holds."""
+        """Return the rows of a table of a pipeline."""
         path = self.folder / "lake" / pipeline / table
         return pl.read_delta(str(path)) if path.exists() else pl.DataFrame(schema={"text": str, "data": bytes})
 
     def unfinished(self, pipeline: str) -> list[Receive]:
-        """Receives that are not acknowledged; what a run wrote into a folder after its receive ended is none."""
+        """Return the receives that are not acknowledged, without remains that a run wrote after its receive ended."""
         return Ledger(self.lake, pipeline).under_way()[0]
 
 
 @contextmanager
 def deployed(folder: Path, location: str, environment: Mapping[str, str]) -> Iterator[Deployment]:
-    """Start a daemon and a Spark over a code location, in `environment`; end them with the block."""
+    """Start a daemon and a Spark with a code location and an `environment`; end them with the block."""
     with ExitStack() as stack:
         home = folder / "dagster"
         home.mkdir()
@@ -95,7 +95,7 @@ def deployed(folder: Path, location: str, environment: Mapping[str, str]) -> Ite
         spark = folder / "spark"
         stack.callback(spark_server.stop, spark)
         spark_server.start(spark)
-        # Opened before any process: two that make the same SQLite storage at once leave it unusable.
+        # Opened before any process, because two processes that create the same SQLite storage at once damage it.
         instance = stack.enter_context(dg.DagsterInstance.get())
         deployment = Deployment(folder, instance, location)
         stack.callback(deployment.stop)

@@ -1,4 +1,4 @@
-"""The code location that `benchmarks.recovery` deploys: one pipeline, over the source that the environment names."""
+"""Code location that `benchmarks.recovery` deploys: one pipeline, with the source in the environment."""
 
 import json
 import os
@@ -29,7 +29,7 @@ SOURCES: dict[str, type[Source]] = {
 
 
 class Asked(BaseModel):
-    """What the benchmark asks of its location, in RECOVERY_BENCHMARK as JSON."""
+    """Options of the benchmark for its location, in RECOVERY_BENCHMARK as JSON."""
 
     folder: str = "."
     source: str = "TableQueue"
@@ -41,13 +41,13 @@ ASKED = Asked.model_validate(json.loads(os.environ.get("RECOVERY_BENCHMARK", "{}
 
 
 class Line(BaseModel):
-    """What becomes of a message."""
+    """Columns of a message."""
 
     text: str
 
 
 class Recovery(Pipeline):
-    """Waits in each message until its trial's gate is open, and leaves a mark: when, and in which process."""
+    """Waits in each message for its trial's gate, and writes a mark with the time and the process."""
 
     name = NAME
     producer = Producer(source="queue", max_runs=ASKED.max_runs)
@@ -55,7 +55,7 @@ class Recovery(Pipeline):
     batchers = {TABLE: TableBatcher(schema=Line)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Mark, wait, keep. The payload names the trial's folder: workers have an environment of their own."""
+        """Write a mark in the folder that the payload names, wait, and store the message."""
         text = message.data.decode()
         trial = Path(text.split(" ", 1)[1])
         with (trial / "marks").open("a") as marks:
@@ -66,7 +66,7 @@ class Recovery(Pipeline):
 
 
 def resources(asked: Asked) -> dict[str, Any]:
-    """What the pipeline runs on."""
+    """Return the resources of the pipeline."""
     return {
         "lake": LakeResource(root=f"{asked.folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{asked.folder}/control.sqlite"),

@@ -1,4 +1,4 @@
-"""The sources of `benchmarks.recovery`, each on a server of its own that can be killed."""
+"""Sources of `benchmarks.recovery`, each on its own server, which can be killed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from servers.server import Program, Server
 
 SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
 AWAY_S = 10.0
-"""For how long a server is away that dies."""
+"""Seconds for which a killed server is unavailable."""
 
 PUBSUB_LEASE_S = 60
-"""Well below the ten minutes after which the local Pub/Sub forgets what nobody holds."""
+"""Lease in seconds, well below the ten minutes after which the local Pub/Sub deletes messages without a lease."""
 
 
 class Ground(NamedTuple):
-    """A source that exists.
+    """A source of the benchmark.
 
     Attributes:
         connector: Name of its class.
-        options: Of that class.
-        send: Puts payloads into it.
-        left: Returns how many messages it has not been told of, as far as it says so.
-        server: What holds it; None where it is a file.
+        options: Options of the class.
+        send: Sends payloads to it.
+        left: Returns the number of unacknowledged messages, as far as the source reports it.
+        server: Its server; None for a file.
         environment: Variables that its clients need.
     """
 
@@ -47,23 +47,23 @@ class Ground(NamedTuple):
     environment: dict[str, str] = {}
 
     def outage(self) -> None:
-        """Kill the server and start it again after `AWAY_S`; one that keeps all in memory is halted for so long."""
+        """Kill the server and start it again after `AWAY_S`; a server with data in memory is halted for this time."""
         assert self.server is not None
         self.server.kill() if isinstance(self.server, Program) else self.server.stop()
         time.sleep(AWAY_S)
         self.server.start()
-        patiently(self.left)  # it may be ready and yet refuse
+        patiently(self.left)  # it may be ready and still refuse connections
 
 
 @contextmanager
 def table(folder: Path) -> Iterator[Ground]:
-    """A table queue on SQLite."""
+    """Yield a table queue on SQLite."""
     yield _table_queue(f"sqlite:///{folder}/queue.sqlite")
 
 
 @contextmanager
 def on_postgres(folder: Path) -> Iterator[Ground]:
-    """A table queue on PostgreSQL."""
+    """Yield a table queue on PostgreSQL."""
     with postgres.serve(SERVERS) as server:
         yield _table_queue(server.address)._replace(server=server)
 
@@ -81,7 +81,7 @@ def _table_queue(url: str) -> Ground:
 
 @contextmanager
 def on_sqs(folder: Path) -> Iterator[Ground]:
-    """A queue of the local SQS server."""
+    """Yield a queue of the local SQS server."""
     with sqs.serve(SERVERS) as server:
         url, client = sqs.create_queue(server.address, "recovery"), sqs.client(server.address)
 
@@ -95,7 +95,7 @@ def on_sqs(folder: Path) -> Iterator[Ground]:
 
 @contextmanager
 def on_kafka(folder: Path) -> Iterator[Ground]:
-    """A topic of four partitions, and a group; the group's lag is left."""
+    """Yield a topic with four partitions and a group, whose lag is `left`."""
     with kafka.serve(SERVERS) as server:
         topic, address = "recovery", server.address
         _create_topic(topic, address)
@@ -103,8 +103,8 @@ def on_kafka(folder: Path) -> Iterator[Ground]:
         with closing(KafkaSource(**options, offset_reset_policy="earliest")) as source:
 
             def left() -> int:
-                extents = patiently(source.extents).values()  # a broker that has just started knows no groups yet
-                return sum((one.past or 0) - (one.begin if one.committed is None else one.committed) for one in extents)
+                extents = patiently(source.extents).values()  # a broker that was just started does not have groups yet
+                return sum((end.past or 0) - (end.begin if end.committed is None else end.committed) for end in extents)
 
             options |= {"offset_reset_policy": "earliest"}
             spread = [{"partition": n % 4} for n in range(100_000)]
@@ -114,18 +114,18 @@ def on_kafka(folder: Path) -> Iterator[Ground]:
 def _create_topic(topic: str, address: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    # Lives no longer than this call: it would tell of every try to reach a broker that is away.
+    # Closed after this call, because it would log every attempt to reach an unavailable broker.
     admin = AdminClient({"bootstrap.servers": address})
     admin.create_topics([NewTopic(topic, 4)])[topic].result(30)
 
 
 @contextmanager
 def on_rabbitmq(folder: Path) -> Iterator[Ground]:
-    """A queue of the local RabbitMQ; its messages have ids."""
+    """Yield a queue of the local RabbitMQ; its messages have ids."""
     with rabbitmq.serve(SERVERS) as server:
         options = {"name": "queue", "url": server.address, "queue": "recovery"}
         with closing(RabbitmqSource(**options, declare=Declare(durable=True))) as source:
-            source.backlog()  # declares it
+            source.backlog()  # declares the queue
 
         def left() -> int:
             told = server.ctl("list_queues", "name", "messages", "--no-table-headers")
@@ -140,7 +140,7 @@ def on_rabbitmq(folder: Path) -> Iterator[Ground]:
 
 @contextmanager
 def on_pubsub(folder: Path) -> Iterator[Ground]:
-    """A subscription of the local Pub/Sub, which says how many messages wait to whom it gives them."""
+    """Yield a subscription of the local Pub/Sub, whose waiting messages are counted with a pull."""
     from google.api_core.exceptions import Cancelled, DeadlineExceeded
     from google.pubsub_v1 import SubscriberClient
 
@@ -158,7 +158,7 @@ def on_pubsub(folder: Path) -> Iterator[Ground]:
                     found = client.pull(subscription=subscription, max_messages=1_000, timeout=0.5).received_messages
                 except (Cancelled, DeadlineExceeded):  # the client may cancel the stream first
                     return 0
-                ids = [one.ack_id for one in found]
+                ids = [message.ack_id for message in found]
                 if ids:
                     client.modify_ack_deadline(subscription=subscription, ack_ids=ids, ack_deadline_seconds=0)
                 return len(ids)

@@ -1,8 +1,8 @@
-"""Requests that runs make at an object store, by how many messages a run has: counted in the log of a local S3 server.
+"""Requests of runs to an object store by their number of messages, counted in the log of a local S3 server.
 
-Run it as `python -m benchmarks.requests [--runs N] [--delay MS]`. Each size has a lake of its own, in which a run
-follows another: the more commits a table has since its checkpoint, the more a run reads. With a delay each request
-waits for so long before it reaches the server, as at a store that is far; then the seconds of each step are printed.
+Run it as `python -m benchmarks.requests [--runs N] [--delay MS]`. Each size has its own lake, in which runs follow each
+other: the more commits a table has since its checkpoint, the more a run reads. With a delay, each request waits before
+it reaches the server, as with a distant store; then the seconds of each step are printed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from servers.server import free_ports
 STEPS = (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish, steps.acknowledge)
 
 SIZES = {100: 22, 10_000: 12, 1_000_000: 2}
-"""Messages of a run, and how many runs."""
+"""Number of runs by the number of messages of a run."""
 
 
 def requests(
     spark: SparkResource, server: s3.S3, address: str, messages: int, runs: int
 ) -> Iterator[tuple[int, dict[str, float]]]:
-    """Requests of each of some runs of so many messages, and the seconds of its steps."""
+    """Return the requests of several runs with a number of messages, and the seconds of their steps."""
     options = {**sqs.ENVIRONMENT, "AWS_REGION": sqs.REGION, "AWS_ENDPOINT_URL": address}
     lake = Lake(root=f"s3://{s3.BUCKET}/{messages}", storage_options=options)
     with tempfile.TemporaryDirectory() as folder:
@@ -50,7 +50,7 @@ def requests(
         for number in range(runs):
             queue.enqueue(payloads(messages))
             before, took, started = len(server.requests()), {}, time.monotonic()
-            flow = Flow(Events, queue, lake, control, lambda: spark.spark_session)  # as a process of its own has it
+            flow = Flow(Events, queue, lake, control, lambda: spark.spark_session)  # as in a separate process
             receive = begin(flow, origin="source", run_id=str(number), windows=[WINDOW])
             took["begin"] = time.monotonic() - started
             for step in STEPS:
@@ -63,7 +63,7 @@ def requests(
 
 @contextmanager
 def far(server: s3.S3, delay_s: float) -> Iterator[str]:
-    """Yield an address of the server at which each request waits before it gets there; another process has it."""
+    """Yield an address of the server at which another process delays each request."""
     (port,) = free_ports(1)
     relay = multiprocessing.get_context("spawn").Process(target=_relay, args=(server.address, port, delay_s))
     relay.start()
@@ -92,10 +92,14 @@ def _relay(address: str, port: int, delay_s: float) -> None:
 
 
 def main() -> None:
-    """Print requests a run and a thousand messages."""
+    """Print the requests per run and per thousand messages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, help="runs of each size; the first makes the tables and is not counted")
-    parser.add_argument("--delay", type=int, help="milliseconds that each request waits; runs of 100 messages alone")
+    parser.add_argument(
+        "--runs", type=int, help="runs of each size; the first run creates the tables and is not counted"
+    )
+    parser.add_argument(
+        "--delay", type=int, help="delay of each request in milliseconds; only for runs of 100 messages"
+    )
     arguments = parser.parse_args()
     delay = arguments.delay
     with tempfile.TemporaryDirectory() as folder, s3.serve(FOLDER) as server, far(server, (delay or 0) / 1_000) as slow:
@@ -111,9 +115,9 @@ def main() -> None:
                         f"{mean * 1_000 / messages:,.1f} a thousand messages"
                     )
                     if delay:
-                        took = {name: statistics.median(one[name] for _, one in seen) for name in seen[0][1]}
+                        took = {name: statistics.median(seconds[name] for _, seconds in seen) for name in seen[0][1]}
                         each = ", ".join(f"{name} {seconds:.1f}" for name, seconds in took.items())
-                        print(f"{delay} ms each: {sum(took.values()):.1f} s a run ({each})")
+                        print(f"{delay} ms each: {sum(took.values()):.1f} s per run ({each})")
         finally:
             spark_server.stop(Path(folder))
 

@@ -1,10 +1,10 @@
-"""Receive and acknowledge N messages of a table queue on PostgreSQL, against a bare loop of `FOR UPDATE SKIP LOCKED`.
+"""A table queue on PostgreSQL, compared with a bare loop of `FOR UPDATE SKIP LOCKED`.
 
-Run it as `python -m benchmarks.skip_locked [--messages N] [--rounds N]`. It starts a server of its own, or fills and
-drops tables called `benchmark*` at --url. The loop, in as many processes on the same server: select some for update and
-skip what is locked, delete them, commit. It gives up what a lease is for: its messages are handled inside the
-transaction, or are lost when the process dies. Peers take turns; printed are the medians of the ratios, by the clock
-and by the processor time of clients and server together, which other load on the machine changes less.
+Run it as `python -m benchmarks.skip_locked [--messages N] [--rounds N]`. It starts a server, or fills and drops tables
+called `benchmark*` at --url. The loop uses the same number of processes on the same server: it selects rows for update,
+skips locked rows, deletes them and commits. It does without leases: its messages are handled inside the transaction, or
+are lost if the process crashes. Peers take turns. The medians of the ratios are printed, by the clock and by the
+processor time of clients and server together, which other load affects less.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from servers import postgres
 
 
 class Took(NamedTuple):
-    """Seconds by the clock, and of the processor."""
+    """Seconds by the clock and of the processor."""
 
     clock: float
     processor: float
@@ -42,10 +42,10 @@ def main() -> None:
     options.add_argument("--limit", type=int, default=1_000, help="Messages in a transaction of the loop.")
     options.add_argument("--demand", type=int, default=100_000, help="Messages in a receive of the queue.")
     options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--url", help="URL of a PostgreSQL database; a server of its own if unset.")
+    options.add_argument("--url", help="URL of a PostgreSQL database; by default it starts a server.")
     given = options.parse_args()
     if given.url is None and postgres.missing():
-        print(f"left out: {postgres.missing()}")
+        print(f"Skipped: {postgres.missing()}")
         return
     with server(given.url) as url:
         queue = TableQueue(name="benchmark", url=url, table="benchmark", lease_s=600)
@@ -58,8 +58,8 @@ def main() -> None:
                 took[peer] = measured(peer, queue, size, given.processes, given.messages)
             bare, ours = took[loop], took[receives]
             ratios.append(Took(bare.clock / ours.clock, bare.processor / ours.processor))
-            rates = " against ".join(f"{given.messages / one.clock:9,.0f}" for one in (ours, bare))
-            print(f"{rates} messages a second: {ratios[-1].clock:.2f}, by processor time {ratios[-1].processor:.2f}")
+            rates = " against ".join(f"{given.messages / side.clock:9,.0f}" for side in (ours, bare))
+            print(f"{rates} messages per second: {ratios[-1].clock:.2f}, by processor time {ratios[-1].processor:.2f}")
         clock, processor = (statistics.median(column) for column in zip(*ratios, strict=True))
         print(f"medians of {given.rounds}: ratio {clock:.2f}, by processor time {processor:.2f}")
         drop(queue)
@@ -67,7 +67,7 @@ def main() -> None:
 
 @contextmanager
 def server(url: str | None) -> Iterator[str]:
-    """The server of a URL, or one that is started."""
+    """Yield the server of a URL, or a server that is started."""
     if url is not None:
         yield url
         return
@@ -76,7 +76,7 @@ def server(url: str | None) -> Iterator[str]:
 
 
 def loop(queue: TableQueue, limit: int) -> int:
-    """Take and delete messages until none is left; return how many."""
+    """Lease and delete messages until the table is empty; return their number."""
     done = 0
     with psycopg.connect(queue.url.replace("+psycopg", "")) as connection:
         while True:
@@ -90,7 +90,7 @@ def loop(queue: TableQueue, limit: int) -> int:
 
 
 def receives(queue: TableQueue, demand: int) -> int:
-    """Receive and acknowledge, as a run's tasks do, until nothing is left; return how many."""
+    """Receive and acknowledge, as a run's tasks do, until the queue is empty; return the number of messages."""
     done = 0
     for nth in range(1_000_000):
         receive_id = f"{os.getpid()}-{nth}"
@@ -106,7 +106,7 @@ def receives(queue: TableQueue, demand: int) -> int:
 
 
 def measured(peer: Callable[..., int], queue: TableQueue, size: int, processes: int, messages: int) -> Took:
-    """Time a peer in some processes, which are up and have loaded what they need before the clock starts."""
+    """Time a peer in several processes, which are ready before the clock starts."""
     with ProcessPoolExecutor(processes, initializer=warm, initargs=(queue,)) as pool:
         list(pool.map(time.sleep, [0.5] * processes))
         before, started = processor_time(), time.perf_counter()
@@ -117,13 +117,13 @@ def measured(peer: Callable[..., int], queue: TableQueue, size: int, processes: 
 
 
 def warm(queue: TableQueue) -> None:
-    """Import and connect, as a worker has before its second task."""
+    """Import and connect, as a worker has done before its second task."""
     queue.backlog()
     queue.deliveries(message_id=["1"], data=[b""], ack_id=["1"], ack_ref="")
 
 
 def processor_time() -> float:
-    """Seconds that this process and all that it started have used, the server among them if it did."""
+    """Return the processor seconds of this process and its children, including a server that it started."""
     seconds = 0.0
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         times = process.cpu_times()
@@ -132,7 +132,7 @@ def processor_time() -> float:
 
 
 def fill(queue: TableQueue, messages: int, size: int) -> None:
-    """Make a table with so many messages, as one that has been vacuumed."""
+    """Create a table with a number of messages, as after a vacuum."""
     drop(queue)
     queue.create()
     payload = os.urandom(size)

@@ -1,12 +1,12 @@
-"""What two tricks gain for runs of few messages, with and without each, by turns; and what a first run costs.
+"""Gain of two optimisations for small runs, with and without each, and the cost of a first run.
 
 Run it as `python -m benchmarks.small_runs [--rounds N]`.
 
-- *daemon*: a run of 20 messages handles when Spark's Python workers have ended, as they do after a minute without work;
-  they are killed here. One server forks them from `spark/python/preloading_daemon.py`, one from Spark's own daemon.
-  The processor time of the workers is printed too: other load on the machine changes it less.
-- *driver*: a run of one message, received and acknowledged by the driver itself or by tasks of Spark (`FEW`).
-- *batches*: the batch step of a run of 4,000 messages, on a Spark that has just started and once more on the same one.
+- *daemon*: a run of 20 messages handles them when Spark's Python workers have ended, as they do after a minute
+  without work; here they are killed. One server forks workers from `spark/python/preloading_daemon.py`, the other
+  from Spark's own daemon. The processor time of the workers is printed too, because other load affects it less.
+- *driver*: a run of one message, received and acknowledged by the driver itself or by Spark tasks (`FEW`).
+- *batches*: the batch step of a run of 4,000 messages, on a Spark that was just started, and again on the same Spark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BATCHED = 4_000
 
 
 def start(folder: Path, *, preloads: bool) -> spark_server.SparkServer:
-    """Start a server as the platform does, or with Spark's own daemon."""
+    """Start a server with the platform's daemon or with Spark's own daemon."""
     settings = engine.local_settings
 
     def changed(cores: int, memory: str) -> dict[str, str]:
@@ -45,17 +45,17 @@ def start(folder: Path, *, preloads: bool) -> spark_server.SparkServer:
 
 
 def on(folder: Path) -> closing[SparkResource]:
-    """A session on the server of a folder."""
+    """Open a session on the server of a folder."""
     return closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["benchmarks"]))
 
 
 def workers(server: spark_server.SparkServer) -> list[psutil.Process]:
-    """The Python workers of a server: children of its daemons, which are its children."""
+    """Return the Python workers of a server: the children of its daemons, which are its children."""
     return [worker for daemon in psutil.Process(server.pid).children() for worker in daemon.children()]
 
 
 def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, float]:
-    """Seconds of handling a few messages once the workers have ended; the new workers' processor time."""
+    """Return the seconds to handle a few messages with new workers, and the processor time of these workers."""
     flow, receive, _ = bench.received(Events, bench.queue("queue"))
     for worker in workers(server):
         worker.kill()
@@ -71,7 +71,7 @@ def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, f
 
 
 def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:
-    """Seconds of the batch steps of two runs, one after the other, on a server of their own."""
+    """Return the seconds of the batch steps of two consecutive runs on a server of their own."""
     took: dict[str, tuple[float, float]] = {}
     spark_server.start(folder)
     try:
@@ -93,7 +93,7 @@ def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:
 
 
 def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """Let all take turns; return seconds, and seconds of processor time, by round."""
+    """Let all variants take turns; return the seconds and the seconds of processor time by round."""
     times: dict[str, list[tuple[float, float]]] = {}
     kinds = {"preloading": True, "plain": False}
     try:
@@ -120,7 +120,7 @@ def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

@@ -1,13 +1,13 @@
-"""SQS against plain boto3, and one message beside a long history; on a server that this starts.
+"""SQS compared with plain boto3, and one message with a long history, on a server that the benchmark starts.
 
 Run it as `python -m benchmarks.sqs [--messages N] [--history N] [--rounds N]`.
 
-- *platform*: two processes receive with the tasks of a run, which write Parquet, and delete by the ids read from that.
-- *boto3*: as many processes and threads make the same calls, keep what came in memory, and delete in tens.
-- *bare*: *boto3* that does not ask when a message was sent and how often it was received. A run needs both to know a
-  message again.
-- *extend*: one process, as the driver of a run, hides what it holds for longer.
-- *one message*: a whole run of it, beside no history and beside outcomes of four days, decided by a run each hour.
+- *platform*: two processes receive with the tasks of a run, which write Parquet, and delete by the ids in it.
+- *boto3*: the same number of processes and threads make the same calls, keep messages in memory, and delete in tens.
+- *bare*: *boto3* without the attributes for the time of sending and the number of receives. A run needs both to
+  recognise a redelivery.
+- *extend*: one process renews its leases, as the driver of a run does.
+- *one message*: a whole run of one message, with no history and with outcomes of four days, of one run per hour.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def platform(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
 
 
 def boto3(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
-    """Receive and delete as one would by hand who wants to know of each message what a run does."""
+    """Receive and delete with plain boto3, with the attributes that a run needs."""
     del folder
     return _by_hand(queue_url, endpoint, wanted, ["ApproximateReceiveCount", "SentTimestamp"])
 
 
 def bare(queue_url: str, endpoint: str, wanted: int, folder: str) -> float:
-    """Receive and delete bodies alone."""
+    """Receive and delete without attributes."""
     del folder
     return _by_hand(queue_url, endpoint, wanted, [])
 
@@ -96,13 +96,13 @@ def _by_hand(queue_url: str, endpoint: str, wanted: int, attributes: list[Any]) 
 
     with ThreadPoolExecutor(THREADS) as pool:
         each = [wanted // THREADS + (nth < wanted % THREADS) for nth in range(THREADS)]
-        held = [one for some in pool.map(receive, each) for one in some]
+        held = [message for some in pool.map(receive, each) for message in some]
         list(pool.map(delete, [held[start : start + 10] for start in range(0, len(held), 10)]))
     return time.process_time() - began
 
 
 def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -> None:
-    """Let both take turns, in another order each round."""
+    """Let both take turns in alternating order."""
     peers: list[Callable[[str, str, int, str], float]] = [platform, boto3, bare]
     rates, busy, times = dict[str, list[float]](), dict[str, list[float]](), dict[str, list[float]]()
     with ProcessPoolExecutor(PROCESSES) as pool:
@@ -121,14 +121,14 @@ def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -
                     rates.setdefault(name, []).append(seconds / took["platform"])
                     busy.setdefault(name, []).append(used["platform"] / used[name])
     for name, all_of_it in times.items():
-        print(f"{name:10} {messages / statistics.median(all_of_it):7,.0f} messages a second")
+        print(f"{name:10} {messages / statistics.median(all_of_it):7,.0f} messages per second")
     for name in ("boto3", "bare"):
         print(f"rate, platform / {name}: {_median(rates[name])}")
         print(f"processor time, platform / {name}: {_median(busy[name])}", flush=True)
 
 
 def extend(endpoint: str, messages: int) -> None:
-    """Time an extension of what one process holds."""
+    """Time a renewal of the leases of one process."""
     url = sqs.create_queue(endpoint, "extended")
     sqs.fill(url, payloads(messages))
     source = SqsSource(name="queue", queue_url=url, endpoint_url=endpoint)
@@ -143,7 +143,7 @@ def extend(endpoint: str, messages: int) -> None:
 
 
 def write_history(flow: Flow, rows: int, *, in_order: bool = True) -> None:
-    """Commit outcomes as runs of the last days would have, one each hour, the last of them an hour ago."""
+    """Commit outcomes like hourly runs of the last days, the last of them an hour ago."""
     from deltalake import CommitProperties, Schema
     from deltalake.transaction import AddAction, RemoveAction
 
@@ -174,7 +174,7 @@ def write_history(flow: Flow, rows: int, *, in_order: bool = True) -> None:
 
 
 def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
-    """Time whole runs of one message beside a history and beside none, by turns."""
+    """Time whole runs of one message with and without a history, in turns."""
     spark_server.start(root)
     ratios, times = list[float](), dict[str, list[float]]()
     try:
@@ -198,7 +198,7 @@ def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
         spark_server.stop(root)
     for name, all_of_it in times.items():
         print(f"one message, {name}: {statistics.median(all_of_it):.2f} s")
-    print(f"beside {history:,} outcomes / beside none: {_median(ratios)}")
+    print(f"with {history:,} outcomes / without: {_median(ratios)}")
 
 
 def _whole_run(flow: Flow) -> float:
@@ -218,14 +218,14 @@ def _median(ratios: list[float]) -> str:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=40_000)
     parser.add_argument("--history", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     if lack := sqs.missing():
-        print(f"left out: {lack}")
+        print(f"Skipped: {lack}")
         return
     os.environ.update(sqs.ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, sqs.serve(SERVERS) as server:

@@ -1,7 +1,7 @@
-"""Time a table queue: enqueue, count, lease, read and acknowledge N messages, with two tasks as Spark would run them.
+"""Time a table queue: enqueue, count, lease, read and acknowledge messages with two tasks, as on Spark.
 
-Run it as `python -m benchmarks.table_queue --messages 1000000 --bytes 250 [--url URL]`. With --url it fills and
-drops tables called `benchmark*` there; without, it uses SQLite in a temporary folder.
+Run it as `python -m benchmarks.table_queue --messages 1000000 --bytes 250 [--url URL]`. With --url it fills and drops
+tables called `benchmark*` there; without it, it uses SQLite in a temporary folder.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _run(queue: TableQueue, messages: int, size: int, tasks: int) -> None:
     with _timed("extend"):
         assert queue.extend("all", list)
     with ProcessPoolExecutor(tasks) as pool:
-        list(pool.map(abs, range(tasks)))  # up before the clock starts
+        list(pool.map(abs, range(tasks)))  # ready before the clock starts
         with _timed(f"read in {tasks} tasks, half of it marked"):
             rows = list(pool.map(_read, [queue] * len(shares), shares))
         assert sum(rows) == messages

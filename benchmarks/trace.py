@@ -1,4 +1,4 @@
-"""`trace` of one message in a lake of many outcomes, of four days in 96 files, whose ids are in no order.
+"""`trace` of one message in a lake with outcomes of four days in 96 files, with random ids.
 
 Run it as `python -m benchmarks.trace [--history N] [--rounds N]`.
 """
@@ -18,7 +18,7 @@ from pipeline_platform.run.trace import trace
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--history", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=5)

@@ -1,7 +1,7 @@
-"""How long a message of a trickle takes, and where the time goes: look, queue, start, run.
+"""Latency of a message in a trickle, by phase: look, queue, start, run.
 
-Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--seconds 120]`. A daemon of its own looks at a table
-queue, into which one message comes each second. With a patience of 0 one message is worth a run.
+Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--seconds 120]`. A daemon evaluates a table queue that gets
+one message per second. With a patience of 0 one message is worth a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = ("look", "queue", "start", "run", "all")
 
 
 class Life(NamedTuple):
-    """When a message came, its run was asked for, left the queue, began and ended."""
+    """Times of a message: sent, its run requested, out of the queue, started, ended."""
 
     came: float
     asked: float
@@ -40,12 +40,12 @@ class Life(NamedTuple):
 
     @property
     def parts(self) -> tuple[float, ...]:
-        """Seconds, by `PARTS`."""
+        """Return the seconds by `PARTS`."""
         return *(after - before for before, after in pairwise(self)), self.ended - self.came
 
 
 def lives(instance: dg.DagsterInstance, lake: str) -> list[Life]:
-    """The messages of the runs that have ended, but for those of the first."""
+    """Return the messages of the runs that have ended, except the messages of the first run."""
     asked, runs = evaluations(instance), {}
     for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])):
         run, stats = record.dagster_run, instance.get_run_stats(record.dagster_run.run_id)
@@ -62,12 +62,12 @@ def lives(instance: dg.DagsterInstance, lake: str) -> list[Life]:
 
 
 def message() -> bytes:
-    """An event whose price is the time."""
+    """Return an event whose price is the time."""
     return json.dumps(json.loads(next(payloads(1))) | {"price": time.time()}).encode()
 
 
 def measure(patience: float, seconds: int) -> list[Life]:
-    """Let a trickle come for so long."""
+    """Send a trickle during a time."""
     os.environ[PATIENCE] = str(patience)
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
@@ -89,14 +89,14 @@ def measure(patience: float, seconds: int) -> list[Life]:
 
 
 def row(patience: float, took: Sequence[Life]) -> str:
-    """Median and 99th percentile of each part."""
+    """Return the median and the 99th percentile of each part."""
     columns = zip(*(life.parts for life in took), strict=True)
     cells = [f"{statistics.median(part):.1f}, {statistics.quantiles(part, n=100)[98]:.1f} s" for part in columns]
     return f"| {patience:g} s | {' | '.join(cells)} |"
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--patience", type=float, nargs="+", default=[0, 5, 30])
     parser.add_argument("--seconds", type=int, default=120)

@@ -1,7 +1,7 @@
-"""What a second worker gains: whole runs on a cluster of one worker and of two, of one core each, by turns.
+"""Gain of a second worker: whole runs on a cluster with one worker and with two, of one core each, in turns.
 
 Run it as `python -m benchmarks.workers [--messages N] [--rounds N] [--computes]`. A callback waits for a millisecond,
-as for a service that it asks, so that the workers need not share this machine's cores; or computes for as long.
+as for a service, so that the workers need not share this machine's cores; or it computes for as long.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ COST_S = 0.001
 
 
 class Waits(ByJson):
-    """Each message waits."""
+    """Waits for each message."""
 
     name = "waits"
     processors = Processors(concurrency=4, max_demand=500_000)
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Wait, then parse and route."""
+        """Wait, then decode and route the message."""
         time.sleep(COST_S)
         return super().handle_message(message, context)
 
 
 class Computes(Waits):
-    """Each message takes a core."""
+    """Computes for each message."""
 
     name = "computes"
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Compute, then parse and route."""
+        """Compute, then decode and route the message."""
         until = time.thread_time() + COST_S
         while time.thread_time() < until:
             pass
@@ -57,7 +57,7 @@ class Computes(Waits):
 
 
 def executors(session: SparkSession) -> set[int]:
-    """The executors that take tasks, by the processes that their Python workers come from."""
+    """Return the executors that have tasks, by the processes from which their Python workers are forked."""
 
     def name(_: int) -> Iterator[pa.RecordBatch]:
         time.sleep(0.2)
@@ -67,7 +67,7 @@ def executors(session: SparkSession) -> set[int]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -90,7 +90,7 @@ def main() -> None:
                     spark.add_a_worker()
                 while len(executors(bench.session)) != workers:
                     time.sleep(1)
-                for bench.messages in (1_000, given.messages):  # the first warms up what began anew
+                for bench.messages in (1_000, given.messages):  # the first run warms up the new workers
                     took = bench.whole_run(idiom.name)
                 whole, handling = took[f"run by {idiom.name}"], took[f"run by {idiom.name}: handle"]
                 print(f"{workers} workers: run {whole:.1f} s, handling {handling:.1f} s", flush=True)
@@ -98,7 +98,7 @@ def main() -> None:
                     times.setdefault((what, workers), []).append(seconds)
     print()
     for what in ("handling", "whole run", "rest"):
-        ratios = [one / two for one, two in zip(times[what, 1], times[what, 2], strict=True)]
+        ratios = [alone / both for alone, both in zip(times[what, 1], times[what, 2], strict=True)]
         print(f"{what}: with two workers {statistics.median(ratios):.2f} times as fast "
               f"({min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
 

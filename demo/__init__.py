@@ -1,1 +1,1 @@
-"""`make demo`: a year of departures through a queue, Dagster and Spark; its figures must add up in the end."""
+"""`make demo`: handle a year of departures with a queue, Dagster and Spark, and check the totals."""

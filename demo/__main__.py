@@ -15,7 +15,7 @@ from servers.server import ServerError
 
 app = typer.Typer(help="A year of departures through a queue, Dagster and Spark.", no_args_is_help=True)
 console = Console(soft_wrap=True, highlight=False)
-Home = Annotated[Path, typer.Option(help="The folder of all that the demo makes.")]
+Home = Annotated[Path, typer.Option(help="Folder for the files of the demo.")]
 
 
 def _count(flights: str, source: Kind) -> int:
@@ -23,17 +23,19 @@ def _count(flights: str, source: Kind) -> int:
     if wanted == "all":
         return ALL_FLIGHTS
     if not wanted.isdecimal() or not 1 <= int(wanted) <= ALL_FLIGHTS:
-        raise typer.BadParameter(f"FLIGHTS is {flights!r}; give a number from 1 to {ALL_FLIGHTS}, or 'all'")
+        raise typer.BadParameter(
+            f"FLIGHTS: {flights!r} is not a valid number. Use a number from 1 to {ALL_FLIGHTS}, or 'all'"
+        )
     return int(wanted)
 
 
 @app.command()
 def run(
     source: Annotated[Kind, typer.Option(envvar="SOURCE", help="The queue.")] = "table",
-    flights: Annotated[str, typer.Option(envvar="FLIGHTS", help="How many: a number or 'all'.")] = "",
+    flights: Annotated[str, typer.Option(envvar="FLIGHTS", help="Number of flights, or 'all'.")] = "",
     home: Home = PROJECT / ".demo",
 ) -> None:
-    """Run the demo, or go on with one that was interrupted; exits with 0 only if the figures add up."""
+    """Run the demo, or continue an interrupted demo. The exit code is 0 only if the figures add up."""
     from demo.show import show
 
     raise typer.Exit(show(Place(home), source, _count(flights, source), console))
@@ -42,9 +44,11 @@ def run(
 @app.command()
 def dev(
     home: Home = PROJECT / ".demo",
-    port: Annotated[int, typer.Option(envvar="PORT", min=0, max=65535, help="Of the UI; 0 for a free one.")] = 3000,
+    port: Annotated[
+        int, typer.Option(envvar="PORT", min=0, max=65535, help="Port of the UI; 0 selects a free port.")
+    ] = 3000,
 ) -> None:
-    """Open the UI on the demo's runs, assets and failures, until Ctrl-C; over a server with an empty queue."""
+    """Show the runs, assets and failures of the demo in the UI until Ctrl-C. The queue of a server is empty."""
     from demo.queues import opened
     from demo.services import Services, alone
 

@@ -1,4 +1,4 @@
-"""The picture at the end of a demo: messages over time by stage, the runs that carried them, delays by carrier."""
+"""The chart at the end of a demo: messages over time by stage, runs, and delays by carrier."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STAGES = {
     "commit": ("published", "#08519c"),
     "acknowledge": ("acknowledged", "#31a354"),
 }
-"""Ops at whose end a message counts as something, with a colour."""
+"""Label and colour of each op that is a stage of the chart."""
 _COLOURS = {op: colour for op, (_, colour) in _STAGES.items()} | {
     "handle_batches": "#6baed6",
     "handle_failed": "#fdae6b",
@@ -26,9 +26,9 @@ _COLOURS = {op: colour for op, (_, colour) in _STAGES.items()} | {
 
 
 def through(runs: Sequence[Run], op: str, zero: float) -> list[tuple[float, float]]:
-    """Return seconds after `zero`, and how many messages were through an op then.
+    """Return points in time, in seconds after `zero`, with the number of messages that an op had completed.
 
-    They are taken to flow evenly within a step.
+    Messages are assumed to flow evenly within a step.
     """
     changes: list[tuple[float, float]] = []  # time, change of the rate
     for run in runs:
@@ -84,16 +84,16 @@ def _runs(axes: Axes, runs: Sequence[Run], zero: float) -> None:
             if started and ended:
                 took = ended - started
                 bar = axes.barh(row, took, left=started - zero, color=_COLOURS.get(name, "#bdbdbd"))
-                if row == 0 and took > 1.2:  # a shorter step has no room for its name
+                if row == 0 and took > 1.2:  # the name does not fit into a shorter bar
                     axes.bar_label(bar, [name.replace("_", "\n")], label_type="center", fontsize=8, color="white")
     axes.set_yticks(range(len(runs)), [f"{run.demand:,}" for run in runs])
     axes.invert_yaxis()
     axes.set_title("Runs, by step and messages", loc="left")
-    axes.set_xlabel("seconds after the first run began")
+    axes.set_xlabel("seconds after the start of the first run")
 
 
 def _carriers(axes: Axes, delays: pl.DataFrame) -> None:
     drawn = axes.barh(delays["carrier"].to_list(), delays["mean_delay"].fill_null(0).to_list(), color="#fd8d3c")
     axes.bar_label(drawn, [f" {count:,}" for count in delays["flights"]], color="#636363", fontsize=9)
-    axes.set_title("Mean departure delay by carrier, minutes\n(beside it the flights in flights/lake)", loc="left")
+    axes.set_title("Mean departure delay by carrier, minutes\n(with the number of flights in flights/lake)", loc="left")
     axes.margins(x=0.14)

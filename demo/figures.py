@@ -1,4 +1,4 @@
-"""The figures of a demo: a quick look while it runs, and the strict account at its end."""
+"""Figures of a demo: approximate while it runs, and an exact account at its end."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _NAMED = (*_ID, "attempt", "outcome", "state", "batch_id")
 
 
 def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
-    """Look at the queue, the control store and the tables' logs: how many of so many flights are where."""
+    """Count the flights in each state, from the queue, the control store and the logs of the tables."""
     with closing(ControlStore(f"sqlite:///{place.control}")) as control:
         in_flight = sum(claim.messages for claim in control.in_flight(Flights.name))
     lake, alerts = (_rows(place, name) for name in Flights.batchers)
-    # Where the server cannot tell, what is not decided is not acknowledged.
+    # If the server does not report a backlog, undecided messages count as not acknowledged.
     known = queue.left()
     left = max(0, flights - _rows(place, "outcomes")) if known is None else known
     return {
@@ -38,13 +38,13 @@ def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
 
 
 def open_failures(place: Place) -> dict[str, int]:
-    """Count the failures that wait to be retried, by window."""
+    """Count the open failures by window."""
     lake = Lake(root=str(place.lake))
     return FailedMessages(name=Flights.producer.source, lake=lake, pipeline=Flights.name).open_by_window()
 
 
 def account(place: Place, queue: Queue, frame: pl.DataFrame) -> list[tuple[str, int, int]]:
-    """Account for departures, once the queue is empty and the failures are home: what, what must be, what is."""
+    """Account for all departures once the queue is empty and no failure is open: label, expected, found."""
     first, final = pl.col("attempt") == 1, pl.col("outcome").is_in(["handled", "failed"])
     wanted, all_of_them = expected(frame), frame.height
     decided, failed = table(place, "outcomes").filter(final), table(place, "failed")
@@ -72,14 +72,14 @@ def account(place: Place, queue: Queue, frame: pl.DataFrame) -> list[tuple[str, 
 
 
 def table(place: Place, name: str) -> pl.DataFrame:
-    """Read a table of the pipeline, without payloads; it has no rows if there is none."""
+    """Read a table of the pipeline without payloads; a missing table has no rows."""
     if not DeltaTable.is_deltatable(_uri(place, name)):
         return pl.DataFrame(schema=dict.fromkeys(_NAMED, pl.String) | {"attempt": pl.Int32})
     return pl.scan_delta(_uri(place, name)).drop("data", "metadata", "traceback", strict=False).collect()
 
 
 def sent_alerts(place: Place) -> pl.DataFrame:
-    """Read the alerts that were sent: their flights, and whether their batch is in the table: its run decided it."""
+    """Read the sent alerts: the number of flights, and whether their batch was published."""
     published, rows = set(table(place, "alerts")["batch_id"]), []
     if place.alerts.exists():
         with closing(sqlite3.connect(f"file:{place.alerts}?mode=ro", uri=True)) as database:

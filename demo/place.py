@@ -1,4 +1,4 @@
-"""Where a demo lies, and how far it has come: by these an interrupted one goes on."""
+"""Folder and progress of a demo, with which an interrupted demo continues."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from pydantic import BaseModel
 Kind = Literal["table", "postgres", "sqs", "kafka", "rabbitmq", "pubsub"]  # the demo's queue
 ALL_FLIGHTS = 336_776
 PROJECT = Path(__file__).resolve().parents[1]  # the checkout: working directory of all processes
-MARK = "PIPELINE_PLATFORM_DEMO"  # a variable that only the processes of a demo have: the demo ends no others
+MARK = "PIPELINE_PLATFORM_DEMO"  # variable that marks the processes of a demo, which ends only these
 
 
 class DemoError(Exception):
-    """The demo cannot go on; the message says why, and what to do."""
+    """The demo cannot continue; the message contains the reason and the fix."""
 
 
 class Progress(BaseModel, frozen=True):
-    """A demo whose queue was filled, and whether its figures added up; an emptier one starts afresh.
+    """Progress of a demo whose queue was filled.
 
-    Its windows begin with `since`. An earlier release wrote it before the queue was filled, too, and had another
-    `since`.
+    Attributes:
+        source: Kind of its queue.
+        flights: Number of flights in the queue.
+        since: Start of the first window; earlier releases used the default.
+        finished: Whether its figures added up.
+        filled: False in files of earlier releases that were written before the queue was filled.
     """
 
     source: Kind
@@ -36,7 +40,7 @@ class Progress(BaseModel, frozen=True):
 
 
 class Place:
-    """The folder of a demo, and what the demo makes in it."""
+    """Folder of a demo, and the files in it."""
 
     def __init__(self, home: Path) -> None:
         self.home = home = home.resolve()
@@ -45,10 +49,10 @@ class Place:
         self.chart, self._progress = home / "demo.png", home / "demo.json"
 
     def progress(self) -> Progress | None:
-        """Return what the last demo here did; None if there was none whose queue was filled.
+        """Return the progress of the last demo in this folder; None if its queue was never filled.
 
         Raises:
-            DemoError: Nobody can tell, and a new demo would erase what waits in its queue.
+            DemoError: The file cannot be read. A new demo would erase the messages in its queue.
         """
         try:
             progress = Progress.model_validate_json(self._progress.read_bytes())
@@ -56,28 +60,28 @@ class Place:
             return None
         except ValueError:
             raise DemoError(
-                f"this release cannot read {self._progress}. Go on with the release that began that demo, or remove "
-                f"{self.home}, and with it the messages that wait in its queue"
+                f"This release cannot read {self._progress}. Continue with the release that started it, or remove "
+                f"{self.home} and the messages in its queue"
             ) from None
         return progress if progress.filled else None
 
     def write(self, progress: Progress) -> None:
-        """Write what this demo did, whole or not at all."""
+        """Write the progress of this demo atomically."""
         aside = self._progress.with_suffix(".new")
         aside.write_text(progress.model_dump_json(indent=2))
         aside.replace(self._progress)
 
     def clear(self) -> None:
-        """Remove what demos make, and nothing else that lies there."""
-        self._progress.unlink(missing_ok=True)  # first: no other demo goes on with what an interruption leaves
+        """Remove the files of demos, and no other files."""
+        self._progress.unlink(missing_ok=True)  # first, so that no demo continues with the rest if this is interrupted
         for folder in (self.lake, self.dagster, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
         for file in (self.queue, self.control, self.alerts, self.chart):
-            for part in self.home.glob(f"{file.name}*"):  # SQLite's -wal and -shm, too
+            for part in self.home.glob(f"{file.name}*"):  # also SQLite's -wal and -shm
                 part.unlink()
 
     def enter(self, queue: Mapping[str, str], progress: Progress | None) -> None:
-        """Set the variables of this process, and of those that it starts, to this place and its queue."""
+        """Set environment variables of this process and its children to this folder and its queue."""
         for name in ("LAKE", "CONTROL", "SPARK"):
             os.environ.pop(f"PIPELINE_PLATFORM_{name}", None)
         os.environ |= {
@@ -91,7 +95,7 @@ class Place:
         }
 
     def status_command(self, queue: Mapping[str, str]) -> str:
-        """Return what to type in the checkout for backlog, runs and failures."""
+        """Return the shell command for backlog, runs and failures."""
         variables = {"PIPELINE_PLATFORM_HOME": str(self.home), **queue}
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         return f"{given} .venv/bin/pipeline-platform status"

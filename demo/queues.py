@@ -1,4 +1,4 @@
-"""The demo's queue: a table of its own, or a queue of a server that the demo starts or the environment names."""
+"""Queues of the demo: a table, or a queue of a server from the environment or started by the demo."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Fill = Callable[[list[bytes]], int]
 
 
 class Queue(NamedTuple):
-    """A queue that exists.
+    """A queue of the demo.
 
     Attributes:
-        environment: Variables by which `definitions.py` finds it.
-        fill: Puts payloads into it, a table all or none.
-        left: Returns how many messages are not acknowledged; None where the server cannot tell while runs work.
-        drained: Returns the same when no run works any more, for certain.
+        environment: Environment variables for `definitions.py`.
+        fill: Sends payloads; a table gets all or none.
+        left: Returns the number of unacknowledged messages; None if the server cannot count them during runs.
+        drained: Returns the exact number of unacknowledged messages while no run is active.
     """
 
     environment: Mapping[str, str]
@@ -41,7 +41,7 @@ class Queue(NamedTuple):
 
 @contextmanager
 def opened(place: Place, source: Kind) -> Iterator[Queue]:
-    """Open the queue, and create it if there is none. All but the table end with the block, or are the user's own."""
+    """Open the queue, and create it if it is missing. Servers that the demo starts end with the block."""
     kinds = {"table": _table, "postgres": _postgres, "sqs": _sqs, "kafka": _kafka, "rabbitmq": _rabbitmq}
     with kinds.get(source, _pubsub)(place) as queue:
         yield queue._replace(environment={"FLIGHTS_SOURCE": source, **queue.environment})
@@ -49,7 +49,7 @@ def opened(place: Place, source: Kind) -> Iterator[Queue]:
 
 @contextmanager
 def _address(server: ModuleType, variable: str) -> Iterator[str]:
-    """The address that the environment names; else that of a server which runs until the block ends."""
+    """Yield the address in the environment, or the address of a server that runs until the block ends."""
     if given := os.environ.get(variable):
         yield given
         return
@@ -100,10 +100,11 @@ def _sqs_queue(url: str, environment: Mapping[str, str]) -> Queue:
     fill = SqsSource(name="flights_queue", queue_url=url).send
 
     def left() -> int:
-        told = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
-        return int(told["ApproximateNumberOfMessages"]) + int(told["ApproximateNumberOfMessagesNotVisible"])
+        attributes = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])["Attributes"]
+        waiting = attributes["ApproximateNumberOfMessages"]
+        return int(waiting) + int(attributes["ApproximateNumberOfMessagesNotVisible"])
 
-    # 400 s outlast a run of all flights.
+    # 400 s are longer than a run of all flights.
     found = {**environment, "FLIGHTS_SQS_URL": url, "FLIGHTS_SQS_VISIBILITY": "400"}
     return Queue(found, (lambda payloads: sqs.fill(url, payloads)) if endpoint else fill, left, left)
 
@@ -125,8 +126,11 @@ def _kafka(_place: Place) -> Iterator[Queue]:
         )
 
         def left() -> int:
-            extents = patiently(source.extents).values()  # a broker that has just started knows no groups yet
-            return sum((one.past or 0) - (one.begin if one.committed is None else one.committed) for one in extents)
+            extents = patiently(source.extents).values()  # a broker that was just started does not have groups yet
+            return sum(
+                (extent.past or 0) - (extent.begin if extent.committed is None else extent.committed)
+                for extent in extents
+            )
 
         with closing(source):
             environment = {"KAFKA_BOOTSTRAP_SERVERS": address, "FLIGHTS_TOPIC": topic}
@@ -149,7 +153,7 @@ def _rabbitmq(_place: Place) -> Iterator[Queue]:
             def fill(payloads: list[bytes]) -> int:
                 return source.send(payloads, [{"message_id": str(number)} for number in range(len(payloads))])
 
-            # What a connection holds is in no count; when no run works, no connection holds anything.
+            # The count leaves out messages of open connections, which exist only during runs.
             yield Queue(environment, fill, lambda: None, ready)
 
 

@@ -1,4 +1,4 @@
-"""What a demo shows while it works: on a terminal a live view, elsewhere a line now and then."""
+"""Progress of a demo on the screen: a live view on a terminal, and otherwise a line every three seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STATUS = {"SUCCESS": "green", "STARTED": "cyan", "STARTING": "cyan", "QUEUED": 
 
 
 class Screen:
-    """The view: how many of so many flights are home; `url` is the Dagster UI's."""
+    """View of the progress of `flights` messages; `url` is the address of the Dagster UI."""
 
     def __init__(self, console: Console, flights: int, url: str) -> None:
         self._console, self._flights, self._url = console, flights, url
@@ -30,14 +30,14 @@ class Screen:
         self._said_at = 0.0
 
     def shown(self) -> AbstractContextManager[object]:
-        """Show it until the block ends."""
+        """Show the view until the block ends."""
         if not self._console.is_terminal:
             return nullcontext()
         self._live = Live(console=self._console, refresh_per_second=4, transient=True)
         return self._live
 
     def show(self, title: str, figures: Mapping[str, int], runs: Sequence[Run], said: str) -> None:
-        """Show what the demo waits for, what a look found, the runs, newest first, and what the sensor said."""
+        """Update the view: the current stage, its figures, the runs (newest first), and the last tick of the sensor."""
         now, done = time.monotonic(), figures["acknowledged"]
         self._recent.append((now, done))
         since, before = self._recent[0]
@@ -51,17 +51,17 @@ class Screen:
             self._live.update(Panel(view, title=title, subtitle=self._url, border_style="blue"))
         elif now - self._said_at >= _LINE_EVERY_S:
             self._said_at = now
-            told = ", ".join(f"{name} {value:,}" for name, value in named.items())
-            self._console.print(f"{title}: {told}; {sum(run.under_way for run in runs)} runs; sensor: {said}")
+            numbers_now = ", ".join(f"{name} {value:,}" for name, value in named.items())
+            self._console.print(f"{title}: {numbers_now}; {sum(run.under_way for run in runs)} runs; sensor: {said}")
 
 
 def run_table(runs: Sequence[Run]) -> Table:
-    """Draw the newest runs."""
+    """Return a table of the newest runs."""
     table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
     for heading in ("run", "of", "messages", "status", "step", "seconds"):
         table.add_column(heading, justify="right" if heading in ("messages", "seconds") else "left")
     for run in runs[:8]:
-        begun, (started, ended) = [name for name, (began, _) in run.steps.items() if began], run.times
+        begun, (started, ended) = [name for name, (start, _) in run.steps.items() if start], run.times
         table.add_row(
             run.run_id[:8],
             run.origin,
@@ -74,7 +74,7 @@ def run_table(runs: Sequence[Run]) -> Table:
 
 
 def account_table(lines: Sequence[tuple[str, int, int]]) -> Table:
-    """Draw the account: what must be, and what is."""
+    """Return a table of the account: expected and found."""
     table = Table(title="The account", title_justify="left", title_style="bold", box=None, header_style="dim")
     for heading in ("", "expected", "found", " "):
         table.add_column(heading, justify="right" if heading.strip() else "left")

@@ -1,4 +1,4 @@
-"""What a demo runs on: warm Spark and Dagster, all on loopback, all ended with it; and what Dagster says of runs."""
+"""Processes of a demo, a warm Spark and Dagster on loopback, and the runs in Dagster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,17 @@ from servers.server import free_ports
 
 
 class Run(NamedTuple):
-    """A run: its messages' origin, or else its job; how many it takes on; when it and its steps began and ended."""
+    """A Dagster run of the demo.
+
+    Attributes:
+        run_id: Its id.
+        status: Its status in Dagster.
+        origin: Origin of its messages, or the name of its job.
+        demand: Messages that it receives.
+        times: Its start and end.
+        steps: Start and end of each step.
+        under_way: Whether it has not ended.
+    """
 
     run_id: str
     status: str
@@ -38,10 +48,12 @@ class Run(NamedTuple):
 
 @contextmanager
 def alone(place: Place) -> Iterator[None]:
-    """Work on a demo alone; end what a killed one left, and all processes after the block. SIGTERM is a Ctrl-C here.
+    """Lock the folder of a demo, end the processes of a killed demo, and end all processes after the block.
+
+    SIGTERM has the same effect as Ctrl-C.
 
     Raises:
-        DemoError: Another demo works in this place.
+        DemoError: Another demo runs in this folder.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     os.environ[MARK] = str(place.home)
@@ -52,35 +64,35 @@ def alone(place: Place) -> Iterator[None]:
             try:
                 yield
             finally:
-                for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C does not stop the stopping
+                for number in (signal.SIGINT, signal.SIGTERM):  # a second Ctrl-C does not interrupt the shutdown
                     signal.signal(number, signal.SIG_IGN)
                 stop(place)
     except Timeout:
-        raise DemoError(f"a demo or `make dev` is running in {place.home}; stop it first") from None
+        raise DemoError(f"{place.home}: a demo or `make dev` is running there. Stop it first") from None
 
 
 def working(place: Place) -> list[psutil.Process]:
-    """Return the processes of this place: those that a demo started, and those that these started."""
-    every = psutil.process_iter(["environ"])  # those of others have None
+    """Return the processes that a demo in this folder started, and their children."""
+    every = psutil.process_iter(["environ"])  # None for processes of other users
     return [process for process in every if (process.info["environ"] or {}).get(MARK) == str(place.home)]
 
 
 def stop(place: Place) -> None:
-    """End all processes of this place, and of no other."""
-    # The second look finds what was just being started at the first.
+    """End all processes of this folder, and no others."""
+    # The second pass finds processes that were being started during the first.
     for end in (psutil.Process.terminate, psutil.Process.kill):
         found = working(place)
         for process in found:
             with suppress(psutil.NoSuchProcess):
                 end(process)
         psutil.wait_procs(found, timeout=10)  # Dagster's daemon waits for its threads
-    spark_server.stop(place.home)  # what it left: its state and its scratch files
+    spark_server.stop(place.home)  # its state and scratch files
 
 
 class Services:
-    """The processes of one demo, with the variables of this process. Spark and the web server start at once.
+    """Processes of one demo, with the environment of this process. Spark and the web server start at once.
 
-    The web server listens on `port`; 0 is a free one.
+    The web server listens on `port`; 0 selects a free port.
     """
 
     def __init__(self, place: Place, port: int) -> None:
@@ -94,13 +106,13 @@ class Services:
             settings = re.sub(r"^# (storage:| +postgres.*)$", r"\1", settings, flags=re.MULTILINE)
         (place.dagster / "dagster.yaml").write_text(settings)
         self._start("spark", "pipeline_platform.cli.main", "spark", "start")
-        # Created here: two processes that create it at once damage it.
+        # Created here, because two processes that create it at the same time damage it.
         self._dagster = dg.DagsterInstance.from_config(str(place.dagster))
         self._start("web-server", "dagster_webserver", "-h", "127.0.0.1", "-p", str(self._port), "-w", "workspace.yaml")
 
     def wait(self) -> None:
         """Start the daemon once Spark is up, and wait until the web server has loaded the definitions and answers."""
-        while self._started["spark"].poll() is None:  # a run that does not find Spark starts its own, and takes longer
+        while self._started["spark"].poll() is None:  # a run without a warm Spark starts its own, which takes longer
             time.sleep(0.1)
         self._start("daemon", "dagster._daemon", "run", "-w", "workspace.yaml")
         while True:
@@ -110,19 +122,19 @@ class Services:
             time.sleep(0.1)
 
     def watch(self) -> None:
-        """Raise `DemoError` with its last words if a service died; the command that starts Spark ends by itself."""
+        """Raise `DemoError` with the end of the log if a service ended. The command that starts Spark may end."""
         for name, process in self._started.items():
             code = process.poll()
             if code is not None and (name, code) != ("spark", 0):
-                words = (self._logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
-                raise DemoError("\n".join([f"the {name} died with {code}:", *words]))
+                lines = (self._logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
+                raise DemoError("\n".join([f"The {name} ended with exit code {code}:", *lines]))
 
     def runs(self) -> list[Run]:
         """Return all runs, newest first."""
         tags, runs = RunTags.of(Flights), []
         for record in self._dagster.get_run_records():
             run = record.dagster_run
-            # A run that has not begun has no log yet.
+            # A run that has not started does not have a log yet.
             stats = self._dagster.get_run_step_stats(run.run_id) if record.start_time else []
             stats = sorted(stats, key=lambda step: step.start_time or float("inf"))
             steps = {step.step_key.rpartition(".")[2]: (step.start_time, step.end_time) for step in stats}
@@ -132,22 +144,26 @@ class Services:
         return runs
 
     def sensor_says(self) -> str:
-        """Return what the last tick of the producer sensor came to."""
+        """Return the result of the last tick of the producer sensor."""
         for state in self._dagster.all_instigator_state():
             if state.name == f"{Flights.name}_producer":
                 for tick in self._dagster.get_ticks(state.instigator_origin_id, state.selector_id, limit=1):
-                    return tick.skip_reason or (f"asked for {len(tick.run_ids)} runs" if tick.run_ids else "looks")
-        return "has not looked yet"
+                    return tick.skip_reason or (
+                        f"requested runs: {len(tick.run_ids)}" if tick.run_ids else "evaluating"
+                    )
+        return "no tick yet"
 
     def launch(self, job: str, **options: Any) -> str:
         """Launch a job with options of `DagsterGraphQLClient.submit_job_execution`; return the id of the run."""
-        from dagster_graphql import DagsterGraphQLClient  # here: it is not needed while the queue drains
+        from dagster_graphql import (
+            DagsterGraphQLClient,
+        )  # imported here, because it is not needed while the queue drains
 
         client = DagsterGraphQLClient("127.0.0.1", port_number=self._port)
         return client.submit_job_execution(job, "pipeline_platform", "__repository__", **options)
 
     def cancel_runs(self) -> None:
-        """Report the runs that are under way as canceled: their processes ended with an earlier demo."""
+        """Mark active runs as canceled, because their processes ended with an earlier demo."""
         for record in self._dagster.get_run_records():
             if not record.dagster_run.is_finished:
                 self._dagster.report_run_canceled(record.dagster_run)
@@ -159,5 +175,5 @@ class Services:
                 cwd=PROJECT,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a Ctrl-C is for this process, which ends them in order
+                start_new_session=True,  # Ctrl-C goes to this process only, which stops them in order
             )

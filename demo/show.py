@@ -1,4 +1,4 @@
-"""The demo from its beginning, or from where it was interrupted, to its account."""
+"""A demo from its start, or from its interruption, to the account of its messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOOK_EVERY_S = 0.5
 _BACKFILLS = 5
 _RANGE = "dagster/asset_partition_range"
 _FIX = {"ops": {Flights.name: {"ops": {"receive_messages": {"config": {"context": {"cancelled_is_valid": True}}}}}}}
-"""Run config of the backfill: a cancelled flight is valid."""
+"""Run config of the retry: a cancelled flight is valid."""
 
 
 def show(place: Place, source: Kind, flights: int, console: Console) -> int:
@@ -35,29 +35,30 @@ def show(place: Place, source: Kind, flights: int, console: Console) -> int:
     try:
         with alone(place):
             before = place.progress()
-            if why := why_afresh(before, wanted):
+            if why := why_new(before, wanted):
                 place.clear()
-                console.print(f"{why}: starting afresh.")
+                console.print(f"Starting a new demo: {why}.")
             elif before:
                 wanted = before
-                console.print(f"Going on with the demo that was interrupted ({flights:,} flights).")
+                console.print(f"Continuing the interrupted demo ({flights:,} flights).")
             with opened(place, source) as queue:
                 return 0 if _Demo(place, wanted, queue, console, goes_on=why is None).run() else 1
     except KeyboardInterrupt:
-        why = why_afresh(place.progress(), wanted)
-        console.print(f"Interrupted; the same command {f'starts afresh. {why}' if why else 'goes on from here'}.")
+        why = why_new(place.progress(), wanted)
+        outcome = f"starts a new demo: {why}" if why else "continues this demo"
+        console.print(f"Interrupted; the same command {outcome}.")
         return 130
 
 
-def why_afresh(before: Progress | None, wanted: Progress) -> str | None:
-    """Say why a demo cannot go on with an earlier one; None where it can."""
+def why_new(before: Progress | None, wanted: Progress) -> str | None:
+    """Return the reason why the earlier demo cannot be continued; None if it can."""
     if before is None:
-        return "There is no earlier demo with a full queue"
+        return "there is no earlier demo with a full queue"
     if (before.source, before.flights) != (wanted.source, wanted.flights):
-        return f"The last demo was another ({before.flights:,} flights, {before.source})"
+        return f"the last demo was different ({before.flights:,} flights, {before.source})"
     if before.finished:
-        return "The last demo is finished"
-    return None if before.source == "table" else f"The last demo's {before.source} queue ended with it"
+        return "the last demo is finished"
+    return None if before.source == "table" else f"the {before.source} queue ended with the last demo"
 
 
 class _Demo:
@@ -69,28 +70,30 @@ class _Demo:
         self._screen = Screen(console, progress.flights, self._services.url)
 
     def run(self) -> bool:
-        """Bring the flights home; return whether the figures add up."""
+        """Handle all flights; return whether the figures add up."""
         with self._timed("fill the queue"):
             flights = departures(self._progress.flights)
             if not self._goes_on:
                 count = self._queue.fill(payloads(flights))
                 self._place.write(self._progress)
-                self._console.print(f"{count:,} flights wait in the queue.")
+                self._console.print(f"Sent {count:,} flights to the queue.")
         with self._timed("start Dagster and Spark"):
             self._start_dagster()
-        self._console.print(f"Dagster shows all of it at {self._services.url}/asset-groups while the demo runs.")
+        self._console.print(f"The Dagster UI is at {self._services.url}/asset-groups while the demo runs.")
         with self._timed("handle, batch, commit, acknowledge"):
             self._until("From the queue", lambda figures, _: not figures["backlog"] and not figures["in flight"])
         seconds = time.monotonic() - self._began
         self._console.print(
             f"{flights.height:,} messages received, handled and acknowledged {seconds:.1f} s after the start."
         )
-        with self._timed("backfill of the failed windows"):
-            self._bring_failures_home()
+        with self._timed("retry the failures"):
+            self._retry_failures()
         with self._timed("flights/delays_per_carrier"):
-            self._until("Delays by carrier, by themselves", lambda _, runs: self._have_delays(runs))
+            self._until(
+                "Delays by carrier, started by an automation condition", lambda _, runs: self._have_delays(runs)
+            )
         with self._timed("chart"):
-            title = f"{flights.height:,} flights in {seconds:.0f} s from `make demo`, then a backfill"
+            title = f"{flights.height:,} flights in {seconds:.0f} s from `make demo`, then a retry"
             draw(self._place.chart, self._services.runs(), table(self._place, "delays_per_carrier"), title)
         return self._report(account(self._place, self._queue, flights))
 
@@ -98,13 +101,13 @@ class _Demo:
         if self._goes_on:
             self._services.cancel_runs()
             with closing(ControlStore(f"sqlite:///{self._place.control}")) as control:
-                for claim in control.in_flight(Flights.name):  # the next run clears up without a wait for its end
+                for claim in control.in_flight(Flights.name):  # the next run need not wait until the claim ends
                     control.let_go(claim.run_id)
         self._services.wait()
-        import definitions  # noqa: F401 - an error in it ends the demo here, and not in a daemon's log
+        import definitions  # noqa: F401 - an error in it is shown here instead of in a daemon's log
 
     def _until(self, title: str, done: Callable[[Mapping[str, int], Sequence[Run]], bool]) -> Sequence[Run]:
-        """Show the state of things until something holds; return the runs."""
+        """Show the progress until a condition is true; return the runs."""
         with self._screen.shown():
             while True:
                 self._services.watch()
@@ -115,22 +118,22 @@ class _Demo:
                 time.sleep(_LOOK_EVERY_S)
 
     def _launched(self, job: str, title: str, **options: Any) -> Run:
-        """Launch a run and wait until it has ended."""
+        """Launch a run and wait for its end."""
         run_id = self._services.launch(job, **options)
         self._console.print(f"{title}: {self._services.url}/runs/{run_id}")
         runs = self._until(title, lambda _, runs: not any(run.under_way for run in runs if run.run_id == run_id))
         return next(run for run in runs if run.run_id == run_id)
 
     def _have_delays(self, runs: Sequence[Run]) -> bool:
-        """Whether `flights/delays_per_carrier` was made, by its automation condition, of what lies in the lake now."""
+        """Whether its automation condition has materialised `flights/delays_per_carrier` from the current rows."""
         of_delays = [run for run in runs if run.origin == "__ASSET_JOB"]
         if of_delays and of_delays[0].status == "FAILURE":
-            raise DemoError(f"{Flights.name}/delays_per_carrier failed; the logs are in {self._place.logs}")
+            raise DemoError(f"{Flights.name}/delays_per_carrier failed. See the logs in {self._place.logs}")
         last = max(run.times[1] or 0 for run in runs if run.origin in ("source", "failed"))
         return any(run.status == "SUCCESS" and (run.times[0] or 0) > last for run in of_delays)
 
-    def _bring_failures_home(self) -> None:
-        """Drive the open failures again; once more if the run was killed, or windows lie apart."""
+    def _retry_failures(self) -> None:
+        """Retry the open failures, again if the run was killed or the windows are not contiguous."""
         for _ in range(_BACKFILLS):
             if waiting := open_failures(self._place):
                 windows = contiguous(Flights, waiting)[0]
@@ -144,24 +147,24 @@ class _Demo:
             self._console.print(drawn)
         if again := sent_alerts(self._place).filter(~pl.col("published")).height:
             self._console.print(
-                f"{again} alerts were sent by runs that died before their decision: callbacks run at least once."
+                f"Alerts sent by runs that crashed before their decision: {again}. Callbacks run at least once."
             )
         self._console.print()
         if not all(wanted == found for _, wanted, found in lines):
             self._console.print("[bold red]The figures do not add up.[/bold red]")
             return False
         self._place.write(self._progress.model_copy(update={"finished": True}))
-        self._console.print("[bold green]The figures add up.[/bold green] Where to look next:")
+        self._console.print("[bold green]The figures add up.[/bold green] Next:")
         self._console.print("  make dev: the Dagster UI with these runs, assets and failures")
-        self._console.print("  pipelines/flights.py: the pipeline, in a page")
+        self._console.print("  pipelines/flights.py: the code of the pipeline")
         self._console.print(f"  {self._place.chart}: the chart")
         self._console.print(f"  {self._place.lake}: the tables, for Polars, Spark, DuckDB, Trino")
-        if self._progress.source == "table":  # an SQS server ended with the demo
+        if self._progress.source == "table":  # a server's queue ended with the demo
             self._console.print(f"  {self._place.status_command({})}: backlog, runs, failures")
         return True
 
     @contextmanager
-    def _timed(self, what: str) -> Iterator[None]:
+    def _timed(self, stage: str) -> Iterator[None]:
         began = time.monotonic()
         yield
-        self._console.print(f"{time.monotonic() - began:6.1f} s  {what}")
+        self._console.print(f"{time.monotonic() - began:6.1f} s  {stage}")

@@ -1,1 +1,1 @@
-"""Servers of queues and logs that tests and the demo start on this machine, each for as long as a block lasts."""
+"""Servers of queues and logs that tests and the demo start on this machine, each until a block ends."""

@@ -1,4 +1,4 @@
-"""`python -m servers` says what it does; with the name of a server it starts one here, until Ctrl-C."""
+"""`python -m servers NAME`: start a server on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from servers.server import ServerError
 
 FOLDER = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
 INSTALLED = (kafka, pubsub, s3, sqs)
-"""RabbitMQ and PostgreSQL are packages of the machine's."""
+"""Servers that are installed into `FOLDER`. RabbitMQ and PostgreSQL are packages of the system."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Use(NamedTuple):
-    """How a server is used, with `{address}` in its place.
+    """Instructions for a server. Texts contain `{address}`.
 
     Attributes:
-        module: What starts it.
-        environment: What a shell exports for clients of it.
-        source: The module of its connector, the class, and its options.
-        needs: What has to be made there before a pipeline runs.
+        module: Module that starts it.
+        environment: Environment variables for its clients.
+        source: Module of its connector, the class, and its options.
+        needs: Objects to create before a pipeline runs.
     """
 
     module: ModuleType
@@ -60,7 +60,7 @@ USES = {
         rabbitmq,
         {"RABBITMQ_URL": "{address}"},
         ("rabbitmq", "RabbitmqSource", 'url="{address}", queue="trial", declare={{}}'),
-        "nothing: it declares its queue",
+        "nothing, the source declares its queue",
     ),
     "sqs": Use(
         sqs,
@@ -76,17 +76,17 @@ USES = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Do what the command line says."""
+    """Execute a command of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m servers",
-        description="Servers for tests and trials, on loopback and without data to keep: what they hold is gone in the "
-        "end. A server runs until Ctrl-C or SIGTERM.",
+        description="Servers for tests and trials, on loopback. A server runs until Ctrl-C or SIGTERM, and its data is "
+        "deleted afterwards.",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    commands.add_parser("install", help="install what this machine can run, so that no test waits for it")
+    commands.add_parser("install", help="install all servers that this machine can run, before tests need them")
     for name, use in USES.items():
         lack = use.module.missing()
-        commands.add_parser(name, help=f"not on this machine: {lack}" if lack else f"start {name}")
+        commands.add_parser(name, help=f"not available: {lack}" if lack else f"start {name}")
     command = parser.parse_args(arguments).command
     if command is None:
         parser.print_help()
@@ -117,19 +117,19 @@ def serve(use: Use) -> None:
 
 
 def how_to_use(use: Use, address: str) -> Iterator[str]:
-    """Say where a server is, and give lines for a shell and for a file of `resources/`."""
+    """Yield lines with the address of a server, and with code for a shell and for `resources/`."""
     module, kind, options = use.source
-    yield f"It answers at {address} until Ctrl-C. For a shell:"
+    yield f"The server listens on {address} until Ctrl-C. For a shell:"
     yield from (f"  export {name}='{value.format(address=address)}'" for name, value in use.environment.items())
     yield "For resources/trial.py:"
     yield f"  from pipeline_platform.connectors.{module} import {kind}"
     yield "  from pipeline_platform.orchestration import source_resource"
     yield f'  trial = source_resource({kind})(name="trial", {options.format(address=address)})'
-    yield f"Make there first: {use.needs}."
+    yield f"Create first: {use.needs}."
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    for ending in _ENDING:  # the end is under way
+    for ending in _ENDING:  # the shutdown has started
         signal.signal(ending, signal.SIG_IGN)
     raise KeyboardInterrupt
 

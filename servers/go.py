@@ -1,4 +1,4 @@
-"""Go, which builds the servers that are written in it."""
+"""Go toolchain, which builds two of the servers."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _INSTALL_S = 600
 
 
 def missing() -> str | None:
-    """Say what this machine lacks to build a program, or None."""
+    """Return what is missing to build a program, or None."""
     if shutil.which("go"):
         return None
     return "go not found on PATH; on Debian: apt-get install --no-install-recommends golang-go"
 
 
 def run(folder: Path, *command: str, **environment: str) -> None:
-    """Run a command of Go's in a folder.
+    """Run a command of Go in a folder.
 
     Raises:
-        ServerError: It fails.
+        ServerError: The command fails.
     """
     _run(folder, _go(), *command, **environment)
 
 
 def _go() -> str:
-    """Return a Go that can build what asks for a newer one.
+    """Return a Go that can build programs for a newer Go.
 
-    Since 1.21 Go fetches the release that a program asks for. Debian 12's is older: it fetches one as a module, in a
-    folder without a go.mod, for it cannot read those of programs.
+    Since 1.21 Go downloads the release that a program requires. Debian 12's Go is older. It downloads a release as a
+    module, in a folder without a go.mod, because it cannot read the go.mod of these programs.
     """
     elsewhere = Path(tempfile.gettempdir())
     version, system, machine = _run(elsewhere, "go", "env", "GOVERSION", "GOOS", "GOARCH").split()
@@ -46,7 +46,7 @@ def _go() -> str:
     module = f"golang.org/toolchain@v0.0.1-go{_GO}.{system}-{machine}"
     home = Path(json.loads(_run(elsewhere, "go", "mod", "download", "-json", module))["Dir"])
     for program in (*home.glob("bin/*"), *home.glob("pkg/tool/*/*")):
-        program.chmod(0o755)  # modules come without
+        program.chmod(0o755)  # files of modules are not executable
     return str(home / "bin" / "go")
 
 

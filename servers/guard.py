@@ -1,7 +1,7 @@
-"""Run a command, and end it with all that it started when told to, or when the starter is gone.
+"""Run a command, and end it with all its children on request, or when the parent process ends.
 
-Run as `python guard.py COMMAND ARGUMENT...`. Standard input is a pipe from the starter: a byte in it asks the command
-to end in order, its end kills the command. The kernel closes the pipe of a starter that dies.
+Run as `python guard.py COMMAND ARGUMENT...`. Standard input is a pipe from the parent. A byte in it stops the command
+in order, and its end kills the command. The kernel closes the pipe when the parent ends.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import threading
 
 def main() -> int:
     """Run the command and return its exit code."""
-    # A group of its own: whatever the command starts is reached by it.
+    # A process group reaches all processes that the command starts.
     command = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL, process_group=0)  # noqa: S603
 
     def signal_all(sent: signal.Signals) -> None:

@@ -1,7 +1,7 @@
-"""A Kafka server for tests and the demo: one node that is broker and controller, from Maven's archive.
+"""A Kafka server for tests and the demo: one node that is broker and controller, installed with Maven.
 
-Topics are created by those who want them, never by a client's mere question. A topic whose messages are to be
-forgotten soon says so itself: `retention.ms`, `segment.ms`; this server looks every second.
+Topics are not created automatically. For a short retention, set `retention.ms` and `segment.ms` of a topic: the server
+applies them every second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
       <artifactId>kafka_2.13</artifactId>
       <version>{kafka}</version>
     </dependency>
-    <dependency> <!-- without it Kafka says nothing, not even why it does not start -->
+    <dependency> <!-- without it Kafka logs nothing, not even why it does not start -->
       <groupId>org.apache.logging.log4j</groupId>
       <artifactId>log4j-slf4j-impl</artifactId>
       <version>{log4j}</version>
@@ -51,7 +51,7 @@ controller.quorum.voters=1@127.0.0.1:{controller}
 log.dirs={folder}/data
 auto.create.topics.enable=false
 
-# The topics of Kafka itself, on one node and small.
+# Kafka's own topics, small and on one node.
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 transaction.state.log.replication.factor=1
@@ -61,7 +61,7 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=1
 
-# A test waits for none of these.
+# Short delays, so that tests do not wait.
 group.initial.rebalance.delay.ms=0
 group.min.session.timeout.ms=1000
 log.initial.task.delay.ms=1000
@@ -69,7 +69,7 @@ log.retention.check.interval.ms=1000
 log.segment.delete.delay.ms=1000
 log.cleaner.backoff.ms=1000
 
-# Little memory, and files that begin small.
+# Little memory and small files.
 num.network.threads=2
 num.io.threads=2
 log.cleaner.dedupe.buffer.size=4194304
@@ -82,24 +82,24 @@ sasl.mechanism.inter.broker.protocol=PLAIN
 listener.name.plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \\
   username="broker" password="{password}" user_broker="{password}" {users};
 """
-"""Whoever connects has to log in; of the brokers themselves there is one."""
+"""Settings for a server whose clients log in."""
 _JVM = ["-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=INFO"]
 
 
 def missing() -> str | None:
-    """Say what this machine lacks to run the server, or None."""
+    """Return what is missing to run the server, or None."""
     if shutil.which("mvn"):
         return None
-    return "mvn not found on PATH; on Debian: apt-get install --no-install-recommends maven, which brings a Java too"
+    return "mvn not found on PATH; on Debian: apt-get install --no-install-recommends maven, which includes Java"
 
 
 @contextmanager
 def serve(folder: Path, users: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """Run a server on loopback until the block ends, or this process does; yield it.
+    """Run a server on loopback until the block or this process ends; yield it.
 
     Args:
-        folder: Where the server is installed; concurrent callers share it.
-        users: Passwords of those who have to log in, by SASL/PLAIN; None to let everybody in.
+        folder: Installation folder; concurrent callers share it.
+        users: Passwords by user, for SASL/PLAIN; None if clients need not log in.
 
     Raises:
         ServerError: Maven or Java is missing, or the server cannot be installed or does not start.
@@ -124,10 +124,10 @@ def serve(folder: Path, users: Mapping[str, str] | None = None) -> Iterator[Serv
 
 
 def install(folder: Path) -> list[str]:
-    """Install the server, once for all callers, and return the command that runs a class of it.
+    """Install the server, once for all callers, and return the command that runs one of its classes.
 
     Raises:
-        ServerError: There is no Java, or Maven fails.
+        ServerError: Java is missing, or Maven fails.
     """
     try:
         java = ensure_java(folder)
@@ -155,7 +155,7 @@ def install(folder: Path) -> list[str]:
 
 
 def _format(run: list[str], settings: Path) -> None:
-    """Prepare the folder of the server's data, as Kafka wants it before its first start."""
+    """Format the data folder, which Kafka requires before its first start."""
     cluster = f"--cluster-id={secrets.token_urlsafe(16)}"
     command = [*run, "kafka.tools.StorageTool", "format", cluster, "--config", str(settings)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)  # noqa: S603

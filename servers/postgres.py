@@ -1,7 +1,7 @@
-"""A PostgreSQL server for tests and the demo: the machine's own binaries, run by hand and not as its service.
+"""A PostgreSQL server for tests and the demo: the system's binaries, started without its service.
 
-The user is `local`, a superuser with a password that is drawn at each start. It syncs nothing to the disk: what it
-confirmed survives its own end, and not this machine's.
+The user is `local`, a superuser with a random password for each start. Fsync is off: confirmed data survives a crash of
+the server, but not of the machine.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ unix_socket_directories = ''
 fsync = off
 max_connections = 200
 """
-# By SIGTERM alone it would wait for its clients; by SIGINT it ends their sessions.
+# On SIGTERM PostgreSQL waits for its clients; on SIGINT it ends their sessions.
 _WITHOUT_WAITING = '"$0" "$@" & server=$!; trap "kill -INT $server" TERM; wait; wait'
 
 
 def missing() -> str | None:
-    """Say what this machine lacks to run the server, or None."""
+    """Return what is missing to run the server, or None."""
     return None if _binaries() else "initdb and postgres not found; on Debian: apt-get install postgresql"
 
 
 @contextmanager
 def serve(_folder: Path) -> Iterator[Server]:
-    """Run a server on loopback until the block ends, or this process does; yield it, its address a URL.
+    """Run a server on loopback until the block or this process ends; yield it. Its address is a URL.
 
     Raises:
         ServerError: PostgreSQL is not installed, or does not start.
@@ -76,7 +76,10 @@ def _binaries() -> Path | None:
 
 
 def _unprivileged(folder: Path) -> list[str]:
-    """Begin a command that root runs: PostgreSQL refuses to run as root. Another user may use the folder then."""
+    """Return the prefix of a command that root runs as another user, and give that user the folder.
+
+    PostgreSQL refuses to run as root.
+    """
     if os.getuid() != 0:
         return []
     import pwd

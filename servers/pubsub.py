@@ -1,7 +1,7 @@
 """A Google Cloud Pub/Sub server for tests and the demo: Google's own `pstest`, in the small Go program of `pubsub/`.
 
 It keeps everything in memory and checks no credentials. Clients find it by `PUBSUB_EMULATOR_HOST`. Unlike Pub/Sub, it
-drops what nobody holds ten minutes after it was sent: keep leases shorter where those that hold messages are killed.
+drops messages without a lease ten minutes after they were sent: use shorter leases in tests that kill processes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from servers import go
 from servers.server import Server, ServerError, in_memory
 
 PROJECT = "local"
-"""A project's name that will do; the server knows any."""
+"""Name of a project; the server accepts any name."""
 _PROGRAM = Path(__file__).with_suffix("")
 
 missing = go.missing
@@ -26,7 +26,7 @@ missing = go.missing
 
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
-    """Run a server on loopback until the block ends, or this process does; yield it.
+    """Run a server on loopback until the block or this process ends; yield it.
 
     Concurrent callers share `folder`, where the server is installed.
 
@@ -40,7 +40,7 @@ def serve(folder: Path) -> Iterator[Server]:
 
 
 def install(folder: Path) -> Path:
-    """Build the program, once for all callers, and return it.
+    """Build the program, once for all callers, and return its path.
 
     Raises:
         ServerError: Go fails.
@@ -57,7 +57,7 @@ def install(folder: Path) -> Path:
 
 
 def subscribe(address: str, name: str, deadline_s: int = 600) -> str:
-    """Create a topic of a local server with a subscription of the same name; return the subscription's full name."""
+    """Create a topic and a subscription of the same name on a local server; return the subscription's full name."""
     from google.pubsub_v1 import PublisherClient, SubscriberClient
 
     topic, subscription = f"projects/{PROJECT}/topics/{name}", f"projects/{PROJECT}/subscriptions/{name}"

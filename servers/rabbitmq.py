@@ -1,7 +1,7 @@
-"""A RabbitMQ server for tests and the demo: the machine's own binaries, run by hand and not as its service.
+"""A RabbitMQ server for tests and the demo: the system's binaries, started without its service.
 
-The user is `guest`, whom RabbitMQ lets in on loopback alone. Nothing of the machine's RabbitMQ is read or touched:
-node, cookie, settings, data and the port mapper `epmd` are this server's own. It has no plugins.
+The user is `guest`, which RabbitMQ accepts on loopback only. The server has its own node, cookie, settings, data and
+port mapper `epmd`, separate from the system's RabbitMQ. It has no plugins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from servers.server import Program, ServerError, free_ports
 
-# Debian's command in PATH is a wrapper that runs the server as its service's user; what it wraps is here.
+# Debian's command in PATH is a wrapper that runs the server as the service's user; the wrapped command is here.
 _DEBIAN = Path("/usr/lib/rabbitmq/bin")
 _SETTINGS = """
 listeners.tcp.1 = 127.0.0.1:{port}
@@ -24,7 +24,7 @@ raft.wal_max_size_bytes = 33554432
 
 
 def missing() -> str | None:
-    """Say what this machine lacks to run the server, or None."""
+    """Return what is missing to run the server, or None."""
     lacks = [name for name in ("rabbitmq-server", "epmd") if _program(name) is None]
     if not lacks:
         return None
@@ -32,13 +32,13 @@ def missing() -> str | None:
 
 
 class RabbitMQ(Program):
-    """A running server, its address a URL with user and password."""
+    """A running server. Its address is a URL with user and password."""
 
     def ctl(self, *arguments: str) -> str:
-        """Run `rabbitmqctl` on this server and return what it says, for what clients may not do.
+        """Run `rabbitmqctl`, for commands that clients may not execute; return its output.
 
         Raises:
-            ServerError: It failed; the message says why.
+            ServerError: The command failed; the message contains the reason.
         """
         command = [_program("rabbitmqctl") or "rabbitmqctl", "--quiet", *arguments]
         done = subprocess.run(  # noqa: S603
@@ -51,7 +51,7 @@ class RabbitMQ(Program):
 
 @contextmanager
 def serve(_folder: Path) -> Iterator[RabbitMQ]:
-    """Run a server on loopback until the block ends, or this process does; yield it.
+    """Run a server on loopback until the block or this process ends; yield it.
 
     Raises:
         ServerError: RabbitMQ is not installed, or does not start.
@@ -74,12 +74,12 @@ def serve(_folder: Path) -> Iterator[RabbitMQ]:
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{made}/plugins",
             "RABBITMQ_MNESIA_BASE": f"{made}/data",
             "RABBITMQ_LOG_BASE": f"{made}/logs",
-            # Idle threads sleep at once, in place of looking for work for a while.
+            # Idle threads sleep at once instead of spinning.
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": (
                 "+sbwt none +sbwtdcpu none +sbwtdio none -kernel inet_dist_use_interface {127,0,0,1}"
             ),
         }
-        # An epmd that Erlang starts by itself would outlive the server.
+        # An epmd that Erlang starts would survive the server.
         both = 'epmd -address 127.0.0.1 -port "$ERL_EPMD_PORT" & exec "$0"'
         server = RabbitMQ(
             f"amqp://guest:guest@127.0.0.1:{port}/%2F",

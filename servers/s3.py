@@ -1,4 +1,4 @@
-"""An S3 server for tests: versitygw keeps objects as files, and `If-None-Match`, by which tables are committed to."""
+"""An S3 server for tests: versitygw, which stores objects as files and supports `If-None-Match` for commits."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from servers.sqs import ENVIRONMENT, REGION
 
 VERSITYGW = "1.8.0"
 BUCKET = "lake"
-"""The bucket that is there; it belongs to `ENVIRONMENT`, as whatever clients make."""
+"""Bucket that exists at the start. It belongs to the user of `ENVIRONMENT`, like buckets that clients create."""
 
 missing = go.missing
 
 
 class S3(Program):
-    """A server that says one line for each request."""
+    """A server that logs one line per request."""
 
     def requests(self) -> list[str]:
-        """The requests up to now, as `GET /lake/key query`; a query is `-` where there is none."""
-        said = (line.split(" | ") for line in self.said().splitlines() if " | vgw | " in line)
-        return [f"{one[5].strip()} {one[6].strip()} {one[-1].strip()}" for one in said]
+        """Return all requests so far, as `GET /lake/key query`, with `-` for an empty query."""
+        lines = (line.split(" | ") for line in self.said().splitlines() if " | vgw | " in line)
+        return [f"{fields[5].strip()} {fields[6].strip()} {fields[-1].strip()}" for fields in lines]
 
 
 @contextmanager
 def serve(folder: Path) -> Iterator[S3]:
-    """Run a server on loopback until the block ends, or this process does; yield it, its address an endpoint.
+    """Run a server on loopback until the block or this process ends; yield it. Its address is an endpoint.
 
     Concurrent callers share `folder`, where the server is installed.
 
@@ -55,10 +55,10 @@ def serve(folder: Path) -> Iterator[S3]:
 
 
 def install(folder: Path) -> Path:
-    """Build the server, once for all callers, and return the program.
+    """Build the server, once for all callers, and return its path.
 
     Raises:
-        ServerError: There is no Go, or it fails.
+        ServerError: Go is missing, or fails.
     """
     home = (folder / f"versitygw-{VERSITYGW}").resolve()
     home.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What all local servers have in common: an address, an end with this process, and a stop that keeps the data."""
+"""Base classes of local servers, which end with this process and keep their data across a stop."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ _STARTED_S, _STOPPED_S = 120, 30
 
 
 class ServerError(Exception):
-    """A server cannot be had; the message says why, and what to do."""
+    """A server is not available; the message contains the reason and the fix."""
 
 
 class Server(Protocol):
-    """A server that runs; a test of faults stops it and starts it again, on the same port and with its data."""
+    """A running server. Tests stop and start it again with the same port and data."""
 
     @property
     def address(self) -> str:
-        """What clients connect to, as their library writes it."""
+        """Address for clients, in the form of their library."""
 
     def stop(self) -> None:
-        """Stop the server in order: what it confirmed is safe."""
+        """Stop the server in order; confirmed data is safe."""
 
     def start(self) -> None:
         """Start the server again; it is ready when this returns."""
 
 
 class Program:
-    """A server that keeps its data in a folder, and itself knows no starter: `guard.py` runs it.
+    """A server with its data in a folder. `guard.py` runs it and ends it with this process.
 
     Args:
-        address: What clients connect to.
-        command: What runs the server in the foreground.
-        folder: Working directory; what the server says is in its `log`.
-        ready: What the server says once it is ready.
-        environment: Variables on top of this process's own.
+        address: Address for clients.
+        command: Command that runs the server in the foreground.
+        folder: Working directory, with the output of the server in the file `log`.
+        ready: Text in the output that shows that the server is ready.
+        environment: Environment variables in addition to those of this process.
     """
 
     def __init__(
@@ -55,10 +55,10 @@ class Program:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the server, if it does not run; it is ready when this returns.
+        """Start the server unless it runs; it is ready when this returns.
 
         Raises:
-            ServerError: It ended, or was not ready in time; the message has its last words.
+            ServerError: The server ended or was not ready in time; the message contains its last output.
         """
         if self._guard is not None:
             return
@@ -71,21 +71,21 @@ class Program:
                 stderr=log,
                 cwd=self.folder,
                 env=self.environment,
-                start_new_session=True,  # a Ctrl-C is for this process
+                start_new_session=True,  # Ctrl-C goes to this process only
             )
         end = time.monotonic() + _STARTED_S
         while self._ready not in (said := self._log.read_bytes()[before:].decode(errors="replace")):
             if self._guard.poll() is not None or time.monotonic() > end:
                 self.kill()
-                raise ServerError(f"{self._command[0]} does not start a server at {self.address}: {said[-2_000:]}")
+                raise ServerError(f"{self._command[0]} did not start a server at {self.address}: {said[-2_000:]}")
             time.sleep(0.05)
 
     def said(self) -> str:
-        """What the server has said, since its first start."""
+        """Return the output of the server since its first start."""
         return self._log.read_text(errors="replace")
 
     def stop(self) -> None:
-        """Stop the server in order, or kill it if that takes long; a stopped one stays as it is."""
+        """Stop the server in order, or kill it if that takes too long."""
         if self._guard is None:
             return
         _wire(self._guard).write(b"\n")
@@ -106,7 +106,7 @@ class Program:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run the server until the block ends, or this process does."""
+        """Run the server until the block or this process ends."""
         try:
             self.start()
             yield
@@ -115,23 +115,23 @@ class Program:
 
 
 class InMemory:
-    """A server that would lose what it holds: a stopped one answers nobody, and goes on where it was.
+    """A server with its data in memory. A stop halts its process, which a start continues.
 
-    Clients of a stopped server wait for an answer until their time-out; they are not refused.
+    Clients of a halted server are not refused: they wait until their timeout.
     """
 
     def __init__(self, address: str, process: subprocess.Popen[str]) -> None:
         self.address, self._process, self._is_halted = address, process, False
 
     def stop(self) -> None:
-        """Halt the server; it answers nobody any more when this returns."""
+        """Halt the server; it does not answer any more when this returns."""
         if not self._is_halted:
             self._process.send_signal(signal.SIGSTOP)
             os.waitpid(self._process.pid, os.WUNTRACED)
             self._is_halted = True
 
     def start(self) -> None:
-        """Let the server go on."""
+        """Continue the server."""
         self._process.send_signal(signal.SIGCONT)
         self._is_halted = False
 
@@ -141,26 +141,26 @@ def in_memory(command: Sequence[str], scheme: str = "") -> Iterator[InMemory]:
     """Run a server that prints its port in one line and ends with its standard input, until the block ends.
 
     Raises:
-        ServerError: It printed no port.
+        ServerError: The command printed no port.
     """
     pipe = subprocess.PIPE
-    # In a session of its own: a Ctrl-C is for this process. The kernel closes the pipe when this process dies.
+    # A separate session, because Ctrl-C goes to this process only. The kernel closes the pipe when this process ends.
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, start_new_session=True, text=True) as process:  # noqa: S603
         assert process.stdout is not None
         port = process.stdout.readline().strip()
         if not port:
-            raise ServerError(f"{Path(command[0]).name} did not start the server and said why above")
+            raise ServerError(f"{Path(command[0]).name} did not start the server; the reason is above")
         server = InMemory(f"{scheme}127.0.0.1:{port}", process)
         try:
             yield server
         finally:
-            server.start()  # a halted process would not see that its input ends
+            server.start()  # a halted process would not notice the end of its input
 
 
 def free_ports(count: int) -> list[int]:
-    """Choose loopback ports that a server keeps while it is stopped.
+    """Return free loopback ports that stay free while a server is stopped.
 
-    They lie below those that the kernel gives to clients and to whoever asks for any port.
+    They are below the range from which the kernel assigns ports.
     """
     found: list[int] = []
     for port in random.sample(range(20_000, 32_000), 1_000):

@@ -1,8 +1,8 @@
 """An SQS server for tests and the demo, and a fast way to fill its queues.
 
-It is npm's fauxqs, run by `sqs.mjs`. Moto's own server stands still beyond about 1,000 waiting messages;
-this one holds the demo's 336,776 and hands out and deletes thousands a second. It speaks the JSON protocol
-alone, as boto3 does, keeps everything in memory and checks no credentials.
+The server is npm's fauxqs, run by `sqs.mjs`. It delivers and deletes thousands of messages per second from the demo's
+336,776, while Moto's server stops beyond about 1,000 messages. It supports only the JSON protocol, like boto3, keeps
+everything in memory and checks no credentials.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
 _LOCKED = Path(__file__).parent / "fauxqs"
-"""The package and all that it needs, with the hash of each."""
+"""Folder with the package and its dependencies, each with its hash."""
 FAUXQS: str = json.loads((_LOCKED / "package.json").read_text())["dependencies"]["fauxqs"]
 REGION = "us-east-1"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
-"""What boto3 needs for any server; the local one looks at none of it."""
+"""Variables that boto3 requires; the local server ignores them."""
 _INSTALL_S = 300
 
 
 def missing() -> str | None:
-    """Say what this machine lacks to run the server, or None."""
+    """Return what is missing to run the server, or None."""
     lacks = [program for program in ("node", "npm") if shutil.which(program) is None]
     return f"{' and '.join(lacks)} not found on PATH; install Node 20 or newer" if lacks else None
 
 
 @contextmanager
 def serve(folder: Path) -> Iterator[Server]:
-    """Run a server on loopback until the block ends, or this process does; yield it, its address an endpoint.
+    """Run a server on loopback until the block or this process ends; yield it. Its address is an endpoint.
 
     Concurrent callers share `folder`, where the server is installed.
 
@@ -56,14 +56,14 @@ def serve(folder: Path) -> Iterator[Server]:
 
 
 def install(folder: Path) -> Path:
-    """Install fauxqs, once for all callers, and return its package folder.
+    """Install fauxqs, once for all callers, and return the folder of the package.
 
     Raises:
         ServerError: npm fails.
     """
     home = folder / f"fauxqs-{FAUXQS}"
     home.mkdir(parents=True, exist_ok=True)
-    # Its engines field asks for Node 22, for the persistence that sqs.mjs does without.
+    # Its engines field requires Node 22 for persistence, which sqs.mjs does not use.
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
     with FileLock(home / "lock"):
         if not (home / "installed").exists():
@@ -79,22 +79,22 @@ def install(folder: Path) -> Path:
 
 @cache
 def client(endpoint: str) -> SQSClient:
-    """The client of a local server, whatever AWS settings this machine has; making one takes 65 ms."""
+    """Return a client of a local server, independent of this machine's AWS settings. Its creation takes 65 ms."""
     import boto3
 
     return boto3.Session("local", "local", region_name=REGION).client("sqs", endpoint_url=endpoint)
 
 
 def create_queue(endpoint: str, name: str, **attributes: str) -> str:
-    """Create a queue, with attributes by SQS's names, and return its URL."""
+    """Create a queue with attributes of SQS, and return its URL."""
     return client(endpoint).create_queue(QueueName=name, Attributes=attributes)["QueueUrl"]  # type: ignore[arg-type]
 
 
 def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
-    """Send payloads, each up to 100 kB, to a queue of a local server; return how many.
+    """Send payloads of up to 100 kB each to a queue of a local server; return their number.
 
     Raises:
-        ServerError: The server refused some; the message names the first.
+        ServerError: The server refused payloads; the message contains the first refusal.
     """
     bodies = [payload if isinstance(payload, str) else payload.decode() for payload in payloads]
     sqs = client("http://" + urlsplit(queue_url).netloc)
@@ -105,6 +105,6 @@ def fill(queue_url: str, payloads: Iterable[str | bytes]) -> int:
         if refused:
             raise ServerError(f"the SQS server refused {len(refused)} payloads, the first with {refused[0]}")
 
-    with ThreadPoolExecutor(2) as pool:  # two calls under way keep the server busy
+    with ThreadPoolExecutor(2) as pool:  # two parallel calls keep the server busy
         list(pool.map(send, range(0, len(bodies), 10)))
     return len(bodies)

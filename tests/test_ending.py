@@ -33,7 +33,7 @@ def test_long(): pass
     ("failing", "body", "ended", "closing"),
     [
         (0, "pass", 0, "1 passed, 1 skipped in"),
-        (10, "flaky(number)", 0, "10 failed beside others, passed alone"),
+        (10, "flaky(number)", 0, "10 failed in parallel, passed alone"),
         (1, "assert False", 1, "1 failed, 1 passed"),
         (11, "flaky(number)", 1, "11 failed, 1 passed"),
     ],
@@ -57,5 +57,5 @@ def test_few_that_fail_beside_others_run_once_more_alone(tmp_path, failing, body
     lines = done.stdout.splitlines()
     assert done.returncode == ended, done.stdout
     assert closing in lines[-1]
-    assert "1 tests more by `make faults`" in done.stdout
+    assert "Tests left to `make faults`: 1 " in done.stdout
     assert ("passed alone: test_it.py::test_of_a_busy_machine[0]" in done.stdout) == ("passed alone" in closing)

@@ -1,4 +1,4 @@
-"""A call of a server for each message, ten at once: retried with a growing pause while the server is away."""
+"""A request to a server for each message, ten at once, retried with a growing pause while it is unavailable."""
 
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ class Parcel(BaseModel):
 
 
 class Parcels(Pipeline):
-    """Where each parcel is, by its carrier."""
+    """Location of each parcel, by its carrier."""
 
     name = "parcels"
     producer = Producer(source="parcels_queue")
@@ -33,13 +33,13 @@ class Parcels(Pipeline):
 
 
 def test_a_carrier_that_is_away_fails_its_parcels_alone():
-    def away(number):
+    def unavailable(number):
         if number == 2:
-            raise ConnectionError("the carrier is away")
+            raise ConnectionError("the carrier is unavailable")
         return "Gdynia"
 
     parcels = Parcels()
-    parcels.ask = away
+    parcels.ask = unavailable
 
     done = test_batch(parcels, ["1", "2", "3", "-4"])
 

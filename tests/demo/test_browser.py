@@ -1,4 +1,4 @@
-"""A walk through the UI of a demo that has ended, in a real headless Chromium, as its users go."""
+"""A walk through the UI after a demo, in a real headless Chromium."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def browser(tmp_path_factory):
 
 
 class Walk:
-    """What a person sees and clicks; a picture of each page is kept."""
+    """A user of the UI; saves a picture of each page."""
 
     def __init__(self, browser, url, folder):
         self.browser, self.url, self.folder = browser, url, folder
@@ -107,7 +107,7 @@ def test_the_ui_shows_what_came_of_the_demo_and_retries_failed_alone(browser, tm
 
 
 def _ended(instance):
-    """The run of `flights/failed` alone, once it has ended."""
+    """Return the run of only `flights/failed` after its end."""
     failed, until = {dg.AssetKey(["flights", "failed"])}, time.monotonic() + 120
     while time.monotonic() < until:
         for run in instance.get_runs():

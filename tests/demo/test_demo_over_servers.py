@@ -1,4 +1,4 @@
-"""The demo over each kind of server, small, and without a terminal; apart from the other, so that both wait at once."""
+"""A small demo with each kind of server, without a terminal, in a module that runs in parallel with the other demos."""
 
 import re
 
@@ -12,7 +12,7 @@ from tests.fixtures.postgres import administrator
 
 @pytest.fixture(params=["sqs", "kafka", "rabbitmq", "pubsub", "postgres"])
 def demo(tmp_path, request):
-    """One with a server of its own; the session's server says if there can be one."""
+    """Return a demo with its own server; skip if the session's server is not available."""
     request.getfixturevalue(f"{request.param}_server")
     demo = Demo(tmp_path / "demo", request.param, 300)
     yield demo

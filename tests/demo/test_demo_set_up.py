@@ -1,4 +1,4 @@
-"""What `make` says on a machine that lacks what the set-up needs."""
+"""Output of `make` on a machine that lacks requirements of the set-up."""
 
 import os
 import shutil
@@ -17,14 +17,14 @@ exec {python} "$@"
 """
 
 
-def test_a_python_without_ensurepip_is_told_its_package_before_anything_is_made(tmp_path):
+def test_a_missing_ensurepip_is_reported_with_its_package_before_anything_is_created(tmp_path):
     shutil.copy(PROJECT / "Makefile", tmp_path)
     (tmp_path / "bin").mkdir()
     python = tmp_path / "bin" / "python3"
     python.write_text(LACKING.format(python=sys.executable))
     python.chmod(0o755)
 
-    # What `make test` was given would be handed on.
+    # Otherwise variables of `make test` would be passed on.
     kept = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     made = subprocess.run(
         ["make", "demo"],

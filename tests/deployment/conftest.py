@@ -1,4 +1,4 @@
-"""The wheel, in an environment of its own."""
+"""Wheel of this checkout, and an environment with it."""
 
 import shutil
 import subprocess
@@ -12,7 +12,7 @@ from tests.fixtures.keeper import PROJECT
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory):
-    """The wheel of this checkout, built from a copy: a build leaves folders behind, and uses what it finds there."""
+    """Build the wheel of this checkout from a copy, because a build leaves folders behind and uses existing ones."""
     folder = tmp_path_factory.mktemp("build")
     hidden = shutil.ignore_patterns(".*", "__pycache__", "build", "*.egg-info", "tests", "docs")
     shutil.copytree(PROJECT, folder / "copy", ignore=hidden)
@@ -24,12 +24,13 @@ def wheel(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def environment(wheel, tmp_path_factory):
-    """The scripts of a new environment that has the wheel, and everything else but this checkout from the tests'."""
+    """Return the scripts of a new environment with the wheel, and everything of the tests' environment but this
+    checkout."""
     home = tmp_path_factory.mktemp("environment") / "new"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True, timeout=60)
     pip = [sys.executable, "-m", "pip", "--python", home / "bin" / "python"]
     subprocess.run([*pip, "install", "-q", "--no-deps", "--no-index", wheel], check=True, timeout=60)
     (packages,) = home.glob("lib/*/site-packages")
-    # Of a folder that a .pth file names, Python obeys no .pth file: not that of the editable installation.
+    # Python ignores .pth files in a folder that a .pth file adds, such as the .pth file of the editable installation.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib"))
     return home / "bin"

@@ -1,4 +1,4 @@
-"""`docs/understand/broadway.md` has a row for every behaviour of Broadway, and the tests that it names are there."""
+"""The appendix on Broadway's behaviour: a row for every behaviour, and existing tests."""
 
 import re
 from collections.abc import Iterator
@@ -8,13 +8,13 @@ from typing import NamedTuple
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT = (ROOT / "docs" / "understand" / "broadway.md").read_text()
+DOCUMENT = (ROOT / "docs" / "appendix" / "broadway-behaviour.md").read_text()
 BEHAVIOURS = {"Core": 135, "SQS": 44, "RabbitMQ": 89, "Kafka": 62, "Cloud Pub/Sub": 62}
-"""How many tests Broadway's own suite and that of each connector have."""
+"""Number of tests in Broadway's own suite and in the suite of each connector."""
 
 
 class Row(NamedTuple):
-    """What Broadway's tests say, how many of them, and what there is of it here."""
+    """A behaviour that Broadway's tests show, the number of these tests, and its counterpart here."""
 
     behaviour: str
     tests: int
@@ -24,7 +24,7 @@ class Row(NamedTuple):
 def rows(part: str) -> Iterator[Row]:
     section = DOCUMENT.partition(f"\n## {part}\n")[2].partition("\n## ")[0]
     for line in section.splitlines():
-        if line.startswith("|") and not line.startswith(("|-", "| what Broadway's tests say |")):
+        if line.startswith("|") and not line.startswith(("|-", "| in Broadway |")):
             behaviour, tests, here = (cell.strip() for cell in line.strip("|").split("|"))
             yield Row(behaviour, int(tests), here)
 
@@ -36,7 +36,7 @@ def test_every_behaviour_has_a_row(part, tests):
 
 
 @pytest.mark.parametrize("part", BEHAVIOURS)
-def test_each_row_says_what_there_is_of_it_here(part):
+def test_each_row_names_its_counterpart(part):
     unsaid = [row.behaviour for row in rows(part) if not (row.behaviour and row.here.removeprefix("open:").strip())]
     assert unsaid == []
 

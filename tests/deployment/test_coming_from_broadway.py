@@ -1,4 +1,4 @@
-"""The pipelines of `docs/migrate/from-broadway.md`, all but one as a whole run over a real server, one on Spark."""
+"""Pipelines of `docs/migrate/from-broadway.md`: five in whole runs with real servers, one of them on Spark."""
 
 import importlib
 import json
@@ -48,7 +48,7 @@ def started(tasks_here, started_on_spark):
 
 @pytest.fixture
 def started_on_spark(tmp_path, warm_spark, request, monkeypatch):
-    """A flow of a pipeline of the document, whose file Spark's workers get as they get `pipelines`."""
+    """Return a flow of a pipeline of the document, whose file Spark's workers get like `pipelines`."""
     monkeypatch.syspath_prepend(str(tmp_path))
     with closing(ControlStore(f"sqlite:///{tmp_path}/control.sqlite")) as control:
 
@@ -66,10 +66,10 @@ def started_on_spark(tmp_path, warm_spark, request, monkeypatch):
 
 @pytest.fixture
 def guided(tmp_path, monkeypatch):
-    """The sources of the guide, in the files that the document names."""
+    """Write the sources of the guide into the files that the document names."""
     made = {}
     for name in ("Counter", "Trackings"):
-        module, (block,) = f"resources.{name.lower()}", [one for one in GUIDED if f"class {name}(" in one]
+        module, (block,) = f"resources.{name.lower()}", [block for block in GUIDED if f"class {name}(" in block]
         path = tmp_path / f"{name.lower()}.py"
         path.write_text(block)
         spec = importlib.util.spec_from_file_location(module, path)
@@ -82,10 +82,10 @@ def guided(tmp_path, monkeypatch):
 
 
 def waiting(source: Source) -> list[dict[str, Any]]:
-    """The payloads that a source has."""
+    """Return the payloads of the messages that wait at a source."""
     shares = source.plan(100, 1, "r")
     data = [data for share in shares for batch in source.read(share, "r") for data in batch["data"].to_pylist()]
-    return [json.loads(one) for one in data]
+    return [json.loads(payload) for payload in data]
 
 
 def test_its_definitions_load_with_all_six(guided):
@@ -96,7 +96,7 @@ def test_its_definitions_load_with_all_six(guided):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
-def test_none_has_more_than_some_thirty_lines(name):
+def test_no_pipeline_has_more_than_thirty_lines(name):
     assert len([line for line in PIPELINES[name].splitlines() if line.strip()]) <= 32
 
 
@@ -105,7 +105,7 @@ def test_orders_go_to_s3_and_to_another_queue(started, sqs_server, sqs_queue, s3
     source = SqsSource(name="orders_queue", queue_url=url, endpoint_url=sqs_server)
     orders = [{"id": number, "total": 2_000 if number % 4 == 0 else 5} for number in range(60)]
     source.send([json.dumps(order).encode() for order in orders] + [b"no order"])
-    # As the operator sets it for the workers.
+    # As an operator sets it for the workers.
     for service, address in ("SQS", sqs_server), ("S3", s3["AWS_ENDPOINT_URL"]):
         monkeypatch.setenv(f"AWS_ENDPOINT_URL_{service}", address)
     flow = started("Orders", source)
@@ -116,11 +116,11 @@ def test_orders_go_to_s3_and_to_another_queue(started, sqs_server, sqs_queue, s3
     run(flow, context={"queue_url": large})
 
     objects = store.list_objects_v2(Bucket="orders")["Contents"]
-    bodies = [store.get_object(Bucket="orders", Key=one["Key"])["Body"].read().decode() for one in objects]
+    bodies = [store.get_object(Bucket="orders", Key=item["Key"])["Body"].read().decode() for item in objects]
     uploaded = [json.loads(line)["id"] for body in bodies for line in body.splitlines()]
     assert sorted(uploaded) == [number for number in range(60) if number % 4]
     next_queue = SqsSource(name="large", queue_url=large, endpoint_url=sqs_server)
-    assert sorted(one["id"] for one in waiting(next_queue)) == list(range(0, 60, 4))
+    assert sorted(order["id"] for order in waiting(next_queue)) == list(range(0, 60, 4))
     assert kinds(flow) == {"no order": "PayloadError"}
     assert source.backlog().messages == 0
 
@@ -130,8 +130,8 @@ def test_payments_are_made_and_the_refused_are_dead_lettered(started, rabbitmq_s
     routes = {"x_dead_letter_exchange": "", "x_dead_letter_routing_key": letters.queue}
     queue = create_queue(rabbitmq_server, **routes)
     source = RabbitmqSource(name="payments_queue", url=rabbitmq_server, queue=queue, on_failure="reject")
-    for one in (letters, source):
-        request.addfinalizer(one.close)
+    for opened in (letters, source):
+        request.addfinalizer(opened.close)
     payments = [{"number": number, "amount": number % 50} for number in range(200)]
     source.send([json.dumps(payment).encode() for payment in payments])
     flow = started("Payments", source)
@@ -141,7 +141,7 @@ def test_payments_are_made_and_the_refused_are_dead_lettered(started, rabbitmq_s
     assert sorted(rows(flow, "paid")["number"]) == [number for number in range(200) if number % 50]
     refused = {json.loads(data)["number"] for data in kinds(flow)}
     assert refused == {0, 50, 100, 150}
-    assert {one["number"] for one in waiting(letters)} == refused
+    assert {payment["number"] for payment in waiting(letters)} == refused
     source.close()
     assert source.backlog().messages == 0
     assert flow.ledger.get(receive.receive_id) is None
@@ -180,7 +180,7 @@ def test_trackings_are_marked_ten_an_interval(started, guided, tmp_path):
     (schema,) = re.findall(r"```sql\n(.*?)```", GUIDE, re.S)
     flow = started("Updates", guided["Trackings"](name="trackings", path=path))
     assert flow.pipeline.producer.rate_limiting is not None
-    # Of an hour, and then of others, which have given nothing yet: the test waits for none.
+    # Of an hour, so that the test does not wait for the limit.
     spans = iter(timedelta(hours=1, minutes=minutes) for minutes in range(9))
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(schema)

@@ -1,4 +1,4 @@
-"""The wheel in a project of `dg`: what its command writes of a pipeline runs."""
+"""The wheel in a `dg` project: the pipeline that its command writes runs."""
 
 import os
 import subprocess
@@ -30,7 +30,7 @@ def defs():
 
 @pytest.fixture
 def project(environment, tmp_path):
-    """Runs commands of that environment in a new project."""
+    """Return a function that runs commands of that environment in a new project."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -52,7 +52,7 @@ def project(environment, tmp_path):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.faults  # a run, which starts Spark, and ten commands, each of which loads Dagster: a minute
+@pytest.mark.faults  # a run, which starts Spark, and ten commands that load Dagster: a minute
 def test_a_scaffolded_pipeline_is_in_the_deployment_and_runs(project, tmp_path):
     def dagster(*arguments: str) -> str:
         return project("-m", "dagster_dg_cli.cli", *arguments)

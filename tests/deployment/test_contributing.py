@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md answers newcomers' questions by names that are there."""
+"""Answers in CONTRIBUTING.md, which name existing functions."""
 
 import ast
 import re
@@ -13,16 +13,16 @@ NAME = re.compile(r"`([\w/]+\.py)(?::([\w.]+))?`")
 
 
 def defined(file: str) -> set[str]:
-    """The functions and classes of a file, and methods by their classes."""
+    """Return the functions and classes of a file, and methods by their classes."""
     tree = ast.parse((PROJECT / "pipeline_platform" / file).read_text())
     kinds = (ast.FunctionDef, ast.ClassDef)
-    tops = [one for one in tree.body if isinstance(one, kinds)]
-    methods = {f"{one.name}.{inner.name}" for one in tops for inner in one.body if isinstance(inner, kinds)}
-    return {one.name for one in tops} | methods
+    tops = [top for top in tree.body if isinstance(top, kinds)]
+    methods = {f"{top.name}.{inner.name}" for top in tops for inner in top.body if isinstance(inner, kinds)}
+    return {top.name for top in tops} | methods
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_an_answer_names_functions_that_are_there_in_five_files_at_most(question):
+def test_an_answer_names_existing_functions_in_at_most_five_files(question):
     named = NAME.findall(QUESTIONS[question])
     assert [f"{file}:{name}" for file, name in named if name not in {"", *defined(file)}] == []
     assert 2 <= len({file for file, _ in named}) <= 5

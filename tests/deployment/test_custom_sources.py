@@ -1,4 +1,4 @@
-"""The sources that `docs/connect/your-own.md` builds, checked as it says."""
+"""Sources of `docs/connect/your-own.md`, checked as the page describes."""
 
 import importlib
 import re
@@ -17,7 +17,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
 
 @pytest.fixture
 def shown(tmp_path, monkeypatch):
-    """What the document's Python defines, as one module: its classes are pickled by their names."""
+    """Return the Python of the document as one module, because its classes are pickled by their names."""
     (tmp_path / "sources_of_the_document.py").write_text("\n\n".join(BLOCKS))
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "sources_of_the_document", raising=False)
@@ -25,7 +25,7 @@ def shown(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["Counter", "Trackings"])
-def test_its_sources_have_some_forty_lines(name):
+def test_its_sources_have_about_forty_lines(name):
     (text,) = [block.partition(f"class {name}(")[2] for block in BLOCKS if f"class {name}(" in block]
     assert len([line for line in text.splitlines() if line.strip()]) <= 42
 

@@ -1,4 +1,4 @@
-"""Dagster as it is deployed: daemon, code server, web server and runs in processes of their own."""
+"""Dagster as it is deployed: daemon, code server, web server and runs in separate processes."""
 
 import json
 import os
@@ -39,7 +39,7 @@ LOCATION = {"repositoryName": "__repository__", "repositoryLocationName": "under
 
 @dataclass
 class Deployed:
-    """A deployment on loopback, in a folder of its own."""
+    """A deployment on loopback in its own folder."""
 
     folder: Path
     port: int
@@ -66,7 +66,7 @@ class Deployed:
         )
 
     def call(self, *command: str) -> None:
-        """Have Dagster's command line do something with the workspace."""
+        """Run a command of Dagster's command line with the workspace."""
         done = subprocess.run(
             [sys.executable, "-m", "dagster", *command, "--workspace", str(self.folder / "workspace.yaml")],
             cwd=ROOT,
@@ -88,7 +88,7 @@ class Deployed:
                     child.wait(10)
 
     def ask(self, query: str, **variables: Any) -> Any:
-        """What the web server answers, as it answers its own pages."""
+        """Return the answer of the web server to a GraphQL query."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         url = f"http://127.0.0.1:{self.port}/graphql"
         request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
@@ -117,7 +117,7 @@ class Deployed:
 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory, warm_spark):
-    """Daemon and web server over the pipelines under test; the queue is empty."""
+    """Yield a daemon and a web server with the pipelines under test and an empty queue."""
     with deployment(tmp_path_factory.mktemp("deployed"), warm_spark.folder) as started:
         yield started
 
@@ -126,7 +126,7 @@ def deployed(tmp_path_factory, warm_spark):
 def deployment(
     folder: Path, spark_folder: Path, module: str = "tests.fixtures.location_under_test", files: Sequence[Path] = ()
 ) -> Iterator[Deployed]:
-    """Daemon and web server over a code location, or one for each file, at work in a folder, on a warm Spark."""
+    """Yield a daemon and a web server with one code location per file, in a folder, on a warm Spark."""
     home = folder / "dagster"
     home.mkdir()
     (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
@@ -146,7 +146,7 @@ def deployment(
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DAGSTER_HOME", str(home))
-        # Opened before any process: two that make the same SQLite storage at once leave it unusable.
+        # Opened before any process, because two processes that create the same SQLite storage at once damage it.
         with dg.DagsterInstance.get() as instance:
             deployment = Deployed(folder, free_ports(1)[0], environment, instance)
             deployment.queue.create()
@@ -164,7 +164,7 @@ def done(instance: dg.DagsterInstance) -> bool:
 
 
 @pytest.mark.faults
-def test_what_is_queued_comes_to_the_tables_by_sensor_and_daemon(deployed):
+def test_queued_messages_reach_the_tables_by_sensor_and_daemon(deployed):
     payloads = [*(f"line {n}" for n in range(130)), *(f"fail {n}" for n in range(20)), *(["letter a"] * 10)]
     deployed.queue.enqueue(payload.encode() for payload in payloads)
     deployed.until("the queue is empty", lambda: deployed.left() == 0)
@@ -192,7 +192,7 @@ query Status($id: String!) { partitionBackfillOrError(backfillId: $id) {
 
 @pytest.mark.faults
 def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed, failures_in_two_windows):
-    """Materialise the windows of the failures, and one that has none between them, as the page does."""
+    """Materialise the windows of the failures, and an empty window between them, as the page does."""
     before = attempts(deployed)
     chosen = {"path": ["told", "failed"]}
     others = deployed.ask(TOGETHER, keys=[chosen])["assetNodeAdditionalRequiredKeys"]
@@ -206,7 +206,7 @@ def test_a_backfill_from_the_asset_page_needs_no_configuration(deployed, failure
 
 
 def backfill(deployed: Deployed, params: dict[str, Any], ends: str = "COMPLETED_SUCCESS") -> list[dg.DagsterRun]:
-    """Launch a backfill as the UI does, wait for its end; return its runs."""
+    """Launch a backfill as the UI does, wait for its end, and return its runs."""
     launched = deployed.ask(LAUNCH, params={"fromFailure": False, **params})["launchPartitionBackfill"]
     assert launched["__typename"] == "LaunchBackfillSuccess", launched
 
@@ -221,7 +221,7 @@ def backfill(deployed: Deployed, params: dict[str, Any], ends: str = "COMPLETED_
 
 
 def of_job(job: str, *windows: str) -> dict[str, Any]:
-    """A backfill as a job's Partitions tab asks for it."""
+    """Return the parameters of a backfill as a job's Partitions tab requests it."""
     selector = {"partitionSetName": f"{job}_partition_set", "repositorySelector": LOCATION}
     return {"selector": selector, "partitionNames": list(windows)}
 
@@ -231,7 +231,7 @@ EARLY, BETWEEN, LATE = "2025-03-01T0000", "2025-03-01T0100", "2025-03-01T0200"
 
 @pytest.fixture(scope="module")
 def failures_in_two_windows(deployed):
-    """Five open failures in an early window, seven in a late one, and none between them."""
+    """Create five open failures in an early window and seven in a late window."""
     forced = {"ops": {"told": {"ops": {"receive_messages": {"config": {"although_paused": True}}}}}}
     deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
@@ -247,14 +247,14 @@ def failures_in_two_windows(deployed):
 
 
 def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
-    """How many failures the two windows have seen, by window and attempt."""
+    """Return the number of failures of the two windows, by window and attempt."""
     failed = deployed.rows("failed").filter(pl.col("window").is_in([EARLY, BETWEEN, LATE]))
     counted = failed.group_by("window", "attempt").len().sort("window", "attempt")
     return {(window, attempt): count for window, attempt, count in counted.iter_rows()}
 
 
 @pytest.mark.soak
-def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_everything_once(
+def test_each_range_of_windows_from_the_partitions_tab_is_a_run_that_retries_everything_once(
     deployed, failures_in_two_windows
 ):
     before = attempts(deployed)
@@ -266,14 +266,14 @@ def test_two_ranges_of_windows_from_the_partitions_tab_are_a_run_each_and_drive_
 
 
 def windows_of(run: dg.DagsterRun) -> tuple[str, str]:
-    """The first and the last window of a run."""
+    """Return the first and the last window of a run."""
     first, last = (run.tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end"))
-    one = run.tags.get("dagster/partition", "")
-    return first or one, last or one
+    window = run.tags.get("dagster/partition", "")
+    return first or window, last or window
 
 
 @pytest.mark.faults
-def test_a_backfill_from_the_command_line_drives_each_window_once(deployed, failures_in_two_windows):
+def test_a_backfill_from_the_command_line_retries_each_window_once(deployed, failures_in_two_windows):
     before = attempts(deployed)
     already = {run.run_id for run in deployed.instance.get_runs()}
     again = max(attempt for _, attempt in before) + 1
@@ -296,7 +296,7 @@ FIX = {"ops": {"told": {"ops": {"receive_messages": {"config": {"context": {"for
 
 
 def open_failures(deployed: Deployed) -> dict[str, int]:
-    """Failures of the two windows whose last attempt failed."""
+    """Return the failures of the two windows whose last attempt failed."""
     events = deployed.rows("failed").filter(pl.col("window").is_in([EARLY, LATE])).sort("attempt")
     last = events.group_by("message_id", "window", maintain_order=True).last().filter(state="open")
     return dict(last.group_by("window").len().iter_rows())
@@ -324,7 +324,7 @@ def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions
 
 
 def run_at_work(deployed: Deployed, payloads: list[str]) -> tuple[str, int]:
-    """Put messages into the queue, wait until a run handles all of them; return the run's id and its process."""
+    """Send messages and wait until a run handles all of them; return the run's id and its process."""
     deployed.queue.enqueue(payload.encode() for payload in payloads)
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
 
@@ -337,7 +337,7 @@ def run_at_work(deployed: Deployed, payloads: list[str]) -> tuple[str, int]:
 
 
 def texts(deployed: Deployed, *beginnings: str) -> list[str]:
-    """The lines in the table that begin so."""
+    """Return the lines in the table that start with a text."""
     return sorted(text for text in deployed.rows("lines")["text"] if text.startswith(beginnings))
 
 
@@ -362,7 +362,7 @@ mutation Terminate($id: String!) { terminateRun(runId: $id) {
 
 
 @pytest.mark.soak
-def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deployed):
+def test_the_messages_of_a_run_that_is_terminated_in_the_ui_are_received_by_the_next(deployed):
     gate = deployed.folder / "terminated"
     payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]
     run_id, _ = run_at_work(deployed, payloads)
@@ -385,6 +385,8 @@ def test_what_a_run_held_that_is_terminated_in_the_ui_is_taken_by_the_next(deplo
 
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:
-    """The process of a run that has come to its handling."""
+    """Return the process of a run that has started to handle messages."""
     starts = instance.all_logs(run_id, of_type=dg.DagsterEventType.STEP_START)
-    return next((one.dagster_event.pid for one in starts if (one.step_key or "").endswith(".handle_messages")), None)
+    return next(
+        (start.dagster_event.pid for start in starts if (start.step_key or "").endswith(".handle_messages")), None
+    )

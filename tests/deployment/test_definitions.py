@@ -1,4 +1,4 @@
-"""What Dagster loads: the workspace, the instance and the cloud's location; pipelines side by side."""
+"""Definitions of this deployment: the workspace, the instance, the cloud's location, and pipelines side by side."""
 
 import importlib
 import importlib.metadata
@@ -63,7 +63,7 @@ def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path, monkeypatch):
         assert instance.get_settings("retention")["sensor"]["purge_after_days"]["skipped"] == 1
 
 
-def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path, monkeypatch):
+def test_log_records_of_the_platform_are_in_the_log_of_the_run(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
 
@@ -80,7 +80,7 @@ def test_what_the_platform_logs_is_in_the_log_of_the_run(tmp_path, monkeypatch):
 
 
 def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
-    """Each of them with a queue of its own."""
+    """Return the definitions of pipelines, each with its own queue."""
     resources = resources_at("nowhere", "nowhere")
     apart = []
     for pipeline in pipelines:
@@ -88,7 +88,7 @@ def side_by_side(*pipelines: type[Pipeline]) -> dg.Definitions:
         resources[source] = resources_at("nowhere", "nowhere", name=source, table=source)["queue"]
         producer = pipeline.producer.model_copy(update={"source": source})
         name = f"{pipeline.__name__}Apart"
-        globals()[name] = type(name, (pipeline,), {"producer": producer})  # where workers could import it
+        globals()[name] = type(name, (pipeline,), {"producer": producer})  # where workers can import it
         apart.append(globals()[name])
     return platform_definitions(apart, resources)
 
@@ -153,12 +153,12 @@ def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
         assert dg.AssetKey([name, "lines"]) in definitions.resolve_asset_graph().get_all_asset_keys()
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     control.pause(north.limits_key(), "moves")
-    assert [control.paused(one.limits_key()) for one in (north, south)] == ["moves", None]
-    assert all(test_message(one, "a line").successful for one in (north, south))
+    assert [control.paused(pipeline.limits_key()) for pipeline in (north, south)] == ["moves", None]
+    assert all(test_message(pipeline, "a line").successful for pipeline in (north, south))
 
 
 @pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
-def test_each_job_knows_its_origin_on_any_partition_and_leaves_the_config_to_who_launches_it(kind, origin):
+def test_each_job_has_its_origin_for_any_partition_and_accepts_config(kind, origin):
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None
     assert not job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
@@ -184,7 +184,7 @@ def test_runs_of_a_job_do_not_look_at_the_backlog():
 
 
 class Closing(DummySource):
-    """Notes when it is closed."""
+    """A source that records when it is closed."""
 
     def close(self) -> None:
         DONE.append("closed")
@@ -209,7 +209,7 @@ def test_a_source_is_closed_at_the_end_of_its_run_and_stays_open_for_the_next_lo
 
 
 class Mood(Enum):
-    """A choice."""
+    """Values of an option."""
 
     CALM = "calm"
     WILD = "wild"
@@ -286,14 +286,14 @@ def test_no_secret_of_a_deployment_is_part_of_what_the_ui_shows(tmp_path):
 
 WITHOUT_EXTRAS = """
 import sys
-sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # importing these is an error from now on
 from definitions import defs
 print(len(defs.get_repository_def().get_all_jobs()))
 """
 
 
 def test_a_plain_install_without_extras_loads_the_definitions(tmp_path):
-    """Dagster's cloud builds the location with `pip install .`: what only extras and groups bring is not there."""
+    """Dagster's cloud builds the location with `pip install .`, without extras and dependency groups."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = {plain(found.name) for found in importlib.metadata.distributions()}
     missing = installed - needed_by(project["dependencies"]) - {project["name"]}
@@ -304,7 +304,7 @@ def test_a_plain_install_without_extras_loads_the_definitions(tmp_path):
 
 
 def loaded(script: str, *arguments: str, **environment: str) -> str:
-    """What a script prints in a process that loads the definitions anew."""
+    """Return the output of a script in a process that loads the definitions again."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_PLATFORM", "FLIGHTS"))
     }
@@ -321,7 +321,7 @@ def loaded(script: str, *arguments: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_every_option_of_a_source_and_of_the_other_resources_says_what_it_is():
+def test_every_option_of_sources_and_other_resources_has_a_description():
     for resource in resources_at("nowhere", "nowhere").values():
         fields = type(resource).model_fields
         assert [name for name, field in fields.items() if not field.description] == []

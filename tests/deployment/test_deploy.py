@@ -1,4 +1,4 @@
-"""What a team deploys, by its own linters; the processes themselves are started in tests/hosts."""
+"""Files in `deploy/`, checked by the linters of their platforms; tests/hosts starts the processes."""
 
 import json
 import os
@@ -21,12 +21,12 @@ from servers.__main__ import FOLDER
 PROJECT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
 COMPOSE = "github.com/compose-spec/compose-go/v2/cmd@v2.16.2"
-"""What `docker compose config` reads with."""
+"""Module with which `docker compose config` reads its file."""
 
 
 @pytest.fixture
 def deploy(tmp_path):
-    """The folder in a copy of the checkout, with secrets, as a team has it."""
+    """Return the folder in a copy of the checkout, with secrets."""
     shutil.copytree(PROJECT / "deploy", tmp_path / "deploy")
     shutil.copy(PROJECT / "dagster.yaml", tmp_path)
     shutil.copytree(tmp_path / "deploy" / "secrets.example", tmp_path / "deploy" / "secrets")
@@ -71,7 +71,7 @@ def test_compose_reads_its_file_and_starts_each_process(deploy):
         home.mkdir(parents=True, exist_ok=True)
         go.run(home, "install", COMPOSE, GOBIN=str(home))
     services = yaml.safe_load(printed(home / "cmd", deploy / "compose.yaml"))["services"]
-    assert {command for one in services.values() for command in one.get("command") or ()} >= roles()
+    assert {command for service in services.values() for command in service.get("command") or ()} >= roles()
     for name in roles():
         assert services[name]["cap_drop"] == ["ALL"]
         assert services[name]["read_only"]
@@ -79,7 +79,7 @@ def test_compose_reads_its_file_and_starts_each_process(deploy):
 
 
 def manifests(deploy):
-    """What `kubectl apply -k` would send, by its schemas."""
+    """Return the objects that `kubectl apply -k` sends, checked by their schemas."""
     (deploy / "kubernetes" / "instance.yaml").write_text(printed("sh", deploy / "start", "instance"))
     file = deploy.parent / "manifests.yaml"
     file.write_text(printed(needed("kubectl"), "kustomize", deploy))
@@ -88,7 +88,7 @@ def manifests(deploy):
 
 
 def pods_of(objects):
-    return [one["spec"]["template"]["spec"] for one in objects if one["kind"] == "Deployment"]
+    return [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
 
 
 def test_pods_have_no_root_no_privileges_and_nothing_to_write_but_their_volumes(deploy):
@@ -115,14 +115,16 @@ def test_each_process_has_secrets_of_its_own(deploy):
         for pod in pods_of(objects)
     }
     assert of_pods == {name: [f"{name}-secrets"] for name in roles()}
-    held = {one["metadata"]["name"].removesuffix("-secrets"): one["data"] for one in objects if one["kind"] == "Secret"}
+    held = {
+        item["metadata"]["name"].removesuffix("-secrets"): item["data"] for item in objects if item["kind"] == "Secret"
+    }
     for name in ("spark-master", "spark-connect"):
         assert held[name].keys() == {"PIPELINE_PLATFORM_SPARK_SECRET"}
     assert not any("URL" in name or "CONTROL" in name for name in held["spark-worker"])
 
 
 def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_runs(deploy):
-    policies = {one["metadata"]["name"]: one["spec"] for one in manifests(deploy) if one["kind"] == "NetworkPolicy"}
+    policies = {item["metadata"]["name"]: item["spec"] for item in manifests(deploy) if item["kind"] == "NetworkPolicy"}
     assert policies["webserver"]["podSelector"] == {"matchLabels": {"app": "webserver"}}
     (into,) = policies["webserver"]["ingress"]
     assert into["from"] == [{"podSelector": {"matchLabels": {"reaches-webserver": "true"}}}]
@@ -145,7 +147,7 @@ def test_the_instance_on_kubernetes_has_the_settings_of_dagster_yaml_and_a_launc
     assert "postgres" in theirs["storage"]
     entry = json.loads(re.search(r"^ENTRYPOINT (.+)$", (deploy / "Dockerfile").read_text(), re.M)[1])
     container = theirs["run_launcher"]["config"]["run_k8s_config"]["container_config"]
-    assert [*container["command"], "deploy/start"] == entry  # Dagster gives a whole command as arguments
+    assert [*container["command"], "deploy/start"] == entry  # Dagster passes a whole command as arguments
     assert {**ours, "run_launcher": None, "storage": None} == {**theirs, "run_launcher": None, "storage": None}
 
 
@@ -177,7 +179,7 @@ def test_a_run_that_is_to_end_gets_the_time_that_it_may_take(file, seconds):
     assert int(given) > stopping.longest_s(Pipeline.shutdown)
 
 
-def test_an_unknown_process_is_refused_with_those_that_there_are(deploy):
+def test_an_unknown_process_is_refused_with_the_valid_names(deploy):
     said = printed("sh", deploy / "start", "deamon", expected=2)
     assert set(re.search(r"start (\S+)", said)[1].split("|")) == roles()
 

@@ -1,4 +1,4 @@
-"""The Spark that `deploy/start` starts: it works for who has its secret, and for nobody else."""
+"""Spark as `deploy/start` starts it, which works only for clients with its secret."""
 
 import json
 import os
@@ -27,14 +27,14 @@ def around(index):
 
 
 def javas(cluster):
-    """Each Java of the cluster, by the class that it runs."""
+    """Return each JVM of the cluster by its main class."""
     mine = [process for process in psutil.process_iter(["name"]) if process.info["name"] == "java"]
     mine = [process for process in mine if os.getpgid(process.pid) in cluster.groups]
     return {next(word for word in process.cmdline() if word.startswith("org.apache.")): process for process in mine}
 
 
 def is_a_page(port):
-    """Whether a port answers as a web server does."""
+    """Return whether a port answers like a web server."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=30):
             return True
@@ -46,7 +46,7 @@ def is_a_page(port):
 
 @pytest.fixture(scope="module")
 def working(spark_cluster):
-    """The cluster with its executors at work."""
+    """Return the cluster with active executors."""
     with closing(spark_cluster.resource()) as spark:
         assert engine.run(spark.spark_session, who, 2, ROWS).num_rows == 2
         yield spark_cluster, spark
@@ -84,7 +84,7 @@ def test_pages_of_master_and_workers_are_on_loopback(working):
     cluster, _ = working
     for name, process in javas(cluster).items():
         if name.endswith(("Master", "Worker")):
-            listens = [one.laddr for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+            listens = [link.laddr for link in process.net_connections("tcp") if link.status == psutil.CONN_LISTEN]
             assert {address.ip.removeprefix("::ffff:") for address in listens} == {"127.0.0.1"}, name
 
 

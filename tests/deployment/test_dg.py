@@ -1,4 +1,4 @@
-"""Dagster's newer command line, `dg`, in the checkout: it finds the deployment by `[tool.dg]` of pyproject.toml."""
+"""Dagster's newer command line, `dg`, which finds the deployment in the checkout by `[tool.dg]` of pyproject.toml."""
 
 import json
 import os
@@ -97,7 +97,7 @@ def test_dg_dev_serves_the_deployment(at_home, tmp_path):
 
 
 def assets_at(url):
-    """The assets that a web server knows, none while it is not there yet."""
+    """Return the assets of a web server; none while it is not ready."""
     asked = json.dumps({"query": "{ assetNodes { assetKey { path } } }"}).encode()
     request = urllib.request.Request(url, asked, {"Content-Type": "application/json"})
     try:

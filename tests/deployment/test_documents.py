@@ -1,4 +1,4 @@
-"""What documents show is run, and what they name is there."""
+"""Code, commands and names in documents, which run and exist."""
 
 import ast
 import importlib
@@ -42,7 +42,7 @@ from datetime import timedelta
 from pipeline_platform import *
 from pipelines.flights import Flight
 """
-"""What has the reader of a block that shows a part of a file."""
+"""Names that are available to a block that shows a part of a file."""
 
 
 def named(path: Path) -> str:
@@ -51,11 +51,11 @@ def named(path: Path) -> str:
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs the Python of a page or an example: the files that it shows, or all of it as one module."""
+    """Return a function that runs the Python of a page: the files that it shows, or all of it as one module."""
     monkeypatch.syspath_prepend(str(tmp_path))
     departures = imported("departures", (DOCS / "examples" / "departures.py").read_text(), tmp_path)
     custom = imported("of_your_own", "\n".join(blocks(DOCS / "connect" / "your-own.md")), tmp_path)
-    # What pages have the reader write into these files.
+    # Modules that the pages let the reader write.
     for module in ("pipelines.departures", "resources.counter", "resources.trackings"):
         monkeypatch.setitem(sys.modules, module, departures if "departures" in module else custom)
 
@@ -78,11 +78,11 @@ def run(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("page", SHOWN, ids=named)
 def test_python_that_is_shown_runs_and_its_pipelines_load(page, run):
-    made = [(module.__name__, one) for module in run(page) for one in vars(module).values() if isinstance(one, type)]
+    made = [(module.__name__, kind) for module in run(page) for kind in vars(module).values() if isinstance(kind, type)]
 
-    pipelines = [one for name, one in made if issubclass(one, Pipeline) and one.__module__ == name]
-    keys = {producer.source for one in pipelines for producer in one.producers_of().values()}
-    keys |= {one.dead_letters for one in pipelines if one.dead_letters}
+    pipelines = [kind for name, kind in made if issubclass(kind, Pipeline) and kind.__module__ == name]
+    keys = {producer.source for pipeline in pipelines for producer in pipeline.producers_of().values()}
+    keys |= {pipeline.dead_letters for pipeline in pipelines if pipeline.dead_letters}
     sources = {key: source_resource(DummySource)(name=key) for key in keys}
     defined = definitions.platform_definitions(pipelines, {**definitions.RESOURCES, **sources})
     dg.Definitions.validate_loadable(defined)
@@ -106,7 +106,7 @@ def test_the_readme_shows_the_pipeline_and_the_commands_of_the_tutorial():
 
 
 def commands(page: Path) -> list[str]:
-    """What a page has its reader type, without remarks."""
+    """Return the commands that a page shows, without comments."""
     typed = re.findall(r"^\$ (.*)$", "\n".join(blocks(page, "console")).replace("\\\n", " "), re.M)
     return [re.sub(r" +# .*", "", line).strip() for line in typed]
 
@@ -142,7 +142,7 @@ def test_several_sources_have_the_sensors_and_checks_that_the_page_names(run):
     defined = definitions.platform_definitions([shown.Orders], {**definitions.RESOURCES, **queues})
 
     location = defined.get_repository_def()
-    ours = {one.name for one in (*location.sensor_defs, *location.schedule_defs)}
+    ours = {defined.name for defined in (*location.sensor_defs, *location.schedule_defs)}
     said = set(re.findall(r"`(orders_east_\w+)`", page.read_text()))
     assert len(said) == 2
     assert said <= ours
@@ -188,13 +188,13 @@ def test_the_queues_that_are_shown_go_into_the_definitions_where_it_says(monkeyp
 
 
 @pytest.mark.parametrize(("file", "text"), reference.texts().items())
-def test_the_reference_says_what_the_code_says(file, text):
-    assert (DOCS / "reference" / file).read_text() == text, "write it anew: python -m tests.fixtures.reference"
+def test_the_reference_agrees_with_the_code(file, text):
+    assert (DOCS / "reference" / file).read_text() == text, "write it again: python -m tests.fixtures.reference"
 
 
 WORKER = """
 import importlib, pkgutil, sys
-sys.modules.update(dict.fromkeys(sys.argv[1:]))  # to import one is an error from now on
+sys.modules.update(dict.fromkeys(sys.argv[1:]))  # importing these is an error from now on
 import pipeline_platform.tasks
 for module in pkgutil.walk_packages(pipeline_platform.tasks.__path__, "pipeline_platform.tasks."):
     importlib.import_module(module.name)
@@ -228,7 +228,7 @@ def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read():
 
 
 def headings(document: Path) -> set[str]:
-    """The headings of a document, as links name them."""
+    """Return the headings of a document in the form of links."""
     prose = re.sub(r"^ *```.*?^ *```", "", document.read_text(), flags=re.M | re.S)
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in re.findall(r"^#+ (.+)$", prose, re.M)}
 
@@ -249,7 +249,7 @@ def test_each_page_and_example_is_in_the_index():
 
 
 def takes(line: str) -> bool:
-    """Whether the command line takes what is typed, with all arguments and options; other tools are not asked."""
+    """Return whether the command line accepts a command with its arguments and options; other tools are not checked."""
     typed = re.sub(r" -m \S+", "", line.rpartition("| ")[2]).replace("rows.ndjson", "-")
     if typed.startswith("pipeline-platform "):
         command, (name, *words) = typer.main.get_command(app), shlex.split(typed)
@@ -264,7 +264,7 @@ def takes(line: str) -> bool:
 def test_commands_and_tests_that_are_named_exist(document):
     text = document.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
-    # Of commands only: prose also says "make" and the tool's name.
+    # Only of commands, because prose also contains "make" and the name of the tool.
     marked = re.findall(r"`([^`\n]+)`|^\$ (.+)$", text, re.M)
     said = [re.sub(r" -m \S+", "", quoted or typed).split() for quoted, typed in marked if (quoted or typed).strip()]
     known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}

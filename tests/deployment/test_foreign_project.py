@@ -1,4 +1,4 @@
-"""The wheel in somebody else's Dagster project, which `docs/start/your-project.md` shows."""
+"""The wheel in a foreign Dagster project, as `docs/start/your-project.md` shows."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.fixtures.keeper import PROJECT
 DOCUMENT = (PROJECT / "docs" / "start" / "your-project.md").read_text()
 FILES = re.findall(r"```python\n# (\S+)\n(.*?)```", DOCUMENT, re.S)
 THEIRS = ("assets", "pipelines", "resources", "sensors")
-"""Packages that such a project has at its top."""
+"""Top-level packages of the project."""
 
 CONNECTOR = """
 class TableQueue(Shipped):
@@ -54,7 +54,7 @@ def test_a_project_with_packages_of_the_same_names_runs_a_pipeline(environment, 
     for name, text in FILES:
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
-    # A connector of their own, in a package without `__init__.py` as `our_project` is.
+    # A connector of the project, in a package without `__init__.py` like `our_project`.
     queues = project / "our_project" / "queues.py"
     shipped = "from pipeline_platform.connectors.table_queue import TableQueue"
     (project / "our_project" / "connectors").mkdir()

@@ -1,4 +1,4 @@
-"""Imports during which a run is asked to end."""
+"""Termination of a run during an import."""
 
 import signal
 import sys
@@ -28,12 +28,12 @@ del thing
 
 
 class EndedError(BaseException):
-    """What a signal's handler raises here, as Dagster's does."""
+    """Exception of a signal handler, like Dagster's."""
 
 
 @pytest.fixture
 def deaf(tmp_path, monkeypatch):
-    """A module during whose import the run is asked to end, while a weak reference's callback is at work."""
+    """Return a module that terminates the run during its import, in the callback of a weak reference."""
     (tmp_path / "a_deaf_module.py").write_text(DEAF)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "a_deaf_module"
@@ -42,7 +42,7 @@ def deaf(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def ends_when_told():
-    """A signal's handler that raises."""
+    """Set a signal handler that raises, as in a run that is asked to end."""
 
     def end(*_: Any) -> None:
         raise EndedError
@@ -59,11 +59,11 @@ def test_a_request_to_end_is_not_lost_in_an_import(deaf):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_in_a_plain_import_it_is(deaf):
+def test_a_request_to_end_is_lost_in_a_plain_import(deaf):
     __import__(deaf)
     assert deaf in sys.modules, "as if nobody had asked: the day that Python hands it on, `import_apart` is of no use"
 
 
-def test_what_an_import_raises_is_raised():
+def test_an_exception_of_an_import_is_raised():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_apart("json", "no_such_module")

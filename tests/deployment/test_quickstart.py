@@ -1,4 +1,4 @@
-"""The pages of ten minutes, typed in as a reader types them: files, commands, a real Dagster and a real Spark."""
+"""Tutorials, followed as a reader follows them: files, commands, a real Dagster and a real Spark."""
 
 import os
 import re
@@ -19,11 +19,11 @@ from tests.fixtures.documents import DOCS, files
 from tests.fixtures.keeper import PROJECT
 
 ONES_OWN = ("make ", "mkdir ", "pip ", "dagster dev ")
-"""Commands that prepare the machine, and the one that does not end."""
+"""Commands that prepare the machine or do not end."""
 
 
 class Reader:
-    """Somebody at a terminal, in a folder, with a page of `docs/start`."""
+    """A reader with a terminal, a folder and a page of `docs/start`."""
 
     def __init__(self, folder: Path, page: str, home: str) -> None:
         self.folder, self.page, self.typed = folder, (DOCS / "start" / page).read_text(), 0
@@ -39,13 +39,13 @@ class Reader:
         return done.stdout
 
     def write(self, heading: str) -> None:
-        """Write the files of the page as they are after a section."""
+        """Write the files of the page in their state after a section."""
         (self.folder / "upto.md").write_text(self.page.partition(f"\n## {heading}\n")[0])
         for name, text in files(self.folder / "upto.md").items():
             (self.folder / name).write_text(text)
 
     def follow(self, heading: str) -> str:
-        """Type the commands of a section, `status` until nothing is under way; return all that they print."""
+        """Execute the commands of a section, `status` until nothing is active; return their output."""
         section = self.page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
         printed = []
         for line in re.findall(r"^\$ (.*)$", section, re.M):

@@ -1,4 +1,4 @@
-"""A canary in every option that may contain a secret: no error, log, event, repr or output shows it."""
+"""A canary in every option that may contain a secret, which no error, log, event, repr or output shows."""
 
 import json
 import logging
@@ -30,9 +30,9 @@ PASSWORDS = [
         ('a"', ""), ("a[", ""), ("a]", ""), ("a b", ""), ("a%40", ""), ("", "@b"), ("", "/b"), ("", "?b=c"), ("", "#"),
     ]
 ]  # fmt: skip
-"""A password as people paste it, with every separator of a URL before or behind the canary."""
+"""Passwords that contain the canary, with every separator of a URL before or after it."""
 CLOSED = "127.0.0.1:1"
-"""Nothing listens there."""
+"""Address without a server."""
 SCRAM = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", "sasl_username": "u"}
 KEY = f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n-----END PRIVATE KEY-----"
 JSON = json.dumps({"type": "service_account", "private_key": KEY})
@@ -44,7 +44,7 @@ OPTIONS: dict[type[Any], dict[str, Any]] = {
     KafkaSource: {"bootstrap_servers": CLOSED, "group_id": "g", "topics": ["t"], "request_timeout_s": 2},
     PubsubSource: {"subscription": "projects/p/subscriptions/s", "timeout_s": 1},
 }
-"""Options of a source that cannot be reached."""
+"""Options of sources that cannot be reached."""
 URLS = [
     *((TableQueue, "url", f"postgresql://bob:{{}}@{CLOSED}/db"), (TableQueue, "url", f"mysql://bob:{{}}@{CLOSED}/db")),
     (TableQueue, "url", f"postgresql://{CLOSED}/db?password={{}}"),
@@ -59,7 +59,7 @@ URLS = [
     *((PubsubSource, option, "{}@host:1") for option in ("emulator_host", "api_endpoint")),
     (PubsubSource, "api_endpoint", "https://u:{}@host"),
 ]
-"""Addresses, with the place of a password."""
+"""Options with an address, and the position of a password."""
 PLACES: list[Any] = [
     *((kind, {option: url.format(password)}) for kind, option, url in URLS for password in PASSWORDS),
     (KafkaSource, {**SCRAM, "sasl_password": CANARY}),
@@ -82,14 +82,14 @@ def identified(place: Any) -> str:
 
 @pytest.fixture
 def shown(caplog, capfd, recwarn):
-    """All that was logged, printed and warned of by now."""
+    """Return a function that returns everything that was logged, printed and warned."""
     caplog.set_level(logging.DEBUG, logger="pipeline_platform")
     caplog.set_level(logging.DEBUG, logger="dagster")
-    return lambda: "".join([caplog.text, *capfd.readouterr(), *(str(one.message) for one in recwarn)])
+    return lambda: "".join([caplog.text, *capfd.readouterr(), *(str(warning.message) for warning in recwarn)])
 
 
 def used(kind: type[Any], options: dict[str, Any]) -> str:
-    """What a source shows of itself, and the traceback of its refusal."""
+    """Return the output of a source and the traceback of its refusal."""
     source, text = None, ""
     try:
         source = kind(name="s", **{**OPTIONS[kind], **options})
@@ -135,7 +135,7 @@ SET = {
     "acknowledger": lambda value: AcknowledgerResource(attempts=value),
     "table": lambda value: source_resource(TableQueue)(name="s", url=value),
 }
-"""A resource whose option has a value that it refuses."""
+"""Resources with an option that refuses its value."""
 
 
 @pytest.mark.parametrize("resource", SET)
@@ -153,7 +153,7 @@ def use(context):
 
 
 def events_of(resource: Any, options: dict[str, Any]) -> str:
-    """All that Dagster stores of a run that uses a resource."""
+    """Return all events that Dagster stores of a run that uses a resource."""
     out_of_launchpad(resource)
 
     @dg.job(resource_defs={"under_test": resource}, executor_def=dg.in_process_executor)

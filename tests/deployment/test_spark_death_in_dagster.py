@@ -1,4 +1,4 @@
-"""The warm server dies in the middle of handling: Dagster's daemon goes on with another, nobody doing anything."""
+"""A warm server that is killed during handling, which Dagster's daemon replaces automatically."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.deployment.test_daemon import deployment, done, texts
 
 @pytest.fixture
 def spark_folder(tmp_path):
-    """State folder of a server that is killed, and of those that come after it."""
+    """Return the state folder of a server that is killed and of its successors."""
     folder = tmp_path / "spark"
     spark_server.start(folder, cores=2)
     yield folder
@@ -28,7 +28,7 @@ def deployed(tmp_path, spark_folder):
 @pytest.mark.faults
 def test_a_killed_server_is_followed_by_another_and_each_message_comes_once(deployed, spark_folder):
     begun, gate = deployed.folder / "begun", deployed.folder / "gate"
-    # More than two runs take on, so that the next need not wait for the patience of what is left.
+    # More than two runs receive, so that the next run need not wait for patience.
     payloads = [f"touch {begun}", f"wait for {gate}", *(f"late {n}" for n in range(298))]
     killed = spark_server.status(spark_folder)
     assert killed is not None

@@ -1,4 +1,4 @@
-"""Two code locations of one Dagster instance, on one control store, one lake and one warm Spark."""
+"""Two code locations of one Dagster instance, with one control store, one lake and one warm Spark."""
 
 import json
 import os
@@ -62,12 +62,12 @@ class Lines(Pipeline):
         return message.put(Line({column}=text), batcher="lines")
 """
 EAST, WEST = ("east", "said"), ("east_late", "heard")
-"""Names and columns; one name begins with the other, and files, classes, sources and tables are named alike."""
+"""Names and columns. One name is a prefix of the other, and files, classes, sources and tables have equal names."""
 
 
 @pytest.fixture
 def deployed(tmp_path, warm_spark):
-    """Daemon and web server over both locations; their queues are empty."""
+    """Yield a daemon and a web server with both locations and empty queues."""
     files = []
     for name, column in (EAST, WEST):
         place = {"name": name, "column": column, "shared": tmp_path, "spark": warm_spark.folder}
@@ -85,13 +85,13 @@ def queue(folder: Path, name: str) -> TableQueue:
 
 
 def rows(deployed: Deployed, name: str) -> list[str]:
-    """What the table of a location holds."""
-    (column,) = (column for one, column in (EAST, WEST) if one == name)
+    """Return the values in the table of a location."""
+    (column,) = (column for location, column in (EAST, WEST) if location == name)
     return sorted(pl.read_delta(str(deployed.folder / "lake" / name / "lines"))[column])
 
 
 def call(deployed: Deployed, name: str, *command: str) -> str:
-    """What a command prints that is asked about a location."""
+    """Return the output of a command for a location."""
     program = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", name, *command]
     place: dict[str, Any] = {"cwd": deployed.folder, "env": deployed.environment}
     shown = subprocess.run(program, **place, capture_output=True, text=True, timeout=120, check=False)
@@ -100,7 +100,7 @@ def call(deployed: Deployed, name: str, *command: str) -> str:
 
 
 def status(deployed: Deployed, name: str) -> dict[str, Any]:
-    """What `status` says of the pipelines of a location."""
+    """Return the `status` of the pipelines of a location."""
     said: dict[str, Any] = json.loads(call(deployed, name, "status", "--json"))["pipelines"]
     return said
 

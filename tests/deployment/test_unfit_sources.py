@@ -1,4 +1,4 @@
-"""Options that ask something of a source: where it cannot do that, definitions do not load, and say why."""
+"""Options that a source does not support, with which definitions do not load."""
 
 from typing import Any
 
@@ -26,13 +26,13 @@ RABBITMQ: dict[str, Any] = {"url": "amqp://localhost", "queue": "q"}
 
 
 def loaded(kind: type[Any], resources: dict[str, Any], **attributes: Any) -> dg.Definitions:
-    """The definitions of a pipeline with these attributes, where workers could import it."""
+    """Return the definitions of a pipeline with these attributes, in a module that workers can import."""
     globals()["Pulling"] = pipeline = type("Pulling", (kind,), {"name": "pulling", **attributes})
     return platform_definitions([pipeline], resources)
 
 
 def pulling(kind: type[Any], key: str, source: Any, options: dict[str, Any], **attributes: Any) -> dg.Definitions:
-    """The definitions of a pipeline with these attributes, whose source is built with these options."""
+    """Return the definitions of a pipeline with these attributes and a source with these options."""
     resources = {**resources_at("nowhere", "nowhere"), key: source_resource(source)(name=key, **options)}
     return loaded(kind, resources, **attributes)
 
@@ -46,7 +46,7 @@ def early(source: Any) -> dg.Definitions:
 
 
 def dead_letters_to(key: str) -> dg.Definitions:
-    """The definitions of a pipeline with dead letters, beside sources of all kinds."""
+    """Return the definitions of a pipeline with dead letters, with sources of all kinds."""
     resources = {
         **resources_at("nowhere", "nowhere"),
         "told_dead": source_resource(TableQueue)(name="dead", url="sqlite:////nowhere/dead.sqlite"),
@@ -126,12 +126,12 @@ BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obed
         (lambda: dead_letters_to("alias"), "dead_letters is 'alias': the pipeline pulls from it"),
     ],
 )
-def test_what_a_source_cannot_do_is_refused_by_option(load, refusal):
+def test_an_option_that_the_source_does_not_support_is_refused(load, refusal):
     with pytest.raises(PipelineError, match=rf"^Pulling\.{refusal}"):
         load()
 
 
-def test_a_source_that_leases_messages_is_told_early():
+def test_a_source_that_leases_messages_is_acknowledged_early():
     assert early(MemoryQueue).resolve_job_def("pulling_pull")
 
 

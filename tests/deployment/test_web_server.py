@@ -1,4 +1,4 @@
-"""Dagster's web server has no login: what is shipped starts it where only its own machine, or a proxy, reaches it."""
+"""Dagster's web server, which has no login and is only reachable from its own machine or through a proxy."""
 
 import os
 import shutil
@@ -33,9 +33,9 @@ def test_compose_publishes_its_port_on_loopback_only():
 
 def test_kubernetes_admits_only_pods_with_a_label():
     files = (PROJECT / "deploy" / "kubernetes").glob("*.yaml")
-    objects = [one for file in files for one in yaml.safe_load_all(file.read_text()) if isinstance(one, dict)]
+    objects = [item for file in files for item in yaml.safe_load_all(file.read_text()) if isinstance(item, dict)]
     (policy,) = (
-        one for one in objects if one.get("kind") == "NetworkPolicy" and one["metadata"]["name"] == "webserver"
+        item for item in objects if item.get("kind") == "NetworkPolicy" and item["metadata"]["name"] == "webserver"
     )
 
     assert policy["spec"]["podSelector"] == {"matchLabels": {"app": "webserver"}}

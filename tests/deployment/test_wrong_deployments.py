@@ -1,4 +1,4 @@
-"""Deployments that cannot work: refused in one line when the definitions are loaded, by argument and value."""
+"""Invalid deployments, refused in one line when the definitions are loaded, with argument and value."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ POSTGRES = "postgresql://bob:pw@db/shop"
 
 
 def pipeline(name: str, source: str = "mine", **attributes: Any) -> type[Pipeline]:
-    """A pipeline of this name, where workers could import it."""
+    """Return a pipeline with this name, in a module that workers can import."""
     attributes = {"name": name, "producer": Producer(source=source), **attributes}
     made = type(f"Named_{name}", (Obedient,), attributes)
     globals()[made.__name__] = made
@@ -141,7 +141,7 @@ def test_a_name_that_begins_with_that_of_another_pipeline_is_taken(name):
         ([Told], {"queue": "queue"}, "Told.producer.source is 'queue': that resource is a str, not a source"),
     ],
 )
-def test_what_a_deployment_lacks_or_has_of_another_kind_is_refused_by_name(pipelines, resources, said):
+def test_a_missing_or_wrong_resource_is_refused_by_name(pipelines, resources, said):
     given = resources
     if isinstance(resources, dict):
         given = {k: v for k, v in {**resources_at("nowhere", "nowhere"), **resources}.items() if v is not None}

@@ -70,7 +70,7 @@ def test_a_run_overrides_fields_of_the_context():
 
 
 def test_a_pipeline_is_described_by_its_docstring():
-    assert Keeping.description() == "Keeps the text of every message; one that says `fail` fails."
+    assert Keeping.description() == "Stores the text of every message; `fail` fails."
 
 
 EAST, WEST = Producer(source="queue"), Producer(source="beside_queue")

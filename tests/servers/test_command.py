@@ -53,7 +53,7 @@ def test_it_starts_a_server_that_ends_with_a_signal_and_leaves_nothing(module, e
         said: list[str] = []
         for line in process.stdout:
             said.append(line.rstrip())
-            if line.startswith("Make there first"):
+            if line.startswith("Create first"):
                 break
         started = descendants() - before
         source = source_of(said)
