@@ -16,7 +16,7 @@ from pipeline_platform.model.events import Event
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
 from pipeline_platform.model.partition import SOURCE
-from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown, without_prefix
+from pipeline_platform.model.strict_options import PipelineError, did_you_mean, reason_of, shown
 
 __all__ = ["Pipeline", "PipelineError"]
 
@@ -201,8 +201,10 @@ class Pipeline:
         if not name:
             return cls.producers
         if name not in cls.producers:
-            hint = did_you_mean(name, cls.producers) if cls.producers else "its only one has no name: give none"
-            raise PipelineError(f"{cls.name}: no producer has the name {name!r}; {hint}")
+            hint = "Leave the name out: its only producer has no name."
+            if cls.producers:
+                hint = did_you_mean(name, cls.producers, "producers")
+            raise PipelineError(f"{cls.name}: has no producer {name!r}. {hint}")
         return {name: cls.producers[name]}
 
     @classmethod
@@ -231,30 +233,32 @@ class Pipeline:
         if overrides is None or overrides == {}:
             return cls.context
         if not isinstance(overrides, Mapping):
-            raise PipelineError(f"{cls.__qualname__}.context is overridden by {shown(overrides)}: give fields by name")
+            why = f"overrides must be a dict of values by field, got {shown(overrides)}."
+            raise PipelineError(f"{cls.__qualname__}.context: {why}")
         if cls.context is None:
-            fields = ", ".join(map(str, overrides))
-            raise PipelineError(f"{cls.__qualname__}.context is None: there is nothing to override by {fields}")
+            why = f"is None, but the run overrides {', '.join(map(str, overrides))}. Remove the overrides."
+            raise PipelineError(f"{cls.__qualname__}.context: {why}")
         return overridden(cls.context, overrides, f"{cls.__qualname__}.context")
 
 
 def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:
-    """A copy of a context with other values in some fields; a `PipelineError` names it by `path`."""
+    """Return a copy of a context with other values in some fields; a `PipelineError` starts with `path`."""
     model = type(context)
     for name in values:
         if name not in model.model_fields:
-            raise PipelineError(f"{path}.{name}: there is no such field; {did_you_mean(str(name), model.model_fields)}")
+            hint = did_you_mean(str(name), model.model_fields, "fields")
+            raise PipelineError(f"{path}.{name}: is not a field of the context. {hint}")
     try:
         return model.model_validate({**context.model_dump(), **values})
     except ValidationError as error:
         refused = error.errors(include_url=False)
-    raise PipelineError("; ".join(_refusal(model, each, path) for each in refused))
+    raise PipelineError(" ".join(_error(model, each, path) for each in refused))
 
 
-def _refusal(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
-    """Say on one line what pydantic refused, without a value that the model keeps to itself."""
-    place, why = ".".join([path, *map(str, refused["loc"])]), without_prefix(refused["msg"])
+def _error(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
+    """Return the error for a field on one line, without a value that the model hides."""
+    place, why = ".".join([path, *map(str, refused["loc"])]), reason_of(refused)
     field = model.model_fields.get(str(refused["loc"][0])) if refused["loc"] else None
     if field is None or not field.repr or "Secret" in str(field.annotation):
-        return f"{place}: {why}"
-    return f"{place} is {shown(refused['input'])}: {why}"
+        return f"{place}: {why.removesuffix('.')}."
+    return f"{place}: {why}, got {shown(refused['input'])}."

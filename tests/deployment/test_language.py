@@ -15,12 +15,24 @@ EXCEPTIONS = Path(__file__).with_name("language_exceptions.txt")
 MOST_EXCEPTIONS = 40
 CODE = [
     path
-    for folder in ("pipeline_platform", "assets", "resources", "sensors", "pipelines", "demo", "servers", "benchmarks", "tests")
+    for folder in (
+        "pipeline_platform",
+        "assets",
+        "resources",
+        "sensors",
+        "pipelines",
+        "demo",
+        "servers",
+        "benchmarks",
+        "tests",
+    )
     for path in sorted((ROOT / folder).rglob("*.py"))
     if "node_modules" not in path.parts
 ]
 CODE += [ROOT / "definitions.py", *sorted((ROOT / "docs").rglob("*.py"))]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/**/*.md")])
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/**/*.md")]
+)
 RULES = ROOT / "docs" / "contributing" / "language.md"
 """The page that quotes the forbidden words."""
 
@@ -30,7 +42,9 @@ PHRASES = re.compile(
     r"|comes? again|came again|is over|are over|gives? back|given back|gave back|takes? on|taken on|took on)\b",
     re.IGNORECASE,
 )
-IDIOMATIC = re.compile(r"\b(?:there (?:is|are) no|(?:is|are) no (?:longer|more|fewer|less|later|earlier)) ?\b", re.IGNORECASE)
+IDIOMATIC = re.compile(
+    r"\b(?:there (?:is|are) no|(?:is|are) no (?:longer|more|fewer|less|later|earlier)) ?\b", re.IGNORECASE
+)
 """Plain English that contains a forbidden phrase."""
 
 

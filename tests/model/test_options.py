@@ -52,7 +52,7 @@ def test_what_pipelines_share_may_lie_in_a_base_that_is_none_itself():
         name = "one"
 
     assert One.producer.source == "s"
-    with pytest.raises(PipelineError, match=r"Nameless\.name is None"):
+    with pytest.raises(PipelineError, match=r"Nameless\.name: .*, got None"):
         type("Nameless", (Shared,), {})
 
 

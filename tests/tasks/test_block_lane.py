@@ -389,7 +389,7 @@ def test_a_lane_is_chosen_by_annotation_and_an_unknown_one_is_refused():
     assert ObedientBlocks.block_type() is pa.Table
     assert Preparing.block_type() is pl.DataFrame
     assert Obedient.block_type() is None
-    with pytest.raises(PipelineError, match=r"handle_messages takes builtins.list: annotate polars.DataFrame or"):
+    with pytest.raises(PipelineError, match=r"handle_messages: must take a polars.DataFrame, .* got builtins.list"):
 
         class Listing(Pipeline):
             name = "listing"

@@ -271,7 +271,7 @@ class Columns(Pipeline):
         (lambda: test_batch(Stops, ["a"], "bluk"), "batch_mode is 'bluk': it is 'bulk' or 'flush'"),
         (lambda: test_message(Stops, "a", attempt=0), "attempt is 0: it is 1 when first received"),
         (lambda: test_message(Stops, "a", attempt=2**40), "attempt is 1099511627776: it is 1"),
-        (lambda: test_message(Stops, "a", context={"limt": 1}), r"Stops.context.limt: .* did you mean 'limit'\?"),
+        (lambda: test_message(Stops, "a", context={"limt": 1}), r"Stops.context.limt: .* Did you mean 'limit'\?"),
         (lambda: test_message(Stops, "a", contxt={}), "unexpected keyword argument 'contxt'"),
         (lambda: test_message(Pipeline, "a"), "Pipeline is no pipeline: give a class that is built on Pipeline"),
         (lambda: test_message(Rules(), "a"), "Rules is no pipeline"),
