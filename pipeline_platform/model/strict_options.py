@@ -76,7 +76,7 @@ DURATION = Requirement(
 
 
 def is_duration(value: object) -> bool:
-    """Whether a value is a valid duration."""
+    """Whether a value is valid for a duration."""
     return isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST
 
 

@@ -137,12 +137,12 @@ def test_a_decimal_column_has_the_digits_of_its_field():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"both": Decimal("0.001")}, "both is beyond .*: 10 digits before the decimal point and 2 after it"),
+        ({"both": Decimal("0.001")}, "both does not fit .* 10 digits before the decimal point and 2 after it"),
         ({"both": Decimal("1e10")}, "10 digits before"),
         ({"digits": Decimal("1e29")}, "29 digits before the decimal point and 9 after it"),
-        ({"items": [Decimal("0.5"), Decimal(100)]}, r"items\[\] is beyond .*: 2 digits before"),
-        ({"both": 0.5}, "both is float, and its column takes Decimal or int"),
-        ({"both": Decimal("NaN")}, "both is beyond"),
+        ({"items": [Decimal("0.5"), Decimal(100)]}, r"items\[\] does not fit .* 2 digits before"),
+        ({"both": 0.5}, "both must be Decimal or int, got float"),
+        ({"both": Decimal("NaN")}, "both does not fit"),
     ],
 )
 def test_a_decimal_beyond_its_column_is_refused_with_the_limits(data, words):

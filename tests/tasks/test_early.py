@@ -166,7 +166,7 @@ def test_without_the_option_the_call_fails_its_message_and_says_what_to_write(la
     manifest = handled(lake, Forgetful, b"1")
 
     (failed,) = rows_of(lake, "forgetful", manifest, "failed")
-    assert "memory is acknowledged at the end of the run: write acks_immediately = True" in failed["reason"]
+    assert "ack_immediately requires acks_immediately = True" in failed["reason"]
 
 
 def test_a_backfill_tells_nobody(lake):
@@ -177,7 +177,7 @@ def test_a_backfill_tells_nobody(lake):
 def test_it_takes_messages_or_none_at_all():
     (message,) = Message.each(batch_of(b"1"))
     assert ack_immediately([]) == []
-    with pytest.raises(TypeError, match="takes messages, not bytes"):
+    with pytest.raises(TypeError, match="requires messages, got bytes"):
         ack_immediately([b"1"])
     with pytest.raises(RuntimeError, match="acks_immediately = True"):
         ack_immediately([message])
