@@ -257,7 +257,7 @@ def test_with_a_dagster_that_lacks_what_it_uses_it_warns_once_and_launches_as_da
         assert PROCESS_TAG not in launching.run(run).tags
         assert not launching.instance.run_launcher.supports_check_run_worker_health
 
-    (warning,) = [line for line in caplog.messages if "Runs start as Dagster starts them" in line]
+    (warning,) = [line for line in caplog.messages if "No standby processes" in line]
     assert "recon_repository_from_origin" in warning
 
 

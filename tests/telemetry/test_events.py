@@ -140,7 +140,7 @@ def test_a_function_that_raises_is_told_no_more_and_costs_no_message(lake, caplo
     assert Counter(event.name for event in TOLD) == {"message": 1, "chunk": 4}
     (line,) = caplog.messages
     assert "broken" in line
-    assert f"raised {type(error).__name__} at message.start: it gets no more events" in line
+    assert f"raised {type(error).__name__} at message.start" in line
 
 
 def test_one_that_is_attached_and_raises_is_detached_and_may_be_attached_again(lake, caplog):
@@ -166,7 +166,7 @@ def test_one_hears_what_it_asked_for_until_it_is_detached(lake):
 
 
 def test_an_event_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"attach\('mine'\): there is no event 'chunks'; there is ask, begin"):
+    with pytest.raises(ValueError, match=r"attach\('mine'\): 'chunks' is not an event. Valid events: ask, begin"):
         telemetry.attach("mine", ["chunks"], TOLD.append)
 
 

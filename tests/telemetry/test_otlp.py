@@ -115,7 +115,7 @@ def test_a_collector_that_is_away_fails_no_run(tmp_path):
 
 def test_a_setting_that_the_sdk_refuses_fails_no_run_and_is_said(tmp_path):
     wrong = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5000"}
-    assert "OpenTelemetry gets no events: max_export_batch_size must be less" in told_run(tmp_path, **wrong).stderr
+    assert "No events are exported to OpenTelemetry: max_export_batch_size must be less" in told_run(tmp_path, **wrong).stderr
 
 
 def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path):
