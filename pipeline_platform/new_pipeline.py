@@ -71,7 +71,7 @@ class $Class(Pipeline):
     batchers = {"lake": TableBatcher(schema=Row)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Write a message to the table; a message that does not fit `Row` fails, and is recorded in `$name/failed`."""
+        """Write a message to the table; a message that does not fit `Row` goes to `$name/failed`."""
         del context
         return message.put(message.json(Row), batcher="lake")
 '''

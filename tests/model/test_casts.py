@@ -1,4 +1,4 @@
-"""Casts: what a column refuses in rows and in blocks, and the name that the refusal gives."""
+"""Casts refuse the same values in rows and in blocks, with the name of the field."""
 
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -44,7 +44,7 @@ def test_nested_models_enums_and_texts_are_checked_like_outer_fields(data, words
         row_type(create_model("One", **{name: (Everything.model_fields[name].annotation, ...)})).cast(columns)
 
 
-def test_what_a_nested_dict_lacks_gets_the_fields_default():
+def test_a_missing_key_of_a_nested_dict_gets_the_default_of_its_field():
     struct = pa.array([{"name": "here"}, None])
     model = create_model("Maybe", place=(Place | None, ...))
     assert rows(model, {"place": {"name": "here"}}, {"place": None}) == [
@@ -71,8 +71,8 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "column"), [(name, one) for name, some in BLOCKS.items() for one in some])
-def test_a_block_takes_no_value_that_rows_refuse(name, column):
+@pytest.mark.parametrize(("name", "column"), [(name, column) for name, columns in BLOCKS.items() for column in columns])
+def test_a_block_refuses_the_same_values_as_rows(name, column):
     model = create_model("One", **{name: (Everything.model_fields[name].annotation, ...)})
     with pytest.raises(ColumnError, match=f"^{name} "):
         row_type(model).cast([column])

@@ -1,4 +1,4 @@
-"""Decimals: exact from the digits of a payload to the digits of a column, or refused by name."""
+"""Decimals are exact from the payload to the column, or refused by name."""
 
 from dataclasses import dataclass
 from decimal import Decimal
@@ -103,7 +103,7 @@ def test_a_validator_sees_the_number_where_a_float_holds_it():
     assert seen == [1.25]
 
 
-def test_what_is_refused_is_refused_in_the_models_own_words():
+def test_an_invalid_payload_has_the_error_of_the_model():
     with pytest.raises(ValidationError, match="price"):
         decoder(Price)(b'{"price": "x%s"}' % LONG.encode())
     with pytest.raises(ValidationError, match="Invalid JSON"):
