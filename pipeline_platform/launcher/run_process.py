@@ -70,7 +70,7 @@ def is_gone(run: dg.DagsterRun) -> bool | None:
 
 
 def is_lost(record: dg.RunRecord, now: datetime) -> bool:
-    """Whether a launcher that leaves tags died before it could leave one: the run never starts."""
+    """Whether the launcher of a run crashed before it set a tag, so that the run never starts."""
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.STARTING or _GRPC_TAG in run.tags:
         return False

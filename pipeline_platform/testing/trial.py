@@ -249,7 +249,7 @@ class Trial:
         return [word for word, effect in self.source.words.items() if effect.ends is ending]
 
     def becomes(self, answer: Callable[[], object], wanted: object) -> object:
-        """Poll until an answer is as wanted, or the time has passed; return the last answer. Some servers count late."""
+        """Poll until an answer is as wanted, or for `soon_s`; return the last answer. Some servers count late."""
         given = answer()
         for _ in self._looks(self.soon_s):
             if given == wanted:

@@ -112,7 +112,7 @@ def test_a_failure_has_kind_reason_traceback_and_stage():
     except KeyError as error:
         failure = Failure.of(error, "handle_message")
     assert (failure.kind, failure.reason, failure.stage) == ("KeyError", "'carrier'", "handle_message")
-    assert "test_a_failure_tells" in failure.traceback
+    assert "test_a_failure_has" in failure.traceback
 
 
 def test_the_reason_of_an_exception_without_text_is_its_class():
