@@ -1,7 +1,4 @@
-"""Pull messages from a source, handle and batch them on Spark, keep failures apart, acknowledge what is safe.
-
-The front door: all that a pipeline or a connector needs, in one import. It loads neither Spark nor Dagster.
-"""
+"""Public API for authors of pipelines and connectors. Importing it loads neither Spark nor Dagster."""
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.blocks import ack_immediately, columns

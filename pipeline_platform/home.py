@@ -1,11 +1,11 @@
-"""The one folder of a deployment on this machine."""
+"""Folder of a deployment on this machine."""
 
 import os
 from pathlib import Path
 
 
 def home() -> Path:
-    """Folder of the lake, the control store and the warm Spark server's state, unless they are put elsewhere.
+    """Return the default folder of the lake, the control store and the state of the Spark server.
 
     `$PIPELINE_PLATFORM_HOME` if set, else `pipeline_platform` in `$DAGSTER_HOME` if set, else `.pipeline_platform` in
     the working directory. Runs, sensors and the command line must see the same folder.

@@ -1,4 +1,4 @@
-"""Imports that take long, done so that a request to end the run is not lost meanwhile."""
+"""Slow imports that do not lose a request to end the run."""
 
 import importlib
 import sys
@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 def import_apart(*modules: str) -> None:
     """Import modules in a thread, and wait for it.
 
-    The handler of a signal runs in the main thread. If that is in a callback of a weak reference, of which an import
-    has many, Python drops what the handler raises, and the run would not end. A wait can be interrupted.
+    Signal handlers run in the main thread. During an import it often executes callbacks of weak references, in which
+    Python drops exceptions of a handler, and the run would not end. Waiting for a thread can be interrupted.
 
     Args:
-        modules: Names. Modules that are loaded are skipped.
+        modules: Names of modules. Loaded modules are skipped.
 
     Raises:
-        ImportError: A module cannot be found; or what it raises itself.
+        ImportError: A module cannot be found.
+        Exception: A module raised it.
     """
     if missing := [module for module in modules if module not in sys.modules]:
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="import") as thread:

@@ -1,4 +1,4 @@
-"""The text of a new pipeline, its test and its source: `pipeline-platform new` and `dg scaffold` write it."""
+"""Templates of a new pipeline, its test and its source, for `pipeline-platform new` and `dg scaffold`."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from pipeline_platform.home import home
 
 
 class Kind(Enum):
-    """Where a new pipeline pulls from."""
+    """Kind of source of a new pipeline."""
 
     table = "table"
     sqs = "sqs"
@@ -31,7 +31,7 @@ _CONNECTORS: dict[Kind, tuple[str, str, dict[str, Any]]] = {
     Kind.rabbitmq: ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
     Kind.pubsub: ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
 }
-"""Of each kind: the connector's module and class, and its options; `env` names a variable, `{home}` is `home()`."""
+"""Module, class and options of the connector of each kind. `env` is the name of a variable; `{home}` is `home()`."""
 
 _SOURCE = '''\
 """The source of `$name`."""
@@ -46,7 +46,7 @@ $options
 '''
 
 _PIPELINE = '''\
-"""The pipeline `$name`: what its messages are, and what becomes of them."""
+"""The pipeline `$name`: its messages, and how they are handled."""
 
 from datetime import timedelta
 from typing import Any
@@ -57,58 +57,60 @@ from pipeline_platform import Message, Pipeline, Producer, TableBatcher
 
 
 class Row(BaseModel):
-    """A row of the table `$name/lake`, and the JSON of a message: put your fields here."""
+    """A row of the table `$name/lake`, and the JSON of a message. Replace the fields by yours."""
 
     number: int
     text: str | None = None
 
 
 class $Class(Pipeline):
-    """Every message a row, each once."""
+    """Writes each message to a table as one row."""
 
     name = "$name"
     producer = Producer(source="$key", patience=timedelta(seconds=5))
     batchers = {"lake": TableBatcher(schema=Row)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """Put a message into the table; one that does not fit `Row` fails, and waits in `$name/failed`."""
+        """Write a message to the table; a message that does not fit `Row` goes to `$name/failed`."""
         del context
         return message.put(message.json(Row), batcher="lake")
 '''
 
 _TEST = '''\
-"""The callbacks of `$name`, called as a run calls them: no Spark, no queue."""
+"""Tests of the callbacks of `$name`, without Spark and without a queue."""
 
 from pipeline_platform.testing import test_batch
 from $package.$name import $Class, Row
 
 
-def test_a_message_becomes_a_row_and_one_that_does_not_fit_fails_alone() -> None:
-    """Put your messages here."""
-    fits, fits_not = b'{"number": 1, "text": "one"}', b'{"number": "one"}'
+def test_an_invalid_message_fails_and_a_valid_message_becomes_a_row() -> None:
+    """Replace the messages by yours."""
+    valid, invalid = b'{"number": 1, "text": "one"}', b'{"number": "one"}'
 
-    done = test_batch($Class, [fits, fits_not])
+    done = test_batch($Class, [valid, invalid])
 
     assert [message.data for message in done.successful] == [Row(number=1, text="one")]
-    assert [message.data for message in done.failed] == [fits_not]
+    assert [message.data for message in done.failed] == [invalid]
 '''
 
 
 class NewPipeline:
-    """A pipeline that is to be written.
+    """Files of a new pipeline.
 
     Args:
-        name: Of the pipeline: small letters, digits and _, a letter first.
-        source: Where it pulls from.
-        package: The Python package that the class and its test are written into.
+        name: Name of the pipeline: lower-case letters, digits and _, starting with a letter.
+        source: Kind of its source.
+        package: Python package of the class.
 
     Raises:
-        ValueError: The name is not as above.
+        ValueError: The name is not valid.
     """
 
     def __init__(self, name: str, source: Kind, package: str) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise ValueError(f"{name!r}: small letters, digits and _, and a letter first")
+            raise ValueError(
+                f"{name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter."
+            )
         module, self.connector, options = _CONNECTORS[source]
         self.kind, self.key = source, f"{name}_queue"
         self.class_name = "".join(part.capitalize() for part in name.split("_"))
@@ -121,21 +123,21 @@ class NewPipeline:
             "package": package,
         }
         self.options: dict[str, Any] = json.loads(self._filled(json.dumps(options)))
-        """Of the source: `{"env": ...}` stands for a variable, and `{home}` in a text for the deployment's folder."""
+        """Options of the source. `{"env": ...}` stands for a variable, and `{home}` for the deployment's folder."""
 
     @property
     def pipeline(self) -> str:
-        """The file of the class."""
+        """Text of the file of the class."""
         return self._filled(_PIPELINE)
 
     @property
     def test(self) -> str:
-        """The file of its test."""
+        """Text of the file of its test."""
         return self._filled(_TEST)
 
     @property
     def source(self) -> str:
-        """The file of its source, a Dagster resource."""
+        """Text of the file of its source, a Dagster resource."""
         table = self.kind is Kind.table
         return self._filled(
             _SOURCE,
@@ -147,20 +149,20 @@ class NewPipeline:
         )
 
     def make_ready(self) -> str:
-        """Make the queue, if it is a file, and say so; else say which variable to set."""
+        """Create the queue if it is a file. Return what was done, or which variable to set, as text."""
         variables = [value["env"] for value in self.options.values() if isinstance(value, dict)]
         if variables:
-            return f"set {variables[0]}, or write it into .env"
+            return f"set {variables[0]} in the environment or in .env"
         options = {**self.options, "url": self.options["url"].format(home=home())}
         TableQueue(name=self.key, **options).create()
-        return f"made the queue {options['url']}"
+        return f"created the queue {options['url']}"
 
     def _filled(self, text: str, **words: str) -> str:
         return Template(text).substitute(self._words, **words)
 
 
 def _python(value: Any) -> str:
-    """An option's value as Python."""
+    """Return the value of an option as Python code."""
     if isinstance(value, dict):
         return f'dg.EnvVar("{value["env"]}")'
     text = json.dumps(value)

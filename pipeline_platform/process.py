@@ -1,4 +1,4 @@
-"""Which process an id means: ids are used again, and a process that waits to be reaped still has one."""
+"""Checks of processes that consider reused process ids and zombies."""
 
 import os
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ import psutil
 
 
 def born(pid: int) -> str | None:
-    """When a living process was started; None if there is none or it waits to be reaped."""
+    """Return the start time of a process, in seconds since the boot; None if it has ended or is a zombie."""
     with suppress(psutil.NoSuchProcess):
-        # Since the boot: a step of the clock moves both times alike. That of the boot first: psutil 6 keeps it.
+        # Since the boot, because a change of the clock moves both times. Boot time first: psutil 6 caches it.
         boot = psutil.boot_time()
         process = psutil.Process(pid)
         if _works(process):
@@ -19,12 +19,12 @@ def born(pid: int) -> str | None:
 
 
 def group_lives(group: int) -> bool:
-    """Whether a process of a group works. One that waits to be reaped does not count."""
+    """Whether a process group has a process that is not a zombie."""
     return any(True for _ in _members(group))
 
 
 def worked(pid: int) -> float:
-    """Seconds of processor time that the group of a process has taken, children that ended included."""
+    """Return the CPU seconds of a process's group, including its children that have ended."""
     taken = 0.0
     with suppress(ProcessLookupError):
         for process in _members(os.getpgid(pid)):

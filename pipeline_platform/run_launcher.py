@@ -1,4 +1,4 @@
-"""The name that `dagster.yaml` files of earlier releases have for the launcher."""
+"""Former module of the launcher, for `dagster.yaml` files of earlier releases."""
 
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
 

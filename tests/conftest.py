@@ -1,4 +1,4 @@
-"""Fixtures of all tests: real servers, each started by the tests that use it."""
+"""Fixtures of all tests: real servers, started on first use."""
 
 import importlib.util
 import os
@@ -38,16 +38,16 @@ pytest_plugins = [
     if importlib.util.find_spec(name)
 ]
 
-# Before any server starts: tasks talk to local servers only, which look at no credentials.
+# Before any server starts: tasks connect to local servers only, which check no credentials.
 os.environ.update(sqs.ENVIRONMENT)
-# Java's second compiler pays in a long life, which a test's Spark has not; without it that starts a fifth sooner.
+# Java's second compiler pays off in long processes only; without it Spark starts a fifth faster.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
-settings.register_profile("unhurried", deadline=None)  # a busy machine is no fault
+settings.register_profile("unhurried", deadline=None)  # a slow machine must not fail a test
 settings.load_profile("unhurried")
 
-# In this order: files that fork for each message while this process is small, for a fork copies what it has mapped; and
-# a file that takes minutes, begun last, would keep one process busy while the others have nothing left.
+# Order of the first files: files with many forks while this process is small, because a fork copies its mapped memory;
+# then the slowest files, because a slow file at the end would keep one process busy while the others have finished.
 LONGEST = (
     "test_isolation.py", "test_parents.py", "test_plan.py",
     "test_source_contract.py", "test_demo.py", "test_run_launcher.py", "test_kafka_flow.py",
@@ -60,7 +60,7 @@ LONGEST = (
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Take each test that stops a server of its own for one of faults; begin with the files that take longest."""
+    """Mark tests that stop their own server as faults, and sort the slowest files first."""
     for item in items:
         if "own_server" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.faults)
@@ -69,7 +69,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have Ctrl-C raise in each test: an earlier one may have left a handler of Dagster's, or a shell ignores it."""
+    """Make Ctrl-C raise in each test: an earlier test may have left a handler of Dagster, or a shell ignores it."""
     if (found := signal.getsignal(signal.SIGINT)) is not signal.default_int_handler:
         warnings.warn(f"{found} was left for SIGINT before {item.nodeid}", stacklevel=1)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -77,5 +77,5 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """A lake of the test's own."""
+    """A new lake."""
     return Lake(root=str(tmp_path))

@@ -1,6 +1,6 @@
-"""Do tests notice when a guard of the product is gone? Run by hand: `python -m tests.guards [word in a guard ...]`.
+"""Mutation tests: check that tests fail without each guard. Run `python -m tests.guards [word in a guard ...]`.
 
-Each guard is taken out of a copy of the work tree by itself, and the tests that should fail run there.
+Each guard is removed from a copy of the work tree, and the tests that should fail run there.
 """
 
 import os
@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 HOME = Path(__file__).parents[1]
 
-# A file of the product and, by file or folder, the tests that should notice. Below it a guard a line, found by a part
-# of its line: an `if` is never true, another statement is gone, and with `=>` a text becomes another. What is in front
-# of `>>` comes before it in the file.
+# A file of the product, and the files or folders of tests that should fail. Below it a guard per line, found by a part
+# of its line: an `if` becomes false, another statement is removed, and `=>` replaces a text. Text before `>>` occurs
+# earlier in the file.
 GUARDS = """
 lake/decision.py: lake/test_decision.py lake/test_removed_receives.py
     if found.mark == FENCED or (not found.is_decided and ledger
@@ -185,14 +185,14 @@ model/options.py: run/test_retry.py
 
 
 class Guard(NamedTuple):
-    """A guard, where it stands, and who should notice that it is gone."""
+    """A guard, its file, and the tests that should fail without it."""
 
     file: str
     tests: list[str]
     text: str
 
     def without(self, source: str) -> str:
-        """The source of its file, with the guard taken out."""
+        """Return the source of its file without the guard."""
         before, _, text = self.text.rpartition(" >> ")
         text, _, instead = text.partition(" => ")
         start = source.index(before)
@@ -209,16 +209,16 @@ class Guard(NamedTuple):
 
 
 def guards() -> Iterator[Guard]:
-    """All of the table."""
+    """Yield all guards of the table."""
     for line in GUARDS.strip().splitlines():
         if not line.startswith(" "):
             file, _, tests = line.partition(": ")
         else:
-            yield Guard(f"pipeline_platform/{file}", [f"tests/{one}" for one in tests.split()], line.strip())
+            yield Guard(f"pipeline_platform/{file}", [f"tests/{test}" for test in tests.split()], line.strip())
 
 
 def is_noticed(guard: Guard, home: Path) -> bool:
-    """Whether tests fail without it."""
+    """Whether tests fail without the guard."""
     file = home / guard.file
     source = file.read_text()
     file.write_text(guard.without(source))
@@ -240,8 +240,8 @@ def is_noticed(guard: Guard, home: Path) -> bool:
 
 
 def main(words: list[str]) -> int:
-    """Take out each guard of which the text or file has one of the words, or each."""
-    chosen = [guard for guard in guards() if not words or any(one in f"{guard.file} {guard.text}" for one in words)]
+    """Check each guard whose text or file contains one of the words; without words, all guards."""
+    chosen = [guard for guard in guards() if not words or any(word in f"{guard.file} {guard.text}" for word in words)]
     for guard in chosen:
         compile(guard.without((HOME / guard.file).read_text()), guard.file, "exec")
     survived = 0
@@ -254,7 +254,7 @@ def main(words: list[str]) -> int:
             said = "noticed" if (noticed := is_noticed(guard, home)) else "SURVIVED"
             survived += not noticed
             print(f"{said:9}{time.monotonic() - began:4.0f} s  {guard.file}: {guard.text}", flush=True)
-    print(f"{len(chosen) - survived} of {len(chosen)} guards are missed when they are gone")
+    print(f"Tests failed without {len(chosen) - survived} of {len(chosen)} guards")
     return min(survived, 1)
 
 

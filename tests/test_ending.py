@@ -1,4 +1,4 @@
-"""What a session of tests says and answers at its end."""
+"""Summary and exit code of a test session, and the second run of failed tests."""
 
 import os
 import subprocess
@@ -39,7 +39,7 @@ def test_long(): pass
     ],
     ids=["none", "ten that pass alone", "one that fails alone", "more than ten"],
 )
-def test_few_that_fail_beside_others_run_once_more_alone(tmp_path, failing, body, ended, closing):
+def test_a_few_tests_that_fail_together_run_again_alone(tmp_path, failing, body, ended, closing):
     (tmp_path / "test_it.py").write_text(TESTS.format(failing=failing, body=body))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  faults\n  soak\n")
     command = ["-m", "pytest", "-p", "tests.fixtures.ending", "-n", "1", "-m"]

@@ -1,1 +1,1 @@
-"""Optional: runs that begin in a process which has loaded the project before."""
+"""Optional run launcher that starts runs in processes that have already loaded the project."""

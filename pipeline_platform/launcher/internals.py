@@ -1,6 +1,6 @@
-"""All that the launcher takes from Dagster's private API, as Dagster 1.13.27 has it.
+"""Uses of Dagster's private API by the launcher, as of Dagster 1.13.27.
 
-Another Dagster may lack a name: this import fails then, and `run_launcher` launches as Dagster does.
+If a name is missing in another version, the import of this module fails, and `run_launcher` launches as Dagster does.
 """
 
 import os
@@ -25,33 +25,33 @@ __all__ = ["CheckRunHealthResult", "LaunchRunContext", "LocalRun", "WorkerStatus
 
 @dataclass(frozen=True)
 class Location:
-    """A code location to load, as text. `instance` may have variables for it."""
+    """A code location to load, serialised. `instance` may define environment variables for it."""
 
     name: str
     origin: str
     instance: str
 
     def load(self) -> None:
-        """Import what a run of the location imports."""
+        """Import the modules of the location."""
         with DagsterInstance.from_ref(deserialize_value(self.instance, InstanceRef)):  # imports its storage
             recon_repository_from_origin(deserialize_value(self.origin, RepositoryPythonOrigin)).get_definition()
 
     def variables(self) -> dict[str, str]:
-        """What a run sets before it loads anything: `.env` in the working directory, and the instance's variables."""
+        """Return the environment variables of a run: `.env` in the working directory, and the instance's variables."""
         loader = deserialize_value(self.instance, InstanceRef).secrets_loader
         return {**get_env_var_dict(os.getcwd()), **(loader.get_secrets_for_environment(self.name) if loader else {})}
 
 
 @dataclass(frozen=True)
 class LocalRun:
-    """A run of a location that Dagster loads on this machine; `arguments` are those of `execute`."""
+    """A run of a location that Dagster loads on this machine; `arguments` is the argument of `execute`."""
 
     location: Location
     arguments: str
 
     @classmethod
     def of(cls, context: LaunchRunContext, instance: DagsterInstance) -> Self | None:
-        """The run to launch; None if its location is behind a server of its own, or of another Python."""
+        """Return the run to launch; None if its location is served by another server, or uses another Python."""
         run = context.dagster_run
         if context.workspace is None or run.remote_job_origin is None or run.job_code_origin is None:
             return None
@@ -67,5 +67,5 @@ class LocalRun:
 
 
 def execute(arguments: str) -> None:
-    """Be the process of a run, as the command `dagster api execute_run` is."""
+    """Execute a run in this process, like the command `dagster api execute_run`."""
     execute_run_command.main([arguments], standalone_mode=False)

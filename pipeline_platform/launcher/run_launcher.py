@@ -1,8 +1,8 @@
-"""Starts runs in processes that have loaded the project before.
+"""Run launcher that starts runs in processes that have already loaded the project.
 
-Dagster starts a process per run, which imports Dagster, the project and Spark's client first: three to four seconds on
-two cores, twice as long as a run of one message works. `StandbyRunLauncher` has one process that did so already stand
-by for each code location, and starts the next when that one has got a run. Set in `dagster.yaml`:
+Dagster starts a process per run, which first imports Dagster, the project and Spark's client: three to four seconds on
+two cores, twice the time of a run of one message. `StandbyRunLauncher` keeps one loaded process per code location on
+standby, and starts the next process when a run has taken it. Configure it in `dagster.yaml`:
 
     run_launcher:
       module: pipeline_platform.launcher.run_launcher
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
     from pipeline_platform.launcher.internals import CheckRunHealthResult, LaunchRunContext, Location
 
 _START_S = 2
-"""The next process is prepared when the run has ended, or has had the machine to itself for so long.
+"""The next process is started when the run has ended, or after this time.
 
-Measured: with 3 s and one message each five seconds the next run came before its process had loaded; with none the two
-were in each other's way. A run of one message works for 1.5 to 2 s.
+Measured with one message every 5 s: with 3 s the next run came before its process had loaded; with 0 s run and process
+competed for the CPU. A run of one message takes 1.5 to 2 s.
 """
 
 _TERMINATE_TAG = ".dagster/pipeline_platform/terminate"
-"""On a run that the daemon that launched it is to terminate: its process is on another host than who was asked."""
+"""Tag of a run that another host must terminate: the launcher that started it polls this tag."""
 _LOOK_S = 5
-"""Seconds between two looks at that tag."""
+"""Seconds between two polls of that tag."""
 
 
 class StandbyRunLauncher(dg.DefaultRunLauncher):
-    """Runs of code locations that Dagster loads on this machine begin in a process that has loaded them before.
+    """Launcher that starts a run in a process that has already loaded its code location, on this machine.
 
-    There is one such process for each location that had a run, with 270 MB or so. A run that finds none, or one whose
-    code was edited since, begins in a new process. Runs of locations behind a server of somebody else's, or of another
-    Python than this, are started as Dagster does; with a Dagster whose private API is another, all are.
+    It keeps one process for each location that had a run, with about 270 MB of memory. A run starts in a new process if
+    there is no standby process, or if the code was edited since it loaded. Runs of locations with another server or
+    another Python are launched as Dagster does; all runs are, if this Dagster's private API differs.
 
-    A process that dies is noticed at once, or, if the process that launched the run is gone too, by Dagster's run
-    monitoring; Dagster's launcher would leave that run as started until `max_runtime_seconds`.
+    If the process of a run crashes, the launcher reports it at once. If the launcher is gone, too, Dagster's run
+    monitoring reports it; with Dagster's launcher that run would stay started until `max_runtime_seconds`.
     """
 
     def __init__(self, inst_data: Any = None) -> None:
@@ -65,33 +65,33 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         self._is_closed = False
         self._has_looked_back = False
         if _LACK:
-            dg.get_dagster_logger("standby").warning(f"Runs start as Dagster starts them, seconds later: {_LACK}")
+            dg.get_dagster_logger("standby").warning(f"No standby processes, so runs start seconds later: {_LACK}")
 
     def launch_run(self, context: LaunchRunContext) -> None:
-        """Start a run, in the process that stands by for its code location if there is one."""
+        """Start a run, in the standby process of its code location if there is one."""
         local = None if _LACK else internals.LocalRun.of(context, self._instance)
         if local is None:
             super().launch_run(context)
             return
-        # First of all: the run is STARTING already, and the process that stands by may load for half a minute yet.
+        # First: the run is already STARTING, and the standby process may need another half a minute to load.
         run_id = context.dagster_run.run_id
         self._instance.add_run_tags(run_id, {LAUNCHER_TAG: RunProcess.tag(run_id, os.getpid())})
         self._look_back()
         try:
             standby = self._hand_over(self._take(local.location.name) or Standby(), run_id, local.arguments)
-        except BrokenPipeError:  # it died meanwhile
+        except BrokenPipeError:  # it crashed in the meantime
             standby = self._hand_over(Standby(), run_id, local.arguments)
         attend = (standby, run_id, local.location)
         threading.Thread(target=self._attend, args=attend, name="standby", daemon=True).start()
 
     def _hand_over(self, standby: Standby, run_id: str, arguments: str) -> Standby:
-        # Before it starts, for a run writes tags of its own, and the storage keeps those of the last who wrote.
+        # Before it starts: a run writes tags, too, and the last writer of the storage wins.
         self._instance.add_run_tags(run_id, {PROCESS_TAG: RunProcess.tag(run_id, standby.process.pid)})
         standby.run(arguments)
         return standby
 
     def terminate(self, run_id: str) -> bool:
-        """Ask a run's process to end, as a Ctrl-C would; return whether it was asked."""
+        """Send SIGTERM to the process of a run, directly or by its host; return whether it was requested."""
         run = self._instance.get_run_by_id(run_id)
         process = RunProcess.of(run) if run else None
         if run is None or process is None:
@@ -101,22 +101,22 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         self._instance.report_run_canceling(run)
         if not process.is_here:
             self._instance.add_run_tags(run_id, {_TERMINATE_TAG: run_id})
-            asked = f"The daemon on {process.host} asks its process {process.pid} to end, within {_LOOK_S} s."
-            self._instance.report_engine_event(asked, run, cls=type(self))
+            text = f"The daemon on {process.host} will terminate process {process.pid} within {_LOOK_S} s."
+            self._instance.report_engine_event(text, run, cls=type(self))
             return True
         if process.lives:
             os.kill(process.pid, signal.SIGTERM)
             return True
-        self._instance.report_engine_event(f"Its process {process.pid} has ended.", run, cls=type(self))
+        self._instance.report_engine_event(f"Process {process.pid} has already ended.", run, cls=type(self))
         return False
 
     @property
     def supports_check_run_worker_health(self) -> bool:
-        """Dagster's run monitoring may ask."""
+        """Whether Dagster's run monitoring can check runs."""
         return not _LACK
 
     def check_run_worker_health(self, run: dg.DagsterRun) -> CheckRunHealthResult:
-        """Whether a run's process lives, as far as this host can tell."""
+        """Return whether the process of a run is alive, if this host can check it."""
         process = RunProcess.of(run)
         if process and is_gone(run):
             why = f"process {process.pid} has ended before the run"
@@ -124,7 +124,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         return internals.CheckRunHealthResult(internals.WorkerStatus.RUNNING)
 
     def dispose(self) -> None:
-        """Let the waiting processes go; those that run runs are left alone."""
+        """End the standby processes; processes that execute runs continue."""
         with self._lock:
             self._is_closed = True
             waiting, self._waiting = self._waiting, {}
@@ -132,7 +132,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
             standby.dismiss()
 
     def _take(self, location: str) -> Standby | None:
-        """The process that stands by for a location, if it still has what a new one would load."""
+        """Return the standby process of a location, unless its code has changed."""
         with self._lock:
             standby = self._waiting.pop(location, None)
         if standby is None or standby.is_ready():
@@ -141,15 +141,15 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         return None
 
     def _attend(self, standby: Standby, run_id: str, location: Location) -> None:
-        """Prepare the next process when there is time for it, and watch the one that runs."""
+        """Start the next standby process after a while, and watch the process of the run."""
         with suppress(subprocess.TimeoutExpired):
             standby.process.wait(_START_S)
         try:
             with self._lock:
                 if not self._is_closed and self.has_instance and location.name not in self._waiting:
                     self._waiting[location.name] = Standby(location)
-        except OSError as error:  # no memory for one more process, say
-            dg.get_dagster_logger("standby").warning(f"No process stands by for {location.name}: {error}")
+        except OSError as error:  # for example out of memory
+            dg.get_dagster_logger("standby").warning(f"No standby process for {location.name}: {error}")
         while not self._is_terminated_elsewhere(run_id):
             with suppress(subprocess.TimeoutExpired):
                 standby.process.wait(_LOOK_S)
@@ -161,17 +161,16 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         self._report_death(run_id, how)
 
     def _is_terminated_elsewhere(self, run_id: str) -> bool:
-        """Whether a launcher of another host was to terminate the run; what cannot be asked now is asked again."""
+        """Whether another host requested the termination of the run; errors count as no until the next poll."""
         with suppress(Exception):
             run = self._instance.get_run_by_id(run_id) if self.has_instance else None
             return run is not None and not run.is_finished and run.tags.get(_TERMINATE_TAG) == run_id
         return False
 
     def _look_back(self) -> None:
-        """Once, report the runs that died before they started, and their launcher with them.
+        """Report, once per process, runs that crashed together with their launcher before they started.
 
-        Run monitoring asks about the processes of started runs alone; it would know of these after
-        `start_timeout_seconds`.
+        Run monitoring checks started runs only; it would report these after `start_timeout_seconds`.
         """
         with self._lock:
             looked, self._has_looked_back = self._has_looked_back, True
@@ -182,11 +181,11 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
                 self._report_death(record.dagster_run.run_id, "ended")
 
     def _report_death(self, run_id: str, how: str) -> None:
-        """Report a run whose process ended without a report of its own."""
+        """Report a run whose process ended without reporting its end."""
         run = self._instance.get_run_by_id(run_id) if self.has_instance else None
         if run is None or run.is_finished:
             return
-        if run.status is dg.DagsterRunStatus.CANCELING:  # it was not listening yet, or would not
+        if run.status is dg.DagsterRunStatus.CANCELING:  # it was terminated before it could report
             self._instance.report_run_canceled(run)
             return
-        self._instance.report_run_failed(run, f"The run's process {how} before the run was through.")
+        self._instance.report_run_failed(run, f"The run's process {how} before the run finished.")

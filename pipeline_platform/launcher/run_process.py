@@ -1,4 +1,4 @@
-"""Which runs have ended: by what Dagster knows, or by their processes, which tags name and their own host knows."""
+"""Detection of runs that have ended, by their state in Dagster or by their process, which a tag identifies."""
 
 import json
 import socket
@@ -12,18 +12,25 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.process import born
 
 PROCESS_TAG = ".dagster/pipeline_platform/process"
-"""On a run that `run_launcher` started: its process. The UI hides tags with Dagster's own prefix."""
+"""Tag with the process of a run that `run_launcher` started. The UI hides tags with Dagster's own prefix."""
 LAUNCHER_TAG = ".dagster/pipeline_platform/launcher"
-"""On a run from the first moment of its launch: the process that starts its own, which may take a minute."""
+"""Tag with the process that launches a run, set first: the process of the run may take a minute to start."""
 MARKED_WITHIN = timedelta(seconds=10)
-"""Dagster sets a run STARTING just before it asks the launcher, whose first act is to leave its tag."""
+"""Time within which a STARTING run gets the launcher's tag: Dagster calls the launcher just after that state."""
 _GRPC_TAG = ".dagster/grpc_info"
-"""On a run that Dagster's own launcher started, before it did."""
+"""Tag of a run that Dagster's own launcher is about to start."""
 
 
 @dataclass(frozen=True)
 class RunProcess:
-    """The process of a run: of which run, on which host, its id there, and when it was born."""
+    """The process of a run.
+
+    Attributes:
+        run_id: Id of the run.
+        host: Name of its host.
+        pid: Id of the process on this host.
+        born: Start time of the process: process ids are reused.
+    """
 
     run_id: str
     host: str
@@ -32,38 +39,38 @@ class RunProcess:
 
     @classmethod
     def of(cls, run: dg.DagsterRun, tag: str = PROCESS_TAG) -> Self | None:
-        """The process that runs it; None if Dagster's own launcher started it, or the tag is another release's."""
+        """Return the process of a run; None if Dagster's launcher started it, or another release wrote the tag."""
         try:
             process = cls(**json.loads(run.tags[tag]))
         except (KeyError, TypeError, ValueError):
             return None
-        # A re-execution begins with a copy of its parent's tags, hidden ones too.
+        # A re-execution starts with a copy of its parent's tags, including hidden tags.
         return process if process.run_id == run.run_id else None
 
     @classmethod
     def tag(cls, run_id: str, pid: int) -> str:
-        """The value of the tag for a run that a process of this host runs."""
+        """Return the value of the tag for a process of this host."""
         return json.dumps(asdict(cls(run_id, socket.gethostname(), pid, born(pid) or "")))
 
     @property
     def is_here(self) -> bool:
-        """Whether it is, or was, on this host."""
+        """Whether its host is this host."""
         return self.host == socket.gethostname()
 
     @property
     def lives(self) -> bool:
-        """Whether it has not ended. Known on its own host only."""
+        """Whether it has not ended. Valid on its own host only."""
         return born(self.pid) == self.born
 
 
 def is_gone(run: dg.DagsterRun) -> bool | None:
-    """Whether the process of a run has ended, or the one that was to start it; None where nobody here can tell."""
+    """Whether the process of a run, or of its launch, has ended; None if this host cannot check it."""
     process = RunProcess.of(run) or RunProcess.of(run, LAUNCHER_TAG)
     return not process.lives if process and process.is_here else None
 
 
 def is_lost(record: dg.RunRecord, now: datetime) -> bool:
-    """Whether a launcher that leaves tags died before it could leave one: the run never starts."""
+    """Whether the launcher of a run crashed before it set a tag, so that the run never starts."""
     run = record.dagster_run
     if run.status is not dg.DagsterRunStatus.STARTING or _GRPC_TAG in run.tags:
         return False
@@ -72,15 +79,15 @@ def is_lost(record: dg.RunRecord, now: datetime) -> bool:
 
 
 STARTS_WITHIN = timedelta(minutes=15)
-"""A run that was launched and has claimed nothing after so long is taken for dead, if its process cannot be asked."""
+"""Time after which a launched run without a claim counts as ended, if its process cannot be checked."""
 _MARKING = "StandbyRunLauncher"
 
 
 def end_claims(instance: dg.DagsterInstance, control: ControlStore, pipeline: str) -> None:
-    """End the claims of a pipeline's runs that have ended: by what Dagster knows of them, or by their processes.
+    """Release the claims of a pipeline's runs that have ended, by their state in Dagster or by their processes.
 
-    A run that is killed cannot end its own. Nobody waits for them to run out: sensors, `status` and runs that begin
-    call this before they look at claims. A run that Dagster does not know keeps its claim.
+    A run that is killed cannot release its claim. Sensors, `status` and starting runs call this before they read
+    claims, so that they need not wait until claims expire. A run that Dagster does not know keeps its claim.
     """
     claims = {claim.run_id for claim in control.in_flight(pipeline, of_all=True)}
     for run in instance.get_runs(dg.RunsFilter(run_ids=sorted(claims))) if claims else ():
@@ -89,7 +96,7 @@ def end_claims(instance: dg.DagsterInstance, control: ControlStore, pipeline: st
 
 
 def never_begins(record: dg.RunRecord, instance: dg.DagsterInstance, now: datetime) -> bool:
-    """Whether a run that Dagster takes for one under way, and that holds no claim, will never ask for one."""
+    """Whether a run without a claim that Dagster counts as running will never request a claim."""
     run = record.dagster_run
     if run.status is dg.DagsterRunStatus.QUEUED:
         return False

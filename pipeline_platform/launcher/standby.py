@@ -1,9 +1,8 @@
-"""A process that has loaded a code location and waits for its run: both sides of it.
+"""Standby process: it loads a code location, waits, and then executes a run.
 
-`Standby` starts `python -m pipeline_platform.launcher.standby` and speaks to it in lines of JSON through the socket
-that is its standard input. The first is a location to load, or null; then `check` asks whether what was loaded is what
-a new process would load; anything else is the arguments of the run that the process becomes. It ends when the other
-side closes the socket before that.
+`Standby` starts `python -m pipeline_platform.launcher.standby` and sends it lines of JSON through a socket, its
+standard input. The first line is the location to load, or null. The line `check` asks whether a new process would load
+the same files. Any other line contains the arguments of the run to execute. The process ends if the socket is closed.
 """
 
 import importlib
@@ -21,22 +20,22 @@ from typing import Any
 from pipeline_platform.launcher import internals
 
 MODULES = ("dagster_pyspark", "pyspark.sql.connect.dataframe", "pyspark.sql.connect.session", "pyarrow.dataset")
-"""What a run of a pipeline needs that its code location loads late."""
+"""Modules that a run needs and that its code location does not import."""
 
 _LOAD_S = 30
-"""A process that has not loaded by then is given up; the run gets one that begins with it."""
+"""Seconds to wait until a standby process has loaded; after that the run gets a new process."""
 
 _CHECK = "check"
 
 _OF_THE_SYSTEM = ("/dev/", "/proc/", "/sys/")
-"""Where files are as new as the moment in which they are looked at."""
+"""Folders whose files change on every read, so that their times mean nothing."""
 
 
 class Standby:
-    """A process that loads `location`, if there is one, and becomes a run.
+    """A process that loads a location and then executes a run.
 
     Args:
-        location: What to load ahead; None for the process of a run that begins now.
+        location: The location to load; None if the run starts now.
     """
 
     def __init__(self, location: internals.Location | None = None) -> None:
@@ -47,20 +46,20 @@ class Standby:
         self._say(location and asdict(location))
 
     def is_ready(self) -> bool:
-        """Whether it has loaded what a new process would load; waits until it has loaded."""
+        """Whether it has loaded the same files as a new process would. Waits until it has loaded."""
         try:
             self._say(_CHECK)
             self._channel.settimeout(_LOAD_S)
             return self._channel.recv(1) == b"y"
-        except OSError:  # it died, or takes too long
+        except OSError:  # it crashed or timed out
             return False
 
     def run(self, arguments: str) -> None:
-        """Make it the process of a run. Returns at once."""
+        """Let it execute a run. Returns at once."""
         self._say(arguments)
 
     def dismiss(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self.process.kill()
         self.process.wait()
 
@@ -69,7 +68,7 @@ class Standby:
 
 
 class _Loaded:
-    """What this process has loaded, and whether a new process would load the same."""
+    """Files that this process has loaded, and a check whether a new process would load the same."""
 
     def __init__(self, location: internals.Location) -> None:
         self._started_ns = time.time_ns()
@@ -83,13 +82,13 @@ class _Loaded:
         files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]
         files += [file for file in read if os.path.isfile(file) and not file.startswith(_OF_THE_SYSTEM)]
         self._files = {file: _state(file) for file in files if isinstance(file, str)}
-        # Where modules are found, such as the working directory, anything may come and go.
+        # Changes in folders of sys.path, such as the working directory, do not count.
         roots = {"/proc", *map(os.path.abspath, sys.path)}
         self._folders = {folder: names for folder, names in listed.items() if folder not in roots}
 
     def is_fresh(self) -> bool:
-        """Whether files that were loaded or read, and folders that were listed, are as they were; and so `.env`."""
-        # A file that was edited while it was being loaded may have been read before or after.
+        """Whether loaded files, listed folders and environment variables are unchanged."""
+        # A file that was edited during the load may have been read before or after the edit.
         return (
             self._location.variables() == self._variables
             and all(known[0] <= self._started_ns and _state(file) == known for file, known in self._files.items())
@@ -99,9 +98,9 @@ class _Loaded:
 
 @contextmanager
 def _noting_what_is_read() -> Iterator[tuple[set[str], dict[str, set[str]]]]:
-    """The files that are opened meanwhile to be read, such as YAML, and what lay in the folders that are listed.
+    """Record the files that are opened for reading inside the context, such as YAML, and the listed folders.
 
-    Compiled modules are not among them: their source counts.
+    Compiled modules are excluded: their source counts.
     """
     read: set[str] = set()
     listed: dict[str, set[str]] = {}
@@ -115,16 +114,16 @@ def _noting_what_is_read() -> Iterator[tuple[set[str], dict[str, set[str]]]]:
         elif is_loading and event in ("os.listdir", "os.scandir") and isinstance(arguments[0], str | os.PathLike):
             folder = os.path.abspath(os.fsdecode(arguments[0]))
             if folder not in listed:
-                listed[folder] = set()  # to list it is such an event, too
+                listed[folder] = set()  # prevents a recursion: listing it is an audit event, too
                 listed[folder] = _names(folder)
 
-    sys.addaudithook(note)  # for good: there is no way to take it back
+    sys.addaudithook(note)  # permanent: Python cannot remove an audit hook
     yield read, listed
     is_loading = False
 
 
 def _state(file: str) -> tuple[int, int, int]:
-    """When it was modified, in ns; its size and inode. Of the future if it is gone: nothing loads it again."""
+    """Return modification time in ns, size and inode of a file; a deleted file gets a time in the future."""
     try:
         stat = os.stat(file)
     except OSError:
@@ -133,17 +132,17 @@ def _state(file: str) -> tuple[int, int, int]:
 
 
 def _names(folder: str) -> set[str]:
-    """What lies in a folder, but for what is hidden and what Python compiles; nothing if it is gone."""
+    """Return the names in a folder without hidden and compiled files; empty if the folder is missing."""
     with suppress(OSError):
         return {name for name in os.listdir(folder) if not name.startswith((".", "__pycache__"))}
     return set()
 
 
 def main() -> None:
-    """Load, wait for a run, then be that run."""
+    """Load a location, wait for a run, and execute it."""
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    # From the first moment on, a request to end the run is kept until the run can take notice of it.
+    # An early request to end the run is kept until the run can handle it.
     with internals.capture_interrupts():
         arguments = None
         with suppress(ConnectionError), channel, channel.makefile(encoding="utf-8") as lines:

@@ -1,1 +1,1 @@
-"""What an author says: messages, options, pipelines, and the columns of their tables."""
+"""Model of a pipeline: messages, options, the pipeline's class, and the columns of its tables."""

@@ -1,4 +1,4 @@
-"""How messages are acknowledged: the words that a source takes, and which of them end a message."""
+"""Ack actions: the actions that a source accepts for a message, and their effects."""
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
@@ -6,13 +6,13 @@ from typing import Any, NamedTuple
 
 
 class Word(NamedTuple):
-    """The effect of one word at its source.
+    """The effect of an ack action at its source.
 
     Attributes:
-        ends: Whether the message is done with at the source. If not, it comes back.
-        longest_s: Seconds that may follow the word after a colon; None where none may.
-        again: The word that takes its place for a message that was delivered before; None for the same.
-        gives_back: Whether the message is delivered again at once, as one is that nobody began to handle.
+        ends: Whether the source removes the message. If not, the message is redelivered.
+        longest_s: Most seconds of delay, written after a colon (`nack:30`); None if the action takes no delay.
+        again: The action used instead for a message that was delivered before; None for the same action.
+        gives_back: Whether the message is released and redelivered at once. Used for messages that were not started.
     """
 
     ends: bool
@@ -24,26 +24,26 @@ class Word(NamedTuple):
 Words = Mapping[str, Word]
 
 EARLY = "told early"
-"""The action of a message that `ack_immediately` acknowledged: there is nothing left to do."""
+"""The action of a message that `ack_immediately` acknowledged; it is not acknowledged again."""
 
 LEASED: Words = {
     "ack": Word(ends=True),
     "noop": Word(ends=False),
     "nack": Word(ends=False, longest_s=999_999, gives_back=True),
 }
-"""`ack` is done with, `noop` left alone until its lease runs out, `nack` given back now, `nack:<s>` after a delay."""
+"""`ack` removes the message, `noop` lets its lease expire, `nack` releases it now, `nack:<s>` after a delay."""
 
 
 class AckPolicy(NamedTuple):
-    """What the tasks that handle messages know of a source: no address, no credentials.
+    """The ack actions of a source, for tasks that handle messages. It contains no address and no credentials.
 
     Attributes:
-        source: Its name.
-        on_success: The action for a message that is handled, unless the message says otherwise.
-        on_failure: The action for a message that failed, unless the message says otherwise.
-        words: What an action may be; none where nobody is told, and every action ends a message.
-        closes_failures: Whether its messages are open failures, which end where one is handled.
-        at_once: Acknowledges messages now, for `ack_immediately`; None where the pipeline does not.
+        source: Name of the source.
+        on_success: Default action for a handled message.
+        on_failure: Default action for a failed message.
+        words: Valid actions. Empty if nothing is acknowledged: then every action is valid and ends a message.
+        closes_failures: Whether its messages are open failures, which are closed when they are handled.
+        at_once: Function that acknowledges messages now, for `ack_immediately`; None if the pipeline does not use it.
     """
 
     source: str
@@ -57,9 +57,9 @@ class AckPolicy(NamedTuple):
         """Return an action as plain text.
 
         Raises:
-            ValueError: The source lacks the word, or does not wait so long.
+            ValueError: The action is not valid for the source, or its delay is too long.
         """
-        # A subclass of str could override comparison; isinstance would believe what the value says of its own class.
+        # A subclass of str could override comparison, and a value could lie to isinstance about its class.
         text = str.__str__(action) if issubclass(type(action), str) else repr(action)
         if not self.words:  # nothing is acknowledged
             return text
@@ -68,29 +68,33 @@ class AckPolicy(NamedTuple):
         delayed = known is not None and known.longest_s is not None and seconds.isdecimal()
         if known is None or (colon and not (delayed and int(seconds) <= (known.longest_s or 0))):
             near = [] if known else difflib.get_close_matches(word, self.words, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{self.source} acknowledges a message by {self._choices}, not {action!r}{hint}")
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise ValueError(
+                f"{action!r} is not a valid ack action of {self.source}. Valid actions: {self._choices}.{hint}"
+            )
         return text
 
     def ends(self, action: str) -> bool:
-        """Whether the source is done with a message that is acknowledged so."""
+        """Whether this action removes the message from the source."""
         word = self.words.get(action.partition(":")[0])
         return not self.words or (word is not None and word.ends)
 
     def of_delivery(self, action: str, *, redelivered: bool) -> str:
-        """The action for one delivery, where a word means another thing the second time."""
+        """Return the action for a delivery; some actions are replaced for redeliveries."""
         word = self.words.get(action.partition(":")[0])
         return (word.again if redelivered and word is not None else None) or action
 
     @property
     def giving_back(self) -> str | None:
-        """The action for a message that nobody began to handle; None where the source takes none back."""
-        return next((word for word, one in self.words.items() if one.gives_back), None)
+        """Action for messages that were not started; None if the source cannot release messages."""
+        return next((word for word, effect in self.words.items() if effect.gives_back), None)
 
     @property
     def _choices(self) -> str:
         choices = [repr(word) for word in self.words]
         choices += [
-            f"'{word}:<seconds>' (up to {one.longest_s:,})" for word, one in self.words.items() if one.longest_s
+            f"'{word}:<seconds>' (up to {effect.longest_s:,})"
+            for word, effect in self.words.items()
+            if effect.longest_s
         ]
         return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))

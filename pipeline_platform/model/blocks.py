@@ -1,4 +1,4 @@
-"""Blocks: messages as the rows of a `polars.DataFrame` or a `pyarrow.Table`, for `handle_messages`."""
+"""Blocks: messages as rows of a `polars.DataFrame` or a `pyarrow.Table`, for `handle_messages`."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     BlockOf = TypeVar("BlockOf", pl.DataFrame, pa.Table)
 
 ROUTING = ("batcher", "batch_key", "status", "reason")
-"""Columns that say what becomes of a row, beside those that were received."""
+"""Columns that route a row, in addition to the received columns."""
 
 KINDS = {"polars.DataFrame", "pyarrow.Table"}
 _MODULES = {"pl": "polars", "pa": "pyarrow"}
 
 
 class _Given(NamedTuple):
-    """The rows of the block that a callback has now, how they are acknowledged, and what `columns` refuses of them."""
+    """The rows of the current block, their ack policy, and the failures that `columns` found, by position."""
 
     rows: pa.RecordBatch
     ack_policy: Any
@@ -44,21 +44,21 @@ _given: ContextVar[_Given | None] = ContextVar("_given", default=None)
 
 
 def name_of(kind: Any) -> str:
-    """A class by its package, wherever in it that is made: `polars.DataFrame`."""
+    """Return the name of a class with its top-level package: `polars.DataFrame`."""
     return f"{getattr(kind, '__module__', '').partition('.')[0]}.{getattr(kind, '__name__', kind)}"
 
 
 @lru_cache(maxsize=256)
 def annotated(callback: Callable[..., Any]) -> Any:
-    """The class that a method wants its first argument to be; None where that is not said, or for type checkers only.
+    """Return the annotated class of a method's first argument; None without one, or if only type checkers import it.
 
-    An annotation is looked up by its names and never evaluated.
+    The names of a textual annotation are looked up; the text is never evaluated.
     """
     _, *parameters = inspect.signature(callback).parameters.values()
-    said = parameters[0].annotation if parameters else inspect.Parameter.empty
-    if not isinstance(said, str):
-        return None if said in (inspect.Parameter.empty, Any) else said
-    head, *names = said.split(".")
+    annotation = parameters[0].annotation if parameters else inspect.Parameter.empty
+    if not isinstance(annotation, str):
+        return None if annotation in (inspect.Parameter.empty, Any) else annotation
+    head, *names = annotation.split(".")
     try:
         return reduce(getattr, names, inspect.unwrap(callback).__globals__[head])
     except (AttributeError, KeyError):
@@ -67,12 +67,12 @@ def annotated(callback: Callable[..., Any]) -> Any:
 
 
 def is_block(value: object) -> bool:
-    """Whether a value is of a class that blocks may have."""
+    """Whether a value is a block."""
     return name_of(type(value)) in KINDS
 
 
 def as_block(rows: pa.Table, kind: Any) -> Any:
-    """Rows as a class of blocks has them."""
+    """Return rows as a block of the class `kind`."""
     if kind is pa.Table:
         return rows
     import polars as pl
@@ -81,31 +81,33 @@ def as_block(rows: pa.Table, kind: Any) -> Any:
 
 
 def as_arrow(block: Any) -> pa.Table:
-    """A block as Arrow has it."""
+    """Return a block as an Arrow table."""
     return block if isinstance(block, pa.Table) else block.to_arrow()
 
 
 def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
-    """Decode the payloads of a block, in `data`, into the columns of a model, as `message.json(model)` does it.
+    """Decode the payloads of a block, in `data`, into the columns of a model, by the rules of `message.json(model)`.
 
-    Each row that the model refuses, or that fits no column, gets the `status` `failed` and the `reason` that
-    `message.json(model)` gives. It fails whatever its `status` is set to afterwards, unless a later call decodes it.
-    A row that has failed already is left as it is, and gets no values.
+    A row that does not fit the model or its columns gets the `status` `failed` and the `reason` of
+    `message.json(model)`. It fails even if its `status` is changed later, unless a later call decodes it. A row that
+    has already failed is not changed, and gets nulls.
 
     Args:
         messages: A block, or some of its rows.
-        model: A pydantic model or a `msgspec.Struct`. One of plain fields, without validators, is several times as
-            fast as others.
+        model: A pydantic model or a `msgspec.Struct`. Models of plain fields without validators are several times
+            faster than others.
 
     Returns:
         The block with a column for each field.
 
     Raises:
-        ValueError: A field has the name of a column that says what becomes of a row.
+        ValueError: A field has the name of a column that routes rows.
     """
     schema = arrow_schema(model)
     if taken := sorted({"position", *ROUTING} & set(schema.names)):
-        raise ValueError(f"{model.__name__} has the fields {taken}, which say what becomes of a row: rename them")
+        raise ValueError(
+            f"{model.__name__} has the fields {taken}, which handle_messages uses to route rows. Rename them."
+        )
     known = as_arrow(messages.select(["data", "status", "reason"]))
     waiting = pc.fill_null(pc.equal(known["status"], "ok"), True)
     rows = pc.indices_nonzero(waiting).to_pylist()
@@ -135,7 +137,7 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
 
 
 def _with(block: Any, made: pa.Table) -> Any:
-    """A block with other columns beside or in the place of its own."""
+    """Return a block with columns added or replaced."""
     if not isinstance(block, pa.Table):
         return block.with_columns(as_block(made, None))
     for name, column in zip(made.schema.names, made.columns, strict=True):
@@ -147,23 +149,23 @@ def _with(block: Any, made: pa.Table) -> Any:
 def _decoded(
     data: pa.ChunkedArray, rows: Sequence[int], model: ModelClass, failures: dict[int, Failure]
 ) -> tuple[list[Any], Sequence[int]]:
-    """Decode payloads; return what is made of them and of which rows, and note why others are refused."""
+    """Decode payloads. Return the values and the indices of their rows; add failures of other rows to `failures`."""
     decoder, payloads = decoder_of(model), data.to_pylist()
     data = data.cast(pa.binary())
     try:
         data.cast(pa.string())
         is_text = True
-    except pa.ArrowInvalid:  # msgspec passes over what is no UTF-8 in a field that no model has
+    except pa.ArrowInvalid:  # msgspec ignores invalid UTF-8 in a field that the model lacks
         is_text = False
     if is_text and len(rows) == len(payloads) and (pc.max(pc.binary_length(data)).as_py() or SHORT) < SHORT:
         with suppress(BaseException):
             return list(map(decoder.short, payloads)), rows
     values, fitting = list[Any](), list[int]()
     for row in rows:
-        one = payloads[row]
+        payload = payloads[row]
         try:
-            is_sure = one is not None and (is_text or one.isascii())
-            values.append(decoder.fast(one) if is_sure else decoder.exact(one))
+            is_sure = payload is not None and (is_text or payload.isascii())
+            values.append(decoder.fast(payload) if is_sure else decoder.exact(payload))
             fitting.append(row)
         except BaseException as error:
             failures[row] = Failure.of(error, "handle_messages")
@@ -173,7 +175,7 @@ def _decoded(
 def _built(
     row_type: ModelOf, values: Sequence[Any], rows: Sequence[int], failures: dict[int, Failure]
 ) -> tuple[list[pa.Array], Sequence[int]]:
-    """Build columns of the values that fit; return the rows of these, and note why others do not."""
+    """Build columns of the values that fit. Return them and their rows; add failures of other rows to `failures`."""
     try:
         return row_type.columns(values), rows
     except BaseException as error:
@@ -189,7 +191,7 @@ def _built(
 
 @contextmanager
 def given(rows: pa.RecordBatch, ack_policy: Any) -> Iterator[Mapping[int, Failure]]:
-    """Set the rows that a callback gets meanwhile; yield the failures that `columns` finds, by position."""
+    """Set the current block of a callback; yield the failures that `columns` finds, by position."""
     known = _Given(rows, ack_policy, {})
     token = _given.set(known)
     try:
@@ -199,41 +201,41 @@ def given(rows: pa.RecordBatch, ack_policy: Any) -> Iterator[Mapping[int, Failur
 
 
 def messages_of(block: Any) -> list[Message]:
-    """The messages of a block, or of some of its rows, as their `status` says.
+    """Return the messages of rows of the current block, failed if their `status` is.
 
     Raises:
-        TypeError: No callback has a block now, or the rows are not of it.
+        TypeError: There is no current block, or the rows are not part of it.
     """
     if (block_now := _given.get()) is None:
-        raise TypeError("ack_immediately takes rows of the block that a callback has, and none has one now")
+        raise TypeError("ack_immediately requires rows of the current block. Call it in handle_messages.")
     known = as_arrow(block)
     at = pc.index_in(known["position"].cast(pa.int64()), value_set=block_now.rows["position"]).combine_chunks()
     if at.null_count:
-        raise TypeError("ack_immediately was given rows of another block")
-    said = zip(known["status"].to_pylist(), known["reason"].to_pylist(), strict=True)
+        raise TypeError("ack_immediately requires rows of the current block, got rows of another block")
+    verdicts = zip(known["status"].to_pylist(), known["reason"].to_pylist(), strict=True)
     messages = Message.each(block_now.rows.take(at), block_now.ack_policy)
     return [
         message if status in ("ok", None) else message.failed(reason or "")
-        for message, (status, reason) in zip(messages, said, strict=True)
+        for message, (status, reason) in zip(messages, verdicts, strict=True)
     ]
 
 
 def ack_immediately(messages: Iterable[Message] | pl.DataFrame | pa.Table) -> list[Message]:
-    """Acknowledge messages at their source now, in as few calls as possible, and not again at the end of the run.
+    """Acknowledge messages at their source now, in as few calls as possible, instead of at the end of the run.
 
-    Each is acknowledged in its present state: by its action on failure if it has failed, else by its action on success.
-    One that fails later is recorded as failed, and does not come back. What the source refuses is acknowledged at the
-    end.
+    The action depends on the present state: on failure if the message has failed, otherwise on success. A message that
+    fails later is recorded as failed, and is not redelivered. Messages that the source refuses are acknowledged again
+    at the end.
 
     Args:
-        messages: Messages that a callback got, or rows of its block. The pipeline must set `acks_immediately`.
+        messages: Messages of the callback, or rows of its block. The pipeline must set `acks_immediately`.
 
     Returns:
         The messages.
 
     Raises:
-        TypeError: One is not a message, or not of the block that a callback has.
-        RuntimeError: Their pipeline does not set `acks_immediately`, or the run was given up for dead.
-        OSError: The lake cannot write the ids first; nothing was acknowledged.
+        TypeError: A value is not a message, or a row is not part of the current block.
+        RuntimeError: The pipeline does not set `acks_immediately`, or another run has fenced this receive.
+        OSError: The ids could not be written to the lake first; nothing was acknowledged.
     """
     return acknowledge_at_once(messages_of(messages) if is_block(messages) else cast("Iterable[Message]", messages))

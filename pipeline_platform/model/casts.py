@@ -1,7 +1,7 @@
-"""The one table of casts: the values that each type of field takes, from Python and from Arrow, and their column.
+"""Casts of plain fields to columns: the values that each type of field accepts, from Python and from Arrow.
 
-A column takes what it holds exactly, at every depth: in a field, a model, a list and a dict. Everything else is a
-`ColumnError`, which names the field and quotes no value. `docs/reference/tables.md` shows the table.
+A column accepts the values that it can store exactly, at every depth: in a field, a model, a list and a dict. Any other
+value is a `ColumnError`, which names the field and quotes no value. `docs/reference/tables.md` lists the types.
 """
 
 from __future__ import annotations
@@ -30,30 +30,31 @@ CALENDAR = {
     pa.date32(): _DAYS,
     pa.timestamp("us", "UTC"): (_DAYS[0] * _DAY, (_DAYS[1] + 1) * _DAY - 1),
 }
-"""The first and the last value of a column of times: the years 1 to 9999, in UTC. Python has no value for others."""
+"""First and last value of a column of times: the years 1 to 9999 in UTC, the range of Python's types."""
 
 
 class ColumnError(TypeError):
-    """A field of a model, or the data of a message, does not fit a column. Names the field."""
+    """A field of a model, or the data of a message, does not fit its column. The message names the field."""
 
 
 def beyond_calendar(column: pa.Array) -> bool:
     """Whether a column of `CALENDAR` has a time before the year 1 or after the year 9999."""
     bounds = pc.min_max(column).values()
-    return any(one.is_valid and not CALENDAR[column.type][0] <= one.value <= CALENDAR[column.type][1] for one in bounds)
+    first, last = CALENDAR[column.type]
+    return any(bound.is_valid and not first <= bound.value <= last for bound in bounds)
 
 
 class Kind(NamedTuple):
-    """A row of the table: a type of field, and what it takes.
+    """A type of field, and the values that it accepts.
 
     Attributes:
-        column: The type of its column.
-        python: Types whose instances it takes.
-        arrow: Whether it takes an Arrow type.
-        takes: Both in words.
-        limits: The values of these types that its column holds, in words.
-        refused: Subclasses of `python` that it does not take.
-        exact: Types for which Arrow, too, takes only what `python` says; None if it takes no other anyway.
+        column: Type of its column.
+        python: Types whose instances it accepts.
+        arrow: Function that returns whether it accepts an Arrow type.
+        takes: The accepted types as text, for errors.
+        limits: The values that its column can store, as text, for errors.
+        refused: Subclasses of `python` that it does not accept.
+        exact: Types that need no check, because Arrow accepts only `python` for them; None if Arrow always does.
     """
 
     column: pa.DataType
@@ -86,23 +87,23 @@ KINDS: Mapping[type, Kind] = {
         (bool,),
         (float, int),
     ),
-    str: Kind(pa.string(), _TEXTS, _is_any(_is_text, _is_bytes), "text", "valid UTF-8"),
-    bytes: Kind(pa.binary(), _TEXTS, _is_any(_is_text, _is_bytes), "bytes or text", "valid UTF-8 of text"),
+    str: Kind(pa.string(), _TEXTS, _is_any(_is_text, _is_bytes), "str", "valid UTF-8"),
+    bytes: Kind(pa.binary(), _TEXTS, _is_any(_is_text, _is_bytes), "bytes or str", "a str of valid UTF-8"),
     datetime: Kind(pa.timestamp("us", "UTC"), (datetime,), arrow.is_timestamp, "datetime", _YEARS, exact=(datetime,)),
     date: Kind(pa.date32(), (date,), arrow.is_date, "date", "the years 1 to 9999", (datetime,), (date,)),
     Decimal: Kind(
         pa.decimal128(38, 9), (Decimal, int), _is_any(arrow.is_decimal, arrow.is_integer), "Decimal or int", "", (bool,)
     ),
 }
-"""Types that a column holds as they are. A subclass of one has the same column."""
+"""Types that a column stores unchanged. A subclass has the same column."""
 
 
 class Cast(ABC):
-    """How values of one field become its column.
+    """A cast from the values of a field to its column.
 
     Attributes:
-        type: Of the column.
-        own: Types whose values need no cast to cross from handling to batching; empty where each value is looked at.
+        type: Type of the column.
+        own: Types whose values need no cast between handling and batching; empty if each value needs a check.
     """
 
     type: pa.DataType
@@ -126,24 +127,24 @@ class Cast(ABC):
 
     @abstractmethod
     def crossing(self, value: Any, path: str) -> Any:
-        """Return a value without its models, as `encode` writes it; what is not of the field's own type is cast.
+        """Return a value without its models, as `encode` writes it, cast to the field's type.
 
         Raises:
             ColumnError: The value does not fit; `path` names the field.
         """
 
     def nulls(self, column: pa.Array, takes: str, path: str) -> pa.Array:
-        """The column of an array of another type, which may hold nulls alone."""
+        """Return a column of nulls for an array of another type, which may contain only nulls."""
         if column.null_count < len(column):
-            raise ColumnError(f"{path} is {column.type}, and its column takes {takes}")
+            raise ColumnError(f"{path} must be {takes}, got {column.type}")
         return pa.nulls(len(column), self.type)
 
 
 class Plain(Cast):
-    """A column that holds values as they are: a row of the table."""
+    """A column of unchanged values, by one of `KINDS`."""
 
     def __init__(self, base: type, type_: pa.DataType | None = None) -> None:
-        """Cast to the column of a kind; `type_` is that of a Decimal with other digits."""
+        """Cast to the column of a kind; `type_` is the type of a Decimal with other digits."""
         self.base, self.kind = base, KINDS[base]
         self.type, self.own = type_ or self.kind.column, (base, type(None))
         self._exact = self.kind.exact and {*self.kind.exact, type(None)}
@@ -172,7 +173,7 @@ class Plain(Cast):
         if self.type == column.type and self.base is not str:
             return self._within(column, path)
         try:
-            if self.base is str:  # text is only text if its bytes are
+            if self.base is str:  # via bytes, because Arrow does not check the UTF-8 of text
                 column = column.cast(pa.binary())
             elif self.base is Decimal and arrow.is_integer(column.type):
                 column = column.cast(pa.decimal128(20, 0))
@@ -190,7 +191,7 @@ class Plain(Cast):
         python, refused = self.kind.python, self.kind.refused
         for value in values:
             if value is not None and (not isinstance(value, python) or isinstance(value, refused)):
-                raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes {self.kind.takes}")
+                raise ColumnError(f"{path} must be {self.kind.takes}, got {type(value).__qualname__}")
 
     def _within(self, column: pa.Array, path: str) -> pa.Array:
         if self.type in CALENDAR and beyond_calendar(column):
@@ -198,11 +199,11 @@ class Plain(Cast):
         return column
 
     def _beyond(self, path: str) -> ColumnError:
-        return ColumnError(f"{path} is beyond what its column holds: {self._limits}")
+        return ColumnError(f"{path} does not fit its column, which stores {self._limits}")
 
 
 class Text(Cast):
-    """A column that holds a value as its text, in one form."""
+    """A column that stores values as text, in a normal form."""
 
     def __init__(self, base: type) -> None:
         """Cast to the text of a type of `AS_TEXT`."""
@@ -221,7 +222,7 @@ class Text(Cast):
             unit = pa.duration("us") if self.base is timedelta else pa.time64("us")
             with suppress(pa.ArrowInvalid):
                 return self.of_values(column.cast(unit).to_pylist(), path)
-            raise ColumnError(f"{path} is beyond what its column holds: microseconds")
+            raise ColumnError(f"{path} does not fit its column, which stores microseconds")
         if not _is_text(column.type) and getattr(column.type, "extension_name", "") != "arrow.uuid":
             return self.nulls(column, self._takes, path)
         return self.of_values(column.to_pylist(), path)
@@ -235,7 +236,9 @@ class Text(Cast):
                 return self._text(self._parsed(value))
             if isinstance(value, self.base):
                 return self._text(value)
-        raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes {self._takes}")
+        if isinstance(value, str):
+            raise ColumnError(f"{path} is not the text of a {self.base.__name__}")
+        raise ColumnError(f"{path} must be {self._takes}, got {type(value).__qualname__}")
 
 
 _to_timedelta = TypeAdapter(timedelta).validate_python
@@ -243,7 +246,7 @@ _FINER = re.compile(r"[.,]\d{7}")
 
 
 def parsed_span(text: str) -> timedelta:
-    """Read a time span: ISO 8601, or the text of a column, where `-1 day, 23:00:00` is an hour less than nothing."""
+    """Parse a timedelta: ISO 8601, or the text of a column, where `-1 day, 23:00:00` is minus one hour."""
     days, _, rest = text.rpartition(", ")
     return _to_timedelta(rest) + timedelta(int(days.partition(" day")[0] or 0))
 
@@ -259,7 +262,7 @@ AS_TEXT: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any], Callabl
     time: (time.isoformat, partial(_in_microseconds, time.fromisoformat), arrow.is_time),
     timedelta: (str, partial(_in_microseconds, parsed_span), arrow.is_duration),
 }
-"""Types that a column holds as text: how it is written, how it is read, and the Arrow type that is taken, too."""
+"""Types that a column stores as text: the functions that write and parse it, and the accepted Arrow type."""
 
 
 class Members(Cast):
@@ -274,7 +277,7 @@ class Members(Cast):
     def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
         """Build the column of Python's values."""
         if self._of is not None:
-            values = [one._value_ if isinstance(one, self._of) else one for one in values]
+            values = [value._value_ if isinstance(value, self._of) else value for value in values]
         return self._members(self._plain.of_values(values, path), path)
 
     def of_array(self, column: pa.Array, path: str) -> pa.Array:
@@ -288,7 +291,7 @@ class Members(Cast):
     def _members(self, column: pa.Array, path: str) -> pa.Array:
         if pc.all(pc.is_in(column, self._known)).as_py() is not False:
             return column
-        try:  # an enum may know more values than its members have: combined flags, or by its `_missing_`
+        try:  # an enum may accept more values than its members have: combined flags, or by `_missing_`
             if self._of is not None:
                 known = {value: self._of(value)._value_ for value in column.drop_null().unique().to_pylist()}
                 return self._plain.of_values(list(map(known.get, column.to_pylist())), path)

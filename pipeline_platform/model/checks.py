@@ -1,4 +1,4 @@
-"""What a pipeline's class must be like, checked when it is built, and what pipelines must be like together."""
+"""Checks of a pipeline's class when it is built, and of the pipelines of a deployment together."""
 
 import inspect
 import re
@@ -24,32 +24,43 @@ from pipeline_platform.model.options import (
     Splitter,
     TableBatcher,
 )
-from pipeline_platform.model.partition import ALLOWED, SOURCE, is_partitioning
+from pipeline_platform.model.partition import PARTITIONING, SOURCE, is_partitioning
 from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.model.strict_options import DURATION, PipelineError, did_you_mean, is_duration, nearest, shown
+from pipeline_platform.model.strict_options import (
+    CRON,
+    DURATION,
+    PipelineError,
+    Requirement,
+    did_you_mean,
+    is_duration,
+    nearest,
+    shown,
+)
 
 _Class = type[Any]
-"""A pipeline's, while it is built: nothing is known of its attributes yet."""
+"""A subclass of `Pipeline` whose attributes are not checked yet."""
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_NAMED = "lower-case letters, digits and _, a letter first, 63 at the most"
+_NAMED = "1 to 63 lower-case letters, digits and _, starting with a letter"
 _OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
+_OWNED = Requirement("an e-mail address or 'team:<name>'")
 _WITHIN = {
     field.alias or name: model.__name__
     for model in (Retry, Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
     for name, field in model.model_fields.items()
 }
-"""Options within others: as attributes of the class they would do nothing."""
+"""Options of other options, and the class that each belongs to: as attributes of a pipeline they have no effect."""
 _FIRST_YEAR, _WINDOWS = 1970, 1_000_000
-"""Dagster lists all partitions of an asset for its page: beyond these bounds the page hangs."""
+"""Bounds of `first_window`: Dagster lists all partitions on the page of an asset, which hangs beyond them."""
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
-"""Tables that every pipeline has; no batcher can be named so."""
+"""Tables of every pipeline, whose names a batcher cannot have."""
 SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
-"""Columns that the platform adds to a batcher's table; no field of its model can be named so."""
-_PROMISES: Mapping[Callable[[Any], bool], str] = {
-    inspect.iscoroutinefunction: "async",
+"""Columns that the platform adds to the table of a batcher, whose names a field cannot have."""
+_DEFERRED: Mapping[Callable[[Any], bool], str] = {
+    inspect.iscoroutinefunction: "an async function",
     inspect.isasyncgenfunction: "an async generator",
     inspect.isgeneratorfunction: "a generator",
 }
+"""Functions that do not return their result directly."""
 
 
 def _is(kind: Any) -> Callable[[object], bool]:
@@ -60,49 +71,52 @@ def _is_share(value: Any) -> bool:
     return value in ("never", "any") or (type(value) in (int, float) and 0 <= value <= 1)
 
 
-_OPTIONS: Mapping[str, tuple[Callable[[Any], object], str]] = {
+_OPTIONS: Mapping[str, tuple[Callable[[Any], object], Requirement]] = {
     "name": (
         lambda value: isinstance(value, str) and _NAME.fullmatch(value),
-        f"it must be {_NAMED}: it names tables and assets",
+        Requirement(_NAMED, "Change it: tables and assets are named after it."),
     ),
-    "producer": (_is(Producer | None), "it must be a Producer(...)"),
-    "producers": (_is(Mapping), "it must be a dict of Producer(...) by name"),
-    "processors": (_is(Processors), "it must be a Processors(...)"),
-    "retention": (_is(Retention), "it must be a Retention(...)"),
-    "context": (_is(BaseModel | None), "it must be an instance of a pydantic model, whose fields a run can override"),
-    "fail_run_on": (_is_share, "it is 'never', 'any', or a share of failures from 0.0 to 1.0"),
-    "window_cron": (cron.is_cron, cron.WAY_OUT),
-    "retry": (_is(Retry | None), "it must be a Retry(max_attempts=...)"),
+    "producer": (_is(Producer | None), Requirement("a Producer(...)")),
+    "producers": (_is(Mapping), Requirement("a dict of Producer(...) by name")),
+    "processors": (_is(Processors), Requirement("a Processors(...)")),
+    "retention": (_is(Retention), Requirement("a Retention(...)")),
+    "context": (_is(BaseModel | None), Requirement("an instance of a pydantic model", "Use, for example, Settings().")),
+    "fail_run_on": (_is_share, Requirement("'never', 'any' or a share of failed messages from 0.0 to 1.0")),
+    "window_cron": (cron.is_cron, CRON),
+    "retry": (_is(Retry | None), Requirement("a Retry(max_attempts=...)")),
     "dead_letters": (
         lambda value: value is None or (type(value) is str and value),
-        "it must be the key of a resource that is a source, 'orders_dead'",
+        Requirement("the key of a source among the resources", "Use, for example, 'orders_dead'."),
     ),
-    "redrive": (lambda value: value is None or cron.is_cron(value), f"{cron.WAY_OUT}, or leave it out"),
-    "acks_immediately": (_is(bool), "it is True or False"),
+    "redrive": (lambda value: value is None or cron.is_cron(value), Requirement(f"{CRON.must_be} or None", CRON.fix)),
+    "acks_immediately": (_is(bool), Requirement("True or False")),
     "shutdown": (is_duration, DURATION),
     "first_window": (
         lambda value: value is None or (isinstance(value, datetime) and value.utcoffset() is not None),
-        "it must be a time with its zone: datetime(2026, 1, 1, tzinfo=UTC)",
+        Requirement("a datetime with a time zone", "Use, for example, datetime(2026, 1, 1, tzinfo=UTC)."),
     ),
-    "telemetry": (are_functions, f"it must be a dict of plain functions by event; there is {', '.join(EVENTS)}"),
-    "owners": (_is(list | tuple), "it must be a tuple of owners, ('team:data',)"),
-    "batchers": (_is(Mapping), "it must be a dict of Batcher(...) and TableBatcher(schema=...) by name"),
-    "partition_by": (is_partitioning, ALLOWED),
+    "telemetry": (
+        are_functions,
+        Requirement("a dict of functions by event, none of them async", f"Valid events: {', '.join(EVENTS)}."),
+    ),
+    "owners": (_is(list | tuple), Requirement("a tuple of owners", "Use, for example, ('team:data',).")),
+    "batchers": (_is(Mapping), Requirement("a dict of Batcher(...) and TableBatcher(schema=...) by name")),
+    "partition_by": (is_partitioning, PARTITIONING),
 }
-"""What each option of the class must be, and the words for what is allowed."""
+"""Requirement of each option of the class, with the function that tests it."""
 
 
 def check_class(cls: _Class, base: _Class) -> None:
-    """Refuse a class that cannot work, or not as its author means it; `base` is `Pipeline` itself."""
+    """Raise a `PipelineError` if a class is not a valid pipeline; `base` is `Pipeline` itself."""
     _check_names(cls, base)
-    for option, (fits, allowed) in _OPTIONS.items():
+    for option, (fits, requirement) in _OPTIONS.items():
         if not fits(value := getattr(cls, option, None)):
-            _refuse(cls, option, value, allowed)
+            _refuse(cls, option, requirement.error(value))
     _check_first_window(cls)
     _check_producers(cls)
     for owner in cls.owners:
         if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
-            _refuse(cls, "owners", owner, "an owner is an e-mail address or 'team:<name>'")
+            _refuse(cls, "owners", f"an owner {_OWNED.error(owner)}")
     for callback in _callbacks(base):
         if _is_written(cls, base, callback):
             _check_shape(cls, callback, tuple(inspect.signature(vars(base)[callback]).parameters)[1:])
@@ -115,65 +129,72 @@ def check_class(cls: _Class, base: _Class) -> None:
 
 
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
-    """Refuse, with a `PipelineError`, pipelines and producers of a pipeline that cannot be defined side by side."""
+    """Raise a `PipelineError` if pipelines, or producers of one pipeline, conflict with each other."""
     names: dict[str, _Class] = {}
     pulling: list[_Pulling] = []
     for pipeline in pipelines:
         if not isinstance(pipeline, type):
-            raise PipelineError(f"pipelines has an instance of {type(pipeline).__qualname__}: give the class itself")
+            kind = type(pipeline).__qualname__
+            raise PipelineError(f"pipelines: must contain classes, got an instance of {kind}. Use the class itself.")
         if not hasattr(pipeline, "name"):
-            raise PipelineError(f"pipelines has {pipeline.__qualname__}, an abstract base: give what is built on it")
+            kind = pipeline.__qualname__
+            raise PipelineError(f"pipelines: must not contain an abstract base, got {kind}. Use a subclass of it.")
         for name, producer in pipeline.producers_of().items():
             option = f"producers[{name!r}]" if name else "producer"
-            one = _Pulling(pipeline, option, producer.source, pipeline.limits_key(name).replace("/", "_"))
-            if one.key not in resources:
-                hint = did_you_mean(one.key, sorted(resources))
-                _refuse(pipeline, f"{option}.source", one.key, f"no resource has this key; {hint}")
+            added = _Pulling(pipeline, option, producer.source, pipeline.limits_key(name).replace("/", "_"))
+            if added.key not in resources:
+                hint = did_you_mean(added.key, sorted(resources), "keys")
+                _refuse(pipeline, f"{option}.source", f"no resource has the key {added.key!r}. {hint}")
             if other := names.get(pipeline.name):
-                why = f"{other.__qualname__} has this name too, and tables and limits are by name: rename one"
-                _refuse(pipeline, "name", pipeline.name, why)
-            for before in pulling:
-                _check_apart(one, before, resources)
-            pulling.append(one)
+                why = f"must be unique, got {pipeline.name!r}, the name of {other.__qualname__}. Rename one of them."
+                _refuse(pipeline, "name", why)
+            for earlier in pulling:
+                _check_apart(added, earlier, resources)
+            pulling.append(added)
         names[pipeline.name] = pipeline
 
 
 class _Pulling(NamedTuple):
-    """A producer: of which class, by which option; the key of its source; what its sensor is named after."""
+    """A producer in the comparison with others.
+
+    Attributes:
+        pipeline: Its class.
+        option: The option of the class that contains it.
+        key: Key of its source.
+        prefix: Prefix of the names of its sensors.
+    """
 
     pipeline: _Class
     option: str
     key: str
-    named: str
+    prefix: str
 
 
-def _check_apart(one: _Pulling, other: _Pulling, resources: Mapping[str, Any]) -> None:
-    """Refuse two producers that would take each other's messages, or names."""
-    mine, theirs, option = resources[one.key], resources[other.key], f"{one.option}.source"
-    same = other.pipeline is one.pipeline
-    who = f"{other.pipeline.__qualname__}{f'.{other.option}' if same or other.pipeline.producers else ''}"
-    if one.key == other.key or mine == theirs:
-        pulls = (
-            f"{who} pulls from it too" if one.key == other.key else f"it equals {other.key!r}, from which {who} pulls"
-        )
+def _check_apart(added: _Pulling, other: _Pulling, resources: Mapping[str, Any]) -> None:
+    """Raise a `PipelineError` if two producers share a source, the name of a source, or the names of sensors."""
+    source, theirs, option = resources[added.key], resources[other.key], f"{added.option}.source"
+    same = other.pipeline is added.pipeline
+    owner = f"{other.pipeline.__qualname__}{f'.{other.option}' if same or other.pipeline.producers else ''}"
+    if added.key == other.key or source == theirs:
+        what = "is also" if added.key == other.key else f"is equal to {other.key!r},"
         why = (
-            f"{pulls}, and each message would come to one of the two: "
-            "give each a source of its own, or handle both kinds in one pipeline, by batcher"
+            f"{added.key!r} {what} the source of {owner}. Each message would reach only one of them: "
+            "use two sources, or one pipeline with two batchers."
         )
-        _refuse(one.pipeline, option, one.key, why)
-    if getattr(mine, "name", None) == getattr(theirs, "name", ""):
+        _refuse(added.pipeline, option, why)
+    if getattr(source, "name", None) == getattr(theirs, "name", ""):
         why = (
-            f"that source has the name {mine.name!r}, and so has the source of {who}: messages, and positions in a "
-            "log, are known by it, so give each source a name of its own"
+            f"{added.key!r} has the name {source.name!r}, like the source of {owner}. "
+            "Rename one of them: messages and log positions are stored by the name of their source."
         )
-        _refuse(one.pipeline, option, one.key, why)
-    if one.named == other.named:
-        why = f"{who} has sensors of the same name, {one.named}_...: rename one"
-        _refuse(one.pipeline, one.option.partition("[")[0], one.named, why)
+        _refuse(added.pipeline, option, why)
+    if added.prefix == other.prefix:
+        why = f"its sensors would be called {added.prefix}_..., like the sensors of {owner}. Rename one of them."
+        _refuse(added.pipeline, added.option.partition("[")[0], why)
 
 
-def _refuse(cls: _Class, option: str, value: object, why: str) -> NoReturn:
-    raise PipelineError(f"{cls.__qualname__}.{option} is {shown(value)}: {why}")
+def _refuse(cls: _Class, option: str, why: str) -> NoReturn:
+    raise PipelineError(f"{cls.__qualname__}.{option}: {why}")
 
 
 def _callbacks(base: _Class) -> list[str]:
@@ -181,80 +202,75 @@ def _callbacks(base: _Class) -> list[str]:
 
 
 def _is_written(cls: _Class, base: _Class, callback: str) -> bool:
-    """Whether the author wrote this callback, here or in a base."""
+    """Whether the class or one of its bases overrides this callback."""
     return inspect.getattr_static(cls, callback) is not vars(base)[callback]
 
 
 def _check_names(cls: _Class, base: _Class) -> None:
-    """Refuse names that are meant to be an option's or a callback's and are not."""
+    """Refuse attributes whose names resemble an option or a callback."""
     options, callbacks = list(inspect.get_annotations(base)), _callbacks(base)
-    bases = [one for one in cls.__mro__ if one not in base.__mro__]
-    for owner, name, value in ((one, *item) for one in bases for item in vars(one).items()):
+    classes = [parent for parent in cls.__mro__ if parent not in base.__mro__]
+    for owner, name, value in ((parent, *item) for parent in classes for item in vars(parent).items()):
         if name.startswith("_") or name in options or name in callbacks:
             continue
+        rename = f"or rename your attribute to _{name}."
         if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
-            why = f"is an option of {_WITHIN[name]}(...): give it there, or call one of your own _{name}"
+            why = f"is an option of {_WITHIN[name]}(...), not of the class. Set it there, {rename}"
         elif meant := _meant_within(name, value):
-            why = (
-                f"is no option; did you mean {meant!r} of {_WITHIN[meant]}(...)? Give it there, "
-                f"or call one of your own _{name}"
-            )
+            why = f"is not an option. Did you mean {meant!r} of {_WITHIN[meant]}(...)? Set it there, {rename}"
         elif name in vars(base):
-            why = "is a method of the platform's own: give yours another name"
+            why = "overrides a method of Pipeline that is not a callback. Rename yours."
         elif meant := nearest(name, [*options, *callbacks]):
             kind = "option" if meant in options else "callback"
-            why = (
-                f"is no option or callback; did you mean the {kind} {meant!r}? "
-                f"If it is your own, give it a name less like that one, or call it _{name}"
-            )
+            why = f"is not an option or callback. Did you mean the {kind} {meant!r}? Use that name, {rename}"
         else:
             continue
-        raise PipelineError(f"{owner.__qualname__}.{name} {why}")
+        _refuse(owner, name, why)
 
 
 def _meant_within(name: str, value: object) -> str | None:
-    """The option within others that a number or a span is meant for; other values may be one's own."""
-    meant = nearest(name, [one for one in _WITHIN if "_" in one], 0.9)
+    """Return the option of other options that an int or a timedelta is meant for; None for other values."""
+    meant = nearest(name, [option for option in _WITHIN if "_" in option], 0.9)
     is_meant = meant and type(value) in (int, timedelta) and name.count("_") <= meant.count("_")
     return meant if is_meant else None
 
 
 def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:
-    """Refuse what cannot be called with these arguments, or would answer with a promise of a result."""
+    """Refuse a callback that cannot be called with these arguments, or does not return its result directly."""
     path, written = f"{cls.__qualname__}.{name}", inspect.getattr_static(cls, name)
-    method = f"def {name}({', '.join(('self', *arguments))})"
+    fix = f"Write def {name}({', '.join(('self', *arguments))})."
     if isinstance(written, property | cached_property):
         getter = written.fget if isinstance(written, property) else written.func
         if getter and _misfit(getter, ["self"]):
-            raise PipelineError(f"{path} is a property: write a plain method, {method}")
-        return  # only an instance can say what it gives
+            raise PipelineError(f"{path}: must be a method, got a property. {fix}")
+        return  # only an instance can return its value
     try:
-        # As an instance has it, but one that no code of the author's made.
+        # Bind it to an instance whose __init__ did not run: no code of the author runs here.
         called = written.__get__(object.__new__(cls), cls) if hasattr(type(written), "__get__") else written
-    except Exception:  # a descriptor of the author's own, which wants a real one
+    except Exception:  # a custom descriptor that needs a real instance
         return
     if not callable(called):
-        raise PipelineError(f"{path} is {shown(called)}: it must be a method, {method}")
+        raise PipelineError(f"{path}: must be a method, got {shown(called)}. {fix}")
     _check_called(path, called, arguments)
 
 
 def _check_called(path: str, called: Callable[..., Any], arguments: Sequence[str]) -> None:
     of = called if inspect.isroutine(called) else type(called).__call__
-    for is_kind, kind in _PROMISES.items():
+    for is_kind, kind in _DEFERRED.items():
         if is_kind(called) or is_kind(of):
-            raise PipelineError(f"{path} is {kind}: it must be a plain method, which returns its result itself")
+            fix = "Write a plain function, without async and yield."
+            raise PipelineError(f"{path}: must return its result directly, got {kind}. {fix}")
     if misfit := _misfit(called, arguments):
-        name = path.rpartition(".")[2]
-        wanted = f"it is called as {name}({', '.join(arguments)})" if arguments else "the platform gives it none"
-        raise PipelineError(f"{path} takes {misfit}: {wanted}")
+        wanted = f"be callable with ({', '.join(arguments)})" if arguments else "be callable without arguments"
+        raise PipelineError(f"{path}: must {wanted}, got the parameters {misfit}. Change its signature.")
 
 
 def _misfit(called: Callable[..., Any], arguments: Sequence[str]) -> str | None:
-    """The parameters of what cannot be called with so many arguments; None if it can."""
+    """Return the parameters of a function that cannot be called with these arguments; None if it can."""
     try:
-        # The outermost function is called; the one that it wraps may be given more.
+        # The outermost function is called; a wrapped function may get more arguments.
         signature = inspect.signature(called, follow_wrapped=False)
-    except ValueError:  # something in C that has no signature
+    except ValueError:  # a function in C without a signature
         return None
     try:
         signature.bind(*arguments)
@@ -268,108 +284,115 @@ def _check_first_window(cls: _Class) -> None:
     if (first := cls.first_window) is None:
         return
     if first.year < _FIRST_YEAR:
-        _refuse(cls, "first_window", first, f"it must be in {_FIRST_YEAR} or later. Begin with the oldest message")
+        requirement = Requirement(f"in {_FIRST_YEAR} or later", "Use the time of the oldest message.")
+        _refuse(cls, "first_window", requirement.error(first))
     windows = (datetime.now(UTC) - first).days * cron.most_a_day(cls.window_cron)
     if windows > _WINDOWS:
-        why = f"with window_cron {cls.window_cron!r} there are more than {_WINDOWS:,} windows by now. Begin later, or"
-        _refuse(cls, "first_window", first, f"{why} choose longer windows")
+        why = f"must give at most {_WINDOWS:,} windows with window_cron {cls.window_cron!r}, got {shown(first)}."
+        _refuse(cls, "first_window", f"{why} Use a later time, or longer windows.")
 
 
 def _check_producers(cls: _Class) -> None:
     has_one = getattr(cls, "producer", None) is not None
     if has_one and cls.producers:
-        why = "write one of them; what a base sets is unset by producer = None or producers = {}"
-        raise PipelineError(f"{cls.__qualname__} has both producer and producers: {why}")
+        fix = "Remove one of them, or unset an inherited one by producer = None or producers = {}."
+        raise PipelineError(f"{cls.__qualname__}: must have either producer or producers, got both. {fix}")
     if not has_one and not cls.producers:
-        _refuse(cls, "producer", None, "it must be a Producer(...), or producers a dict of them by name")
+        requirement = Requirement("a Producer(...)", "Set it, or set producers to a dict of producers by name.")
+        _refuse(cls, "producer", requirement.error(None))
     for name, producer in cls.producers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            _refuse(cls, "producers", name, f"a name must be {_NAMED}: it names a sensor and limits")
+            requirement = Requirement(_NAMED, "Change it: a sensor and limits are named after it.")
+            _refuse(cls, "producers", f"a name {requirement.error(name)}")
         if not isinstance(producer, Producer):
-            _refuse(cls, f"producers[{name!r}]", producer, "it must be a Producer(...)")
+            _refuse(cls, f"producers[{name!r}]", Requirement("a Producer(...)").error(producer))
 
 
 def _check_lane(cls: _Class, base: _Class) -> None:
     if _is_written(cls, base, "handle_message") == (is_lane := _is_written(cls, base, "handle_messages")):
-        has = "both handle_message and" if is_lane else "neither handle_message nor"
-        raise PipelineError(f"{cls.__qualname__} has {has} handle_messages: write one of them")
+        found = "both" if is_lane else "neither"
+        why = f"must have either handle_message or handle_messages, got {found}. Write one of them."
+        raise PipelineError(f"{cls.__qualname__}: {why}")
     if not is_lane:
         return
     kind = annotated(cls.handle_messages)
     if kind is not None and (name := name_of(kind)) not in {*KINDS, "pyspark.DataFrame"}:
-        why = "annotate polars.DataFrame or pyarrow.Table for blocks, or Spark's DataFrame"
-        raise PipelineError(f"{cls.__qualname__}.handle_messages takes {name}: {why}")
-    why = "is never called beside handle_messages: do it there, or write handle_message instead"
+        why = f"must take a polars.DataFrame, a pyarrow.Table or Spark's DataFrame, got {name}. Correct the annotation."
+        _refuse(cls, "handle_messages", why)
+    why = "is never called in a pipeline with handle_messages. Move its code there, or write handle_message instead."
     for callback in ("transform", "prepare_messages") if cls.uses_columns() else ("transform",):
         if _is_written(cls, base, callback):
-            raise PipelineError(f"{cls.__qualname__}.{callback} {why}")
+            _refuse(cls, callback, why)
     if (threads := cls.processors.threads) > 1:
-        why = "handle_messages is called for all messages together: write handle_message instead, or leave it at 1"
-        _refuse(cls, "processors.threads", threads, why)
+        requirement = Requirement("1 in a pipeline with handle_messages", "Remove it, or write handle_message instead.")
+        _refuse(cls, "processors.threads", requirement.error(threads))
     if cls.uses_columns():
-        timeout = cls.processors.message_timeout
-        if timeout is not None and not any(_is_written(cls, base, one) for one in ("handle_failed", "acknowledge")):
-            why = "a query of Spark cannot be timed, and neither handle_failed nor acknowledge is written: leave it out"
-            _refuse(cls, "processors.message_timeout", timeout, why)
+        timeout, timed = cls.processors.message_timeout, ("handle_failed", "acknowledge")
+        if timeout is not None and not any(_is_written(cls, base, callback) for callback in timed):
+            requirement = Requirement("None in the Spark lane without handle_failed and acknowledge", "Remove it.")
+            _refuse(cls, "processors.message_timeout", requirement.error(timeout))
         if cls.processors.rescue:
-            why = "a row of handle_messages has no way on of its own: write handle_message instead, or leave it out"
-            _refuse(cls, "processors.rescue", True, why)
+            requirement = Requirement("False in the Spark lane", "Remove it, or write handle_message instead.")
+            _refuse(cls, "processors.rescue", requirement.error(True))
 
 
 def _check_rescue(cls: _Class, base: _Class) -> None:
     rescuing = {f"batchers[{name!r}].rescue": options for name, options in cls.batchers.items()}
     for path, options in {"processors.rescue": cls.processors, **rescuing}.items():
         if getattr(options, "rescue", False) and not _is_written(cls, base, "handle_failed"):
-            why = "the class has no handle_failed to bring a message back: write one, or leave it out"
-            _refuse(cls, path, True, why)
+            requirement = Requirement("False without the callback handle_failed", "Write handle_failed, or remove it.")
+            _refuse(cls, path, requirement.error(True))
 
 
 def _check_batchers(cls: _Class, base: _Class) -> None:
     for batcher, options in cls.batchers.items():
         key = f"batchers[{batcher!r}]"
         if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
-            why = f"a name must be {_NAMED}, and none of {', '.join(sorted(RESERVED_TABLES))}: it names a table"
-            _refuse(cls, "batchers", batcher, why)
+            must_be = f"{_NAMED}, and not {', '.join(sorted(RESERVED_TABLES))}"
+            requirement = Requirement(must_be, "Change it: a table is named after it.")
+            _refuse(cls, "batchers", f"a name {requirement.error(batcher)}")
         if not isinstance(options, Batcher | TableBatcher):
-            _refuse(cls, key, options, "it must be a Batcher(...) or a TableBatcher(schema=...)")
+            _refuse(cls, key, Requirement("a Batcher(...) or a TableBatcher(schema=...)").error(options))
         model = options.table_schema
         if model is not None and (misfit := _unfit(model, columns=_is_written(cls, base, "handle_messages"))):
-            _refuse(cls, f"{key}.schema", model.__name__, misfit)
+            _refuse(cls, f"{key}.schema", misfit)
         if isinstance(options, Batcher) and not _is_written(cls, base, "handle_batch"):
-            why = "is a Batcher(...), and the class has no handle_batch; write it, or use TableBatcher(schema=...)"
-            raise PipelineError(f"{cls.__qualname__}.{key} {why}")
+            why = "a Batcher(...) requires the callback handle_batch. Write it, or use TableBatcher(schema=...)."
+            _refuse(cls, key, why)
         if isinstance(options, Batcher) and isinstance(options.batch_size, Splitter):
             _check_called(f"{cls.__qualname__}.{key}.batch_size.step", options.batch_size.step, ("message", "acc"))
-    # A class may inherit one that is for others who share the base.
+    # An inherited handle_batch is allowed: it may serve other subclasses of the base.
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
-        why = "is never called: no batcher is a Batcher(...), and a TableBatcher has no callback"
-        raise PipelineError(f"{cls.__qualname__}.handle_batch {why}")
+        why = "is never called, because no batcher is a Batcher(...). Remove it, or use a Batcher(...)."
+        _refuse(cls, "handle_batch", why)
 
 
 def _check_order(cls: _Class) -> None:
     if cls.uses_columns() and cls.partitioning() is not None:
         option = "partition_by" if cls.processors.partition_by is None else "processors.partition_by"
-        why = "handle_messages is one query, which has no order: give it to a Batcher(...), or write handle_message"
-        _refuse(cls, option, cls.partitioning(), why)
+        must_be = "None in the Spark lane, where messages have no order"
+        requirement = Requirement(must_be, "Set it on a Batcher(...), or write handle_message.")
+        _refuse(cls, option, requirement.error(cls.partitioning()))
     if not cls.takes_turns(leases_partitions=True):
         return
     for name, producer in cls.producers_of().items():
         if producer.max_runs > 1:
             option = f"producers[{name!r}].max_runs" if name else "producer.max_runs"
-            why = f"with a function as partition_by runs take turns: leave it at 1, or partition by {SOURCE!r}"
-            _refuse(cls, option, producer.max_runs, why)
+            must_be = "1 if partition_by is a function, because runs then take turns"
+            requirement = Requirement(must_be, f"Remove it, or use partition_by={SOURCE!r}.")
+            _refuse(cls, option, requirement.error(producer.max_runs))
 
 
 def _unfit(model: ModelClass, *, columns: bool) -> str | None:
-    """Why a model cannot be the table of a pipeline, or None."""
+    """Return the reason why a model cannot be the schema of a table; None if it can."""
     try:
         names = arrow_schema(model).names
     except ColumnError as error:
         return str(error)
-    # Spark, and Delta tables with it, ignores the case of a column's name.
+    # Spark and Delta tables ignore the case of column names.
     folded = [name.lower() for name in names]
     if taken := sorted(set(folded) & set(SYSTEM_COLUMNS)):
-        return f"the platform adds columns {taken}: rename them"
+        return f"{model.__name__} has the fields {taken}, which are columns of the platform. Rename them."
     if columns and (routes := sorted(set(folded) & {"position", *ROUTING})):
-        return f"in handle_messages the columns {routes} say where a row goes: give these fields other names"
+        return f"{model.__name__} has the fields {routes}, which handle_messages uses to route rows. Rename them."
     return None

@@ -1,12 +1,12 @@
-"""Cron schedules, as Dagster takes them; tasks load pipelines, too, and need no Dagster."""
+"""Validation of cron schedules by Dagster's rules, without Dagster: Spark tasks load pipelines, too."""
 
 import re
 
-WAY_OUT = (
-    "write five fields (minute, hour, day of month, month, day of week), such as '0 * * * *' for every hour "
-    "or '30 2 * * *' for every night at half past two"
+FIX = (
+    "Use five fields (minute, hour, day of month, month, day of week), for example '0 * * * *' for every hour "
+    "or '30 2 * * *' for 02:30 every night."
 )
-"""What to do about another schedule."""
+"""The fix in errors about a schedule that is not valid."""
 
 _NICKNAMES = {
     "@hourly": "0 * * * *",
@@ -46,7 +46,7 @@ def is_cron(text: object) -> bool:
 
 
 def most_a_day(schedule: str) -> int:
-    """The most times that a cron schedule fires in a day, whichever days it leaves out."""
+    """Return how often a cron schedule fires on a day on which it fires."""
     minutes, hours = (
         {n for item in field.split(",") for n in _numbers(item, allowed)}
         for field, (allowed, _) in zip(canonical(schedule).split(), _FIELDS[:2], strict=False)
@@ -56,7 +56,7 @@ def most_a_day(schedule: str) -> int:
 
 def _numbers(item: str, allowed: range) -> range:
     match = _ITEM.fullmatch(item)
-    assert match  # of a cron schedule
+    assert match  # `is_cron` accepted the schedule
     step = int(match["step"] or 1)
     if match["first"] is None:
         return allowed[::step]
@@ -66,7 +66,7 @@ def _numbers(item: str, allowed: range) -> range:
 
 
 def canonical(schedule: str) -> str:
-    """A cron schedule in one way of writing it: five fields, lower case, a blank between them."""
+    """Return the normal form of a cron schedule: five fields, lower case, one blank between them."""
     return " ".join(_NICKNAMES.get(schedule, schedule).lower().split())
 
 

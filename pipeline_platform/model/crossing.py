@@ -1,4 +1,4 @@
-"""Data on its way from handling to batching, as JSON and back, value for value."""
+"""Encoding of data between handling and batching: JSON that preserves every value."""
 
 import enum
 from datetime import timedelta
@@ -20,10 +20,14 @@ from pipeline_platform.model.schema import CONSTRAINED, row_type
 
 
 def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
-    """Write the data of a message, and say how: `bytes` as they are, all else as `json`.
+    """Return the encoded data of a message, and its encoding: `bytes` or `json`.
 
-    With a model the values of its fields cross: validators and serializers have no say. Without one data crosses as
-    its own JSON. It raises where data has no JSON, or the model does not take it (a ColumnError).
+    With a model, the values of its fields are encoded, without validators and serializers. Without a model, data is
+    encoded by its own JSON serializer.
+
+    Raises:
+        ColumnError: The data does not fit the model.
+        Exception: The data has no JSON.
     """
     if isinstance(data, bytes):
         return data, "bytes"
@@ -37,18 +41,22 @@ def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
 
 
 def decode(value: bytes, encoding: str, model: ModelClass | None = None) -> Any:
-    """The inverse of `encode`; with a model an instance of it with the very values, or a ValidationError."""
+    """Return the data that was encoded; with a model, an instance of it.
+
+    Raises:
+        ValidationError: The values do not fit the model.
+    """
     if encoding == "bytes":
         return value
     return from_json(value) if model is None else _crossing(model).decode(value)
 
 
 _COMBINATIONS = 1_000
-"""Types of the values of a model that are known to cross as they are: a look at each costs a tenth of a step."""
+"""Most remembered combinations of types that need no cast: a check of each value costs a tenth of a step."""
 
 
 class _Crossing:
-    """How the data of one model crosses."""
+    """Encoder and decoder for the data of one model."""
 
     def __init__(self, model: ModelClass) -> None:
         self._model, self._row_type = model, row_type(model)
@@ -56,7 +64,7 @@ class _Crossing:
         self._names, self._own = [*self._row_type.casts], [cast.own for cast in self._row_type.casts.values()]
         self._is_flat = all(self._own) and not is_open
         self._exact = set[tuple[type, ...]]()
-        # In JSON, bytes are text of another kind.
+        # JSON has no bytes: they are written as text.
         has_bytes = "binary" in str(self._row_type.schema.types) or is_open
         self._bytes_mode: Literal["base64", "utf8"] = "base64" if has_bytes else "utf8"
         self.decode = TypeAdapter(_shape(model)).validate_json
@@ -72,7 +80,7 @@ class _Crossing:
         return to_json(values, bytes_mode=self._bytes_mode, inf_nan_mode="constants")
 
 
-_crossing = lru_cache(maxsize=256)(_Crossing)  # to make one takes as long as hundreds of messages
+_crossing = lru_cache(maxsize=256)(_Crossing)  # building it takes as long as hundreds of messages
 
 
 def _extra(model: ModelClass) -> Any:
@@ -80,7 +88,7 @@ def _extra(model: ModelClass) -> Any:
 
 
 def _shape(model: ModelClass) -> Any:
-    """A model's fields without its validators, which had their turn when the data was made."""
+    """Return the type of a model's fields without its validators, which ran when the data was created."""
     known, extra = fields(model), _extra(model)
     names = set(known)
     stripped = {
@@ -92,11 +100,11 @@ def _shape(model: ModelClass) -> Any:
     def make(values: dict[str, Any]) -> BaseModel | Struct:
         if not issubclass(model, BaseModel):
             made = model(**values)
-            if hasattr(model, "__post_init__"):  # it changed the fields when the data was made
+            if hasattr(model, "__post_init__"):  # it already changed the fields when the data was created
                 for name, value in values.items():
                     force_setattr(made, name, value)
             return made
-        if is_plain:  # as model_construct does, but in a third of its time
+        if is_plain:  # like model_construct, in a third of its time
             instance = model.__new__(model)
             _set(instance, "__dict__", values)
             _set(instance, "__pydantic_fields_set__", names.copy())
@@ -104,11 +112,11 @@ def _shape(model: ModelClass) -> Any:
             _set(instance, "__pydantic_private__", None)
             return instance
         instance = model.model_construct(**values)
-        # A model_post_init changed the fields when the data was made: it must not change them twice.
+        # model_post_init already changed the fields when the data was created: undo the second change.
         instance.__dict__.update((name, values[name]) for name in names)
         return instance
 
-    typed_dict: Any = TypedDict  # of fields that only the model knows
+    typed_dict: Any = TypedDict  # its fields are known at run time only
     config = ConfigDict(strict=True, val_json_bytes="base64", extra=extra)
     return Annotated[with_config(config)(typed_dict(model.__name__, stripped)), AfterValidator(make)]
 
@@ -117,11 +125,11 @@ def _span(value: Any) -> Any:
     return parsed_span(value) if isinstance(value, str) else value
 
 
-_set = object.__setattr__  # whatever a frozen model says
+_set = object.__setattr__  # also works for a frozen model
 
 
 def _stripped(annotation: Any) -> Any:
-    """The type of a field whose model `arrow_schema` takes, without validators of its own."""
+    """Return the type of a field of a model that `arrow_schema` accepts, without the type's validators."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _stripped(arguments[0])
@@ -141,5 +149,5 @@ def _stripped(annotation: Any) -> Any:
         kind = type(next(iter(annotation)).value)
     else:
         kind = next(base for base in KINDS if issubclass(annotation, base))
-    # Since Python 3.12 the signature of an enum is one that pydantic refuses.
+    # A lambda, because pydantic refuses the signature of an enum since Python 3.12.
     return Annotated[kind, AfterValidator(lambda value: annotation(value))]  # noqa: PLW0108

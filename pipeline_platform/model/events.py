@@ -1,4 +1,4 @@
-"""Events: what a pipeline at work emits, and what each says."""
+"""Telemetry events and their fields."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Fields(NamedTuple):
-    """The names of the fields that an event has from the start on, and of those that it has besides when it stops."""
+    """Names of the fields of an event: at its start, and additional fields when it stops."""
 
     start: tuple[str, ...]
     stop: tuple[str, ...]
@@ -33,25 +33,25 @@ EVENTS: Mapping[str, Fields] = {
     "batch": Fields((*_TASK, "batcher", "batch_id", "trigger", "messages"), ("ok", "failed")),
     "handle_failed": Fields((*_TASK, "messages"), ("rescuing",)),
 }
-"""What there is, in the order of a message's way."""
+"""All events, in the order in which a message passes them."""
 
 IN_TASKS = ("chunk", "message", "batch", "handle_failed")
-"""Events of Spark's tasks: the class's own functions alone get them there."""
+"""Events of Spark tasks, which only the functions of the class get."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """That something begins, stops or fails.
+    """The start, stop or exception of an operation.
 
     Attributes:
         name: One of `EVENTS`.
         phase: `start`, then `stop` or `exception`.
-        fields: What is known of it: see `EVENTS`. An exception has `kind`, the name of its class, besides. Never a
-            payload, and never what an exception says: that may quote one.
+        fields: Values by the names in `EVENTS`. An exception also has `kind`, the name of its class. Payloads are never
+            included, nor texts of exceptions, which may quote them.
         system_time: Seconds since 1970.
-        monotonic_time: Seconds on a clock that is never set back.
+        monotonic_time: Seconds on the monotonic clock.
         duration: Seconds since its start; None at the start.
-        span: The same object for a start and its end, and for no other.
+        span: An object that identifies the operation: start and end have the same.
     """
 
     name: str
@@ -67,7 +67,8 @@ Function = Callable[[Event], object]
 
 
 def are_functions(value: object) -> bool:
-    """Whether a value may be the option `telemetry` of a class."""
+    """Whether a value is valid for the option `telemetry`."""
     return isinstance(value, Mapping) and all(
-        name in EVENTS and callable(one) and not inspect.iscoroutinefunction(one) for name, one in value.items()
+        name in EVENTS and callable(function) and not inspect.iscoroutinefunction(function)
+        for name, function in value.items()
     )

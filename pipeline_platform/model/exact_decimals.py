@@ -1,4 +1,4 @@
-"""Exact Decimals of JSON: pydantic reads numbers as floats, so a number that no float holds is given to it as text."""
+"""Exact Decimals from JSON: pydantic reads numbers as floats, so a number that a float would round becomes text."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from msgspec import Raw, defstruct
 from pydantic import AliasChoices, BaseModel, RootModel
 
 _EXACT = 15
-"""Characters of a number without exponent that a float always holds."""
+"""Characters up to which a float represents every number without exponent exactly."""
 _elements = msgspec.json.Decoder(list[Raw]).decode
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class _Plan(NamedTuple):
-    """Where a type may have Decimals: itself, its alternatives, its items, its fields by their names in JSON."""
+    """Places of Decimals in a type: itself, its alternatives, its items, its fields by their names in JSON."""
 
     is_decimal: bool = False
     either: Sequence[Any] = ()
@@ -28,16 +28,19 @@ class _Plan(NamedTuple):
 
 
 def has_decimal(annotation: Any, inside: tuple[Any, ...] = ()) -> bool:
-    """Whether JSON of a type may hold a Decimal."""
+    """Whether JSON of a type may contain a Decimal."""
     if annotation in inside:
         return False
     plan = _plan(annotation)
     inner = (*plan.either, *plan.items, *plan.fields.values())
-    return plan.is_decimal or any(has_decimal(one, (*inside, annotation)) for one in inner)
+    return plan.is_decimal or any(has_decimal(part, (*inside, annotation)) for part in inner)
 
 
 def exact(data: bytes, annotation: Any) -> bytes | None:
-    """Write as text the numbers of JSON for a Decimal that a float would change; None if there is no such number.
+    """Return JSON with text in place of numbers that belong to a Decimal and that a float would change.
+
+    Returns:
+        The changed JSON; None if nothing changed.
 
     Raises:
         msgspec.DecodeError: The JSON is not valid, or has NaN or an infinity.
@@ -47,11 +50,11 @@ def exact(data: bytes, annotation: Any) -> bytes | None:
         return b'"%b"' % data if _is_changed(data) else None
     made: bytes | None = None
     parts: list[tuple[str, Raw, Any]]
-    for one in plan.either:
-        made = exact(made or data, one) or made
+    for alternative in plan.either:
+        made = exact(made or data, alternative) or made
     if plan.items and data[:1] == b"[":
-        elements = [bytes(one) for one in _elements(data)]
-        found = [exact(one, of) for one, of in zip(elements, _repeated(plan.items, len(elements)), strict=True)]
+        elements = [bytes(raw) for raw in _elements(data)]
+        found = [exact(item, of) for item, of in zip(elements, _repeated(plan.items, len(elements)), strict=True)]
         if any(found):
             made = b"[%b]" % b",".join(new or old for new, old in zip(found, elements, strict=True))
     elif (plan.items or plan.fields) and data[:1] == b"{":
@@ -77,14 +80,14 @@ def _is_changed(number: bytes) -> bool:
 
 
 def _repeated(items: Sequence[Any], count: int) -> list[Any]:
-    """The type of each element: the last one is that of all further elements."""
+    """Return the type of each element; the last type repeats."""
     return [items[min(place, len(items) - 1)] for place in range(count)]
 
 
 @lru_cache(maxsize=1_024)
 def _probe(annotation: Any) -> tuple[Callable[[bytes], Any], Sequence[tuple[str, str, Any]]]:
-    """What decodes only the fields that may have Decimals, and these: attribute, name in JSON and type."""
-    wanted = {key: one for key, one in _plan(annotation).fields.items() if has_decimal(one)}
+    """Return a decoder of the fields that may have Decimals, and their attribute, name in JSON and type."""
+    wanted = {key: field for key, field in _plan(annotation).fields.items() if has_decimal(field)}
     names = {f"field_{number}": key for number, key in enumerate(wanted)}
     probe = defstruct("Probe", [(name, Raw, Raw(b"")) for name in names], rename=names, gc=False)
     return msgspec.json.Decoder(probe).decode, [(name, key, wanted[key]) for name, key in names.items()]
@@ -97,8 +100,8 @@ def _plan(annotation: Any) -> _Plan:
         return _plan(arguments[0])
     if origin in (Union, types.UnionType):
         others = {*arguments} - {type(None), bool, int}
-        # Beside another type, text would be taken for that one.
-        return _Plan(either=[one for one in arguments if others == {one} or not _plan(one).is_decimal])
+        # With further alternatives, pydantic could read the text as another type.
+        return _Plan(either=[kind for kind in arguments if others == {kind} or not _plan(kind).is_decimal])
     if annotation is Decimal:
         return _Plan(is_decimal=True)
     if isinstance(annotation, type) and issubclass(annotation, RootModel):
@@ -108,11 +111,11 @@ def _plan(annotation: Any) -> _Plan:
         for name, field in annotation.model_fields.items():
             alias = field.validation_alias
             names = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            fields |= dict.fromkeys([name, *(one for one in names if isinstance(one, str))], field.annotation)
+            fields |= dict.fromkeys([name, *(key for key in names if isinstance(key, str))], field.annotation)
         return _Plan(fields=fields)
     if origin is not None:
         is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
-        return _Plan(items=[one for one in arguments[is_mapping:] if one is not ...])
+        return _Plan(items=[kind for kind in arguments[is_mapping:] if kind is not ...])
     if isinstance(annotation, type) and "__annotations__" in vars(annotation):  # a dataclass, or a TypedDict
         return _Plan(fields=get_type_hints(annotation))
     return _Plan()

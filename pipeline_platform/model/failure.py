@@ -1,4 +1,4 @@
-"""Why a message failed, in words that a table holds and people may see, without payloads."""
+"""Failures of messages: kind, reason and traceback, without payloads."""
 
 import re
 import traceback
@@ -8,19 +8,19 @@ from typing import Any, NamedTuple, Self
 from pydantic import ValidationError
 
 _REFUSALS = 5
-"""Fields that are shown of a model that refuses its input."""
+"""Most fields in the reason of a ValidationError."""
 
 _SAID = 2_000
-"""Characters of an exception's text in a traceback."""
+"""Most characters of an exception's text in a traceback."""
 
 _PLATFORM = str(Path(__file__).parents[1])
-"""Where the platform's own files are, also in an archive."""
+"""Folder of the platform's files, also inside an archive."""
 
 _FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
 
 
 def words(value: object, limit: int | None = 8_000) -> str:
-    """Turn anything into text that a column holds, also if its `__str__` raises; half surrogates are escaped."""
+    """Return any value as text that a column can store, also if its `__str__` raises; lone surrogates are escaped."""
     try:
         text = str(value)
     except BaseException as error:
@@ -29,12 +29,12 @@ def words(value: object, limit: int | None = 8_000) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What an exception says, without the payload that pydantic quotes: reasons are logged and shown to many."""
+    """Return the text of an exception, without payloads quoted by pydantic: reasons are logged and displayed."""
     return words(_without_input(words(error, None), error), 2_000) or type(error).__name__
 
 
 def _without_input(text: str, error: BaseException | None) -> str:
-    """Replace in a text the words of each ValidationError that an exception is or arose from."""
+    """Replace the text of an exception's ValidationErrors, which may be the exception itself or its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -45,15 +45,15 @@ def _without_input(text: str, error: BaseException | None) -> str:
 
 
 def _refusal(error: ValidationError) -> str:
-    """Where a model refuses its input and why; equal for equal causes, so that they can be counted."""
+    """Return fields and reasons of a ValidationError; equal causes give equal text, so that they can be counted."""
     refused = error.errors(include_url=False, include_context=False, include_input=False)
-    some = [": ".join(filter(None, (_place(one), one["msg"]))) for one in refused[:_REFUSALS]]
+    some = [": ".join(filter(None, (_place(details), details["msg"]))) for details in refused[:_REFUSALS]]
     more = [f"and {len(refused) - _REFUSALS} more"] if len(refused) > _REFUSALS else []
     return f"{error.title}: {'; '.join(some + more)}"
 
 
 def _place(refused: Any) -> str:
-    """The path to a field. An index is left out, and so is a key, which the payload chose."""
+    """Return the path to a field, without indices and keys, which come from the payload."""
     path = list(refused["loc"])
     if path and refused["type"] == "extra_forbidden":
         path[-1] = None
@@ -64,7 +64,7 @@ def _place(refused: Any) -> str:
 
 
 def _traceback_of(error: BaseException) -> str:
-    """The last 8,000 characters of a traceback, from the callback on; long texts of exceptions are cut first."""
+    """Return the last 8,000 characters of a traceback from the callback on; texts of exceptions are cut first."""
     whole = traceback.TracebackException.from_exception(error, compact=True)
     while whole.stack and whole.stack[0].filename.startswith(_PLATFORM):
         del whole.stack[0]
@@ -75,15 +75,15 @@ def _traceback_of(error: BaseException) -> str:
 
 
 class Failure(NamedTuple):
-    """Why a message failed.
+    """The failure of a message.
 
     Attributes:
-        kind: `failed` if a callback called `Message.failed`; the exception's class name if it raised; else what the
-            platform found: `worker killed`, `timeout`, `not returned`, `moved`, `unknown batcher`.
+        kind: `failed` if a callback called `Message.failed`; the class name of an exception; or, found by the
+            platform, `worker killed`, `timeout`, `not returned`, `moved`, `unknown batcher`.
         reason: One line for people.
-        traceback: Of the exception, or empty.
-        stage: The callback it failed in, `batch_size` for a splitter, or `lake` if its data fits no column.
-        retry: False where another attempt would fail as well: the message is dead at once.
+        traceback: Traceback of the exception, or empty.
+        stage: The callback in which it failed, `batch_size` for a splitter, or `lake` if its data fits no column.
+        retry: Whether a retry can help. If not, the message is dead at once.
     """
 
     kind: str
@@ -94,9 +94,9 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Self:
-        """Describe an exception that a callback raised."""
+        """Return the failure for an exception that a callback raised."""
         return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage)
 
     def at(self, stage: str) -> Self:
-        """The same, with a stage: `Message.failed` does not know which callback calls it."""
+        """Return a copy with a stage, if it has none: `Message.failed` cannot set the stage."""
         return self if self.stage else self._replace(stage=stage)

@@ -1,4 +1,4 @@
-"""The fields of a model: a pydantic model's, or those of a `msgspec.Struct`."""
+"""Fields of pydantic models and `msgspec.Struct` classes, in one form."""
 
 import types
 from collections.abc import Mapping
@@ -10,6 +10,8 @@ from msgspec.structs import FieldInfo, asdict
 from msgspec.structs import fields as fields_of_struct
 from pydantic import BaseModel, PlainValidator
 
+from pipeline_platform.model.strict_options import Requirement, RequirementError
+
 ModelClass = type[BaseModel] | type[Struct]
 MODELS = (BaseModel, Struct)
 
@@ -17,15 +19,22 @@ MODELS = (BaseModel, Struct)
 def _model(model: object) -> ModelClass:
     if isinstance(model, type) and issubclass(model, MODELS):
         return model
-    raise ValueError("it must be the class of a pydantic model or of a msgspec.Struct")
+    raise RequirementError(Requirement("a class of pydantic models or a msgspec.Struct class"))
 
 
 Schema = Annotated[ModelClass, PlainValidator(_model)]
-"""As an option has it."""
+"""Type of the option `schema`."""
 
 
 class ModelField(NamedTuple):
-    """A field of a model; `has_none` says that it may hold None, which a default of None allows, too."""
+    """A field of a model.
+
+    Attributes:
+        annotation: Its type.
+        is_required: Whether it has no default.
+        has_none: Whether it may contain None: by its type, or by a default of None.
+        of: The original, of pydantic or msgspec.
+    """
 
     annotation: Any
     is_required: bool
@@ -33,7 +42,7 @@ class ModelField(NamedTuple):
     of: Any
 
     def default(self, given: Mapping[str, Any]) -> Any:
-        """What it holds where nothing is given; pydantic's factories may ask for what is given of other fields."""
+        """Return the default; pydantic's default factories may use the given values of other fields."""
         if not isinstance(self.of, FieldInfo):
             return self.of.get_default(call_default_factory=True, validated_data=dict(given))
         return self.of.default_factory() if callable(self.of.default_factory) else self.of.default
@@ -41,21 +50,21 @@ class ModelField(NamedTuple):
 
 @lru_cache(maxsize=256)
 def fields(model: ModelClass) -> Mapping[str, ModelField]:
-    """The fields of a model, by name."""
+    """Return the fields of a model, by name."""
     declared: list[tuple[str, Any, Any, bool]]
     if issubclass(model, BaseModel):
         given = model.model_fields.items()
-        declared = [(name, one, one.rebuild_annotation(), one.is_required()) for name, one in given]
+        declared = [(name, field, field.rebuild_annotation(), field.is_required()) for name, field in given]
     else:
-        declared = [(one.name, one, one.type, one.required) for one in fields_of_struct(model)]
+        declared = [(field.name, field, field.type, field.required) for field in fields_of_struct(model)]
     return {
-        name: ModelField(type_, required, allows_none(type_) or (not required and one.default is None), one)
-        for name, one, type_, required in declared
+        name: ModelField(type_, required, allows_none(type_) or (not required and field.default is None), field)
+        for name, field, type_, required in declared
     }
 
 
 def values_of(instance: BaseModel | Struct) -> Mapping[str, Any]:
-    """What the fields of an instance hold; that of a pydantic model may hold more."""
+    """Return the values of an instance by field; for a pydantic model the dict may contain more than its fields."""
     return instance.__dict__ if isinstance(instance, BaseModel) else asdict(instance)
 
 

@@ -1,4 +1,4 @@
-"""Casts of fields that hold others: lists, dicts and models, down to the kinds of `casts`."""
+"""Casts of lists, dicts and models to columns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ListOf(Cast):
         """Build the column of Python's values."""
         lists = [None if value is None else _listed(value, path) for value in values]
         items = self._item.of_values(list(chain.from_iterable(filter(None, lists))), f"{path}[]")
-        return self._made(items, [len(one or ()) for one in lists], [one is None for one in lists], path)
+        return self._made(items, [len(value or ()) for value in lists], [value is None for value in lists], path)
 
     def of_array(self, column: pa.Array, path: str) -> pa.Array:
         """Build the column of an Arrow array."""
@@ -42,7 +42,7 @@ class ListOf(Cast):
         """Return a list."""
         if value is None:
             return None
-        made = [self._item.crossing(one, f"{path}[]") for one in _listed(value, path)]
+        made = [self._item.crossing(item, f"{path}[]") for item in _listed(value, path)]
         return made if self._nullable or None not in made else _refuse_null(f"{path}[]")
 
     def _made(self, items: pa.Array, lengths: Any, nulls: Any, path: str) -> pa.Array:
@@ -52,7 +52,7 @@ class ListOf(Cast):
 
 
 class DictOf(Cast):
-    """A column of dicts by text."""
+    """A column of dicts with str keys."""
 
     def __init__(self, item: Cast, *, nullable: bool) -> None:
         """Cast to dicts of what `item` casts to."""
@@ -63,8 +63,8 @@ class DictOf(Cast):
         """Build the column of Python's values."""
         given = [{} if value is None else _dict(value, path) for value in values]
         keys = self._key.of_values([*chain.from_iterable(given)], f"{path} (key)")
-        items = self._item.of_values([*chain.from_iterable(one.values() for one in given)], f"{path}[]")
-        return self._made(keys, items, list(map(len, given)), [one is None for one in values], path)
+        items = self._item.of_values([*chain.from_iterable(mapping.values() for mapping in given)], f"{path}[]")
+        return self._made(keys, items, list(map(len, given)), [value is None for value in values], path)
 
     def of_array(self, column: pa.Array, path: str) -> pa.Array:
         """Build the column of an Arrow array."""
@@ -81,8 +81,8 @@ class DictOf(Cast):
         if value is None:
             return None
         made = {
-            self._key.crossing(key, f"{path} (key)"): self._item.crossing(one, f"{path}[]")
-            for key, one in _dict(value, path).items()
+            self._key.crossing(key, f"{path} (key)"): self._item.crossing(item, f"{path}[]")
+            for key, item in _dict(value, path).items()
         }
         return made if self._nullable or None not in made.values() else _refuse_null(f"{path}[]")
 
@@ -92,7 +92,7 @@ class DictOf(Cast):
         offsets = _offsets(lengths)
         parents = pc.list_parent_indices(pa.ListArray.from_arrays(offsets, keys))
         if pa.table([parents, keys], ["dict", "key"]).group_by(["dict", "key"]).aggregate([]).num_rows < len(keys):
-            raise ColumnError(f"{path} has a key twice")  # no reader makes a dict of it
+            raise ColumnError(f"{path} has a key twice")  # readers could not build a dict
         return pa.MapArray.from_arrays(offsets, keys, items, type=self.type, mask=_mask(nulls))
 
 
@@ -101,7 +101,7 @@ _Getter = Callable[[str], Callable[[Any], Any]]
 
 
 class ModelOf(Cast):
-    """A column of models; and, of the outermost model, the columns of a table."""
+    """A column of models; for the outermost model, the columns of a table."""
 
     def __init__(self, model: ModelClass, casts: Mapping[str, Cast]) -> None:
         """Cast to a model whose fields are cast by `casts`."""
@@ -122,13 +122,13 @@ class ModelOf(Cast):
         given, there = [field.name for field in column.type], column.drop_null()
         if len(set(given)) < len(given):
             raise ColumnError(f"{path} has a field twice")
-        if set(given) != self.casts.keys():  # as of a dict, what is missing may have a default
+        if set(given) != self.casts.keys():  # as for a dict, a missing field may have a default
             return self.of_values(column.to_pylist(maps_as_pydicts="strict"), path)
         columns = dict(zip(given, there.flatten(), strict=True))
         return self._made(self.cast([columns[name] for name in self.casts], path), column.is_null())
 
     def crossing(self, value: Any, path: str = "") -> Any:
-        """Return a dict of the fields of a model, and of what it has beside them."""
+        """Return a dict of the fields of a model, with its extra fields."""
         if value is None and path:
             return None
         given, within = fields_of(value, self.model, path or "data"), f"{path}." if path else ""
@@ -138,12 +138,12 @@ class ModelOf(Cast):
         return made | (getattr(value, "model_extra", None) or {})
 
     def columns(self, data: Sequence[Any], path: str = "") -> list[pa.Array]:
-        """Build the column of each field from what `fields_of` takes. Code of the model's own may raise anything."""
+        """Build the column of each field from data that `fields_of` accepts. Code of the model may raise anything."""
         try:
             getter, rows = self._as_they_are(data)
             values = [list(map(getter(name), rows)) for name in self.casts]
-        except (KeyError, AttributeError):  # a dict has other fields, or an instance was made without some
-            given = [fields_of(one, self.model, path or "data") for one in data]
+        except (KeyError, AttributeError):  # a dict has other fields, or an instance lacks some
+            given = [fields_of(row, self.model, path or "data") for row in data]
             values = [[row[name] for row in given] for name in self.casts]
         return self._each("of_values", values, path)
 
@@ -153,14 +153,14 @@ class ModelOf(Cast):
 
     def _each(self, build: str, given: Sequence[Any], path: str) -> list[pa.Array]:
         within, made = f"{path}." if path else "", list[pa.Array]()
-        for (name, cast), one in zip(self.casts.items(), given, strict=True):
-            made.append(getattr(cast, build)(one, within + name))
+        for (name, cast), values in zip(self.casts.items(), given, strict=True):
+            made.append(getattr(cast, build)(values, within + name))
             if made[-1].null_count and name in self._filled:
                 _refuse_null(within + name)
         return made
 
     def _as_they_are(self, data: Sequence[Any]) -> tuple[_Getter, Sequence[Any]]:
-        """What gets a field out of a row, and the rows; they are copied only where they are not alike."""
+        """Return a getter of fields, and the rows that it works on; raise a KeyError if rows are of several types."""
         kinds = set(map(type, data))
         if kinds == {dict} and set(map(len, data)) == {len(self.casts)}:
             return itemgetter, data
@@ -169,7 +169,7 @@ class ModelOf(Cast):
         raise KeyError
 
     def _made(self, columns: Sequence[pa.Array], nulls: Any) -> pa.Array:
-        """The models, of the columns of those that are there."""
+        """Build the column of models from the columns of the models that are not null."""
         mask = _mask(nulls)
         if mask is not None:
             places = pc.subtract(pc.cumulative_sum(pc.invert(mask).cast(pa.int64())), 1)
@@ -179,12 +179,12 @@ class ModelOf(Cast):
 
 
 def fields_of(data: Any, model: ModelClass, path: str = "data") -> Mapping[str, Any]:
-    """The values of a model's fields by name, with the field's default for what a dict lacks.
+    """Return the values of a model's fields by name; a field that a dict lacks gets its default.
 
     Args:
-        data: An instance of the model or a dict by the names of its fields. An instance may hold more than fields.
+        data: An instance of the model, which may have extra fields, or a dict by the names of its fields.
         model: The model.
-        path: Names the data in errors.
+        path: Name of the data in errors.
 
     Raises:
         ColumnError: It is neither, or a dict has an unknown name or lacks a required field.
@@ -195,10 +195,10 @@ def fields_of(data: Any, model: ModelClass, path: str = "data") -> Mapping[str, 
     elif isinstance(data, dict):
         given = data
         if unknown := given.keys() - known.keys():
-            raise ColumnError(f"{path} has {sorted(map(str, unknown))}, which {model.__name__} has no field for")
+            raise ColumnError(f"{path} has {sorted(map(str, unknown))}, which are not fields of {model.__name__}")
     else:
         kind = f"{type(data).__module__}.{type(data).__qualname__}".removeprefix("builtins.")
-        raise ColumnError(f"{path} is {kind}, not {model.__name__} or a dict of its fields")
+        raise ColumnError(f"{path} must be {model.__name__} or a dict of its fields, got {kind}")
     if given.keys() >= known.keys():
         return given
     absent = known.keys() - given.keys()
@@ -208,13 +208,13 @@ def fields_of(data: Any, model: ModelClass, path: str = "data") -> Mapping[str, 
 
 
 def _refuse_null(path: str) -> NoReturn:
-    raise ColumnError(f"{path} is None, which its model does not allow")
+    raise ColumnError(f"{path} must not be None")
 
 
 def _dict(value: Any, path: str) -> Mapping[Any, Any]:
     if isinstance(value, Mapping):
         return value
-    raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes a dict")
+    raise ColumnError(f"{path} must be a dict, got {type(value).__qualname__}")
 
 
 def _listed(value: Any, path: str) -> Sequence[Any]:
@@ -222,7 +222,7 @@ def _listed(value: Any, path: str) -> Sequence[Any]:
         return list(value)
     if getattr(value, "ndim", None) == 1:  # an array of NumPy
         return list(value.tolist())
-    raise ColumnError(f"{path} is {type(value).__qualname__}, and its column takes a list")
+    raise ColumnError(f"{path} must be a list, got {type(value).__qualname__}")
 
 
 def _offsets(lengths: Any) -> pa.Array:
@@ -232,6 +232,6 @@ def _offsets(lengths: Any) -> pa.Array:
 
 
 def _mask(nulls: Any) -> pa.Array | None:
-    """Which values are null; None if no value is."""
+    """Return a mask of the null values; None without null values."""
     mask = nulls if isinstance(nulls, pa.Array) else pa.array(nulls, pa.bool_())
     return mask if mask.true_count else None

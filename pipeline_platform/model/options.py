@@ -1,4 +1,4 @@
-"""The options of a pipeline, by Broadway's names; what cannot work is refused by option, value and way out."""
+"""Options of a pipeline, with Broadway's names."""
 
 import math
 import zlib
@@ -17,35 +17,38 @@ from pydantic import (
 from pipeline_platform.model.fields import Schema
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PartitionBy
-from pipeline_platform.model.strict_options import Cron, Duration, Options
+from pipeline_platform.model.strict_options import Cron, Duration, Options, Requirement, RequirementError
 
 _SPREAD = 0.25
-"""Part of a pause that is added at random, so that messages that failed together do not all come back together."""
+"""Largest random addition to a pause, as a part of it: messages that failed together are not retried together."""
 
 
 class Backoff(Options):
-    """Pauses that grow: `first`, then each `factor` times the one before it, up to `most`."""
+    """Growing pauses: `first`, then `factor` times the previous pause, up to `most`."""
 
     first: Duration = Field(description="Pause before the second attempt.")
-    factor: float = Field(2.0, ge=1, le=100, description="Each pause is so many times the one before it.")
-    most: Duration = Field(timedelta(hours=1), description="The longest pause.")
+    factor: float = Field(2.0, ge=1, le=100, description="Growth: each pause is the previous one times this number.")
+    most: Duration = Field(timedelta(hours=1), description="Longest pause.")
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
         if self.most < self.first:
             raise ValueError(
-                f"most is {self.most}, less than first ({self.first}): raise it, or give Retry one timedelta as backoff"
+                f"most: must be at least first ({self.first}), got {self.most}. "
+                "Raise it, or use Retry(backoff=timedelta(...)) for a constant pause."
             )
         return self
 
 
 class Retry(Options):
-    """Retries a failed message after a pause. A message that fails at the last attempt is dead."""
+    """Retries of failed messages. A message that fails at its last attempt is dead."""
 
-    max_attempts: int = Field(ge=1, le=1_000, description="Attempts in all; with 1 no message is retried.")
+    max_attempts: int = Field(
+        ge=1, le=1_000, description="Attempts per message, the first included. 1 disables retries."
+    )
     backoff: Duration | Backoff = Field(
         Backoff(first=timedelta(minutes=1)),
-        description="The pause after each failure: always the same, or a Backoff. Up to a quarter is added to it.",
+        description="Pause before a retry: constant, or a Backoff. Up to a quarter of it is added at random.",
     )
 
     def is_last(self, attempt: int) -> bool:
@@ -53,7 +56,7 @@ class Retry(Options):
         return attempt >= self.max_attempts
 
     def due_at(self, source: str, message_id: str, attempt: int, failed_at: datetime) -> datetime:
-        """When a message that failed at this attempt is to be retried. What is added is the same at each call."""
+        """Return the time of the retry after a failure at this attempt; equal arguments give the same time."""
         spread = zlib.crc32("\0".join((source, message_id, str(attempt))).encode()) / 2**32
         return failed_at + self._pause(attempt) * (1 + _SPREAD * spread)
 
@@ -61,116 +64,121 @@ class Retry(Options):
         if not isinstance(self.backoff, Backoff):
             return self.backoff
         first, factor, most = self.backoff.first, self.backoff.factor, self.backoff.most
-        grown = (attempt - 1) * math.log(factor)  # as a power it may be more than a float holds
+        grown = (attempt - 1) * math.log(factor)  # the power itself could overflow a float
         return most if grown >= math.log(most / first) else first * math.exp(grown)
 
 
 BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6
-"""Messages in a batch, at the most, whatever a splitter says."""
+"""Most messages in a batch, also with a splitter."""
 
 WORTH_IT = timedelta(seconds=20)
-"""A run that works for so long spends less than a tenth of its time on what every run costs, 1 to 2 s."""
+"""Shortest `target_run_time`: the fixed cost of a run, 1 to 2 s, stays below a tenth of it."""
 _MAX_DEMAND = 1_000_000
-"""In place of the default of `max_demand` where a `target_run_time` sizes runs."""
+"""Default of `max_demand` where a `target_run_time` is set."""
 
 
 class RateLimiting(Options):
-    """The most messages that are handled in each interval, over all runs and machines, backfills and replays included.
+    """A limit of messages per interval, over all runs and machines, backfills and replays included.
 
     Intervals are aligned to the clock: an interval of a minute starts with the minute. Unused permits of an interval
     expire with it.
     """
 
-    allowed_messages: int = Field(ge=1, le=10**12, description="The most messages handled in an interval.")
+    allowed_messages: int = Field(ge=1, le=10**12, description="Most messages handled in an interval.")
     interval: Duration = Field(
-        description="Length of an interval. Below 0.1 s fewer messages are handled than allowed, because each interval "
-        "costs a transaction: prefer 100 messages per 0.1 s to 1 per millisecond."
+        description="Length of an interval. Each interval costs a transaction, so below 0.1 s fewer messages are "
+        "handled than allowed: prefer 100 messages per 0.1 s to 1 per millisecond."
     )
 
 
 class Producer(Options):
-    """Where messages come from, and when it is worth a run to fetch them."""
+    """Limits, patience and schedule of the runs that pull from one source."""
 
-    source: str = Field(description="Key of the resource that is the source.", min_length=1)
+    source: str = Field(description="Key of the source among the resources.", min_length=1)
     concurrency: int = Field(2, ge=1, le=1_000, description="Tasks that read the source in one run.")
-    max_runs: int = Field(1, ge=1, le=1_000, description="Runs that may be under way at once.")
-    rate_limiting: RateLimiting | None = Field(None, description="None handles as fast as it can.")
+    max_runs: int = Field(1, ge=1, le=1_000, description="Most runs at the same time.")
+    rate_limiting: RateLimiting | None = Field(None, description="Limit of messages per interval. None: no limit.")
     patience: Duration = Field(
         timedelta(seconds=30),
-        description="A backlog that is not worth a run gets one after so long all the same.",
+        description="Longest wait for a backlog that is worth a run: after this time a smaller backlog starts one.",
     )
-    interval: Duration = Field(timedelta(seconds=5), description="How often the sensor looks; Dagster's floor is 5 s.")
+    interval: Duration = Field(
+        timedelta(seconds=5), description="Time between two ticks of the sensor; Dagster allows 5 s or more."
+    )
     schedule: Cron | None = Field(
         None,
-        description="Pull by the clock instead: a cron schedule in UTC, which is on by itself, and the sensor is off.",
+        description="Cron schedule in UTC that starts runs in place of the sensor. The schedule is on by default, and "
+        "the sensor off.",
     )
     oldest_allowed: Duration | None = Field(
-        None, description="A message that waits longer at the source turns the backlog check to a warning."
+        None, description="Age of a message at the source above which the backlog check warns. None: no warning."
     )
     deduplicate_for: Duration = Field(
-        timedelta(days=4), description="For how long a message that comes again is known to be decided."
+        timedelta(days=4), description="Time for which a redelivery of a decided message is recognised as a duplicate."
     )
 
 
 class Processors(Options):
-    """How much a run takes on, and when more is worth asking for."""
+    """Size of a run, the backlog that starts a run, and how messages are handled."""
 
-    concurrency: int = Field(2, ge=1, le=10_000, description="Tasks that handle messages at once.")
+    concurrency: int = Field(2, ge=1, le=10_000, description="Tasks that handle messages in parallel.")
     target_run_time: Duration | None = Field(
         None,
-        description="How long a run should take, 20 s or more: the sensor asks for what the last runs handled in so "
-        "long. `max_demand` stays the ceiling, and is 1,000,000 if unset. None has each run take on up to max_demand.",
+        description="Desired duration of a run, 20 s or more: the sensor requests as many messages as the last runs "
+        "handled in this time, up to `max_demand`, whose default is then 1,000,000. None: a run requests up to "
+        "max_demand.",
     )
-    max_demand: int = Field(50_000, ge=1, le=10**8, description="Messages that one task takes on in a run, at most.")
+    max_demand: int = Field(50_000, ge=1, le=10**8, description="Most messages that one task handles in a run.")
     min_demand: int | None = Field(
         None,
         ge=0,
         le=10**8,
-        description="A run is started once `max_demand - min_demand` messages a task can be asked for; "
-        "half of max_demand if unset.",
+        description="A run starts when the sensor can request `max_demand - min_demand` messages per task. None: half "
+        "of max_demand.",
     )
     chunk_size: int = Field(
         1_000,
         ge=1,
         le=10**6,
-        description="Messages handed to prepare_messages, and failures to handle_failed, at once.",
+        description="Most messages in a call of prepare_messages, and most failures in a call of handle_failed.",
     )
     chunk_bytes: int = Field(
         16 * 2**20,
         ge=1,
         le=2**30,
-        description="Bytes of payload in a chunk at the most; a single larger message is one chunk.",
+        description="Most bytes of payload in a chunk. A larger message is a chunk alone.",
     )
     max_message_bytes: int = Field(
         16 * 2**20,
         ge=1,
         le=2**30,
-        description="Bytes of payload that a message may have; a larger one fails, with its payload kept. A task "
-        "holds some copies of a message: give its worker as much memory before raising this.",
+        description="Most bytes in the payload of a message. A larger message fails, and its payload is kept. A task "
+        "has several copies of a message in memory: give the workers more memory before you raise this.",
     )
     partition_by: PartitionBy = Field(
         None,
-        description="Messages of one partition are handled by one task, in the order of their source; "
-        "the pipeline's partition_by if unset.",
+        description="Partition of a message: one task handles all messages of a partition, in the order of the source. "
+        "None: the pipeline's partition_by.",
     )
     threads: int = Field(
         1,
         ge=1,
         le=1_000,
-        description="Messages that a task gives to handle_message at once: for one that waits, for a server say. They "
-        "share the task's instance of the pipeline.",
+        description="Parallel calls of handle_message in a task, for a callback that waits for a server. The threads "
+        "share one instance of the pipeline.",
     )
     rescue: bool = Field(
         False,
-        description="Whether handle_failed may bring back messages that failed before their batcher: they go on to it.",
+        description="Whether handle_failed may rescue messages that failed before batching; they continue to their "
+        "batcher.",
     )
     message_timeout: Duration | None = Field(
         None,
-        description="How long one call may take: of handle_message, transform, partition_by or a serializer (its "
-        "message fails), of prepare_messages (its chunk fails), of handle_failed (its failures are recorded as "
-        "time-outs), of acknowledge, for each of its messages (the next run calls it again). With column expressions "
-        "it holds for handle_failed and acknowledge only: a query of Spark cannot be timed. None waits for ever.",
+        description="Timeout of one call of handle_message, transform, partition_by or a serializer (the message "
+        "fails), prepare_messages (the chunk fails), handle_failed (its failures are recorded as timeouts), and "
+        "acknowledge, per message (the next run calls it again). In the Spark lane it applies to handle_failed and "
+        "acknowledge only. None: no timeout.",
     )
 
     @model_validator(mode="before")
@@ -182,46 +190,46 @@ class Processors(Options):
     def _asks_only_when_worthwhile(self) -> Self:
         if self.target_run_time is not None and self.target_run_time < WORTH_IT:
             raise ValueError(
-                f"target_run_time is {self.target_run_time}, below {WORTH_IT}: what every run costs, 1 to 2 s, would "
-                "be more than a tenth of it. Raise it; for latency, lower the producer's patience."
+                f"target_run_time: must be at least {WORTH_IT}, got {self.target_run_time}. Raise it: the fixed cost "
+                "of a run is 1 to 2 s. For lower latency, lower the producer's patience."
             )
         if self.target_run_time is not None and self.min_demand is not None:
             raise ValueError(
-                f"min_demand is {self.min_demand} beside a target_run_time, which says what is worth a run: "
-                "leave out one of them."
+                f"min_demand: must not be set together with target_run_time, got {self.min_demand}. "
+                "Remove one of them: both set the backlog that starts a run."
             )
         if self.min_demand is not None and self.min_demand >= self.max_demand:
             raise ValueError(
-                f"min_demand is {self.min_demand}, not below max_demand ({self.max_demand}): "
-                "every look at the backlog would start a run. Lower it or leave it out."
+                f"min_demand: must be less than max_demand ({self.max_demand}), got {self.min_demand}. "
+                "Lower it or remove it: otherwise every tick starts a run."
             )
         return self
 
     @property
     def per_run(self) -> int:
-        """Messages that one run takes on at most; a replay may take on more."""
+        """Most messages that one run requests; a replay may exceed it."""
         return self.concurrency * self.max_demand
 
     @property
     def worthwhile(self) -> int:
-        """Messages that make a run worth its fixed cost."""
+        """Messages that start a run."""
         least = self.max_demand // 2 if self.min_demand is None else self.min_demand
         return self.concurrency * (self.max_demand - least)
 
 
 class Overrides(Options):
-    """Options that are changed at run time, in the control store; None leaves the class's own."""
+    """Options that are changed at run time, in the control store. None: the option of the class applies."""
 
-    concurrency: int | None = Field(None, ge=1, le=10_000, description="In place of `processors.concurrency`.")
-    max_demand: int | None = Field(None, ge=1, le=10**8, description="In place of `processors.max_demand`.")
-    max_runs: int | None = Field(None, ge=1, le=1_000, description="In place of the producer's `max_runs`.")
+    concurrency: int | None = Field(None, ge=1, le=10_000, description="Replaces `processors.concurrency`.")
+    max_demand: int | None = Field(None, ge=1, le=10**8, description="Replaces `processors.max_demand`.")
+    max_runs: int | None = Field(None, ge=1, le=1_000, description="Replaces the producer's `max_runs`.")
 
     def __str__(self) -> str:
-        """Return the options that are set, for people; empty if none is."""
+        """Return the options that are set, as text; empty without any."""
         return ", ".join(f"{name} {value:,}" for name, value in self if value is not None)
 
     def processors(self, own: Processors) -> Processors:
-        """The options that hold; a `min_demand` that is not below the changed `max_demand` counts as unset."""
+        """Return the effective options; `min_demand` is unset if it is not less than the changed `max_demand`."""
         changed = {name: value for name in ("concurrency", "max_demand") if (value := getattr(self, name)) is not None}
         most = changed.get("max_demand", own.max_demand)
         if own.min_demand is not None and own.min_demand >= most:
@@ -229,17 +237,17 @@ class Overrides(Options):
         return own.model_copy(update=changed) if changed else own
 
     def producer(self, own: Producer) -> Producer:
-        """The options that hold."""
+        """Return the effective options."""
         return own if self.max_runs is None else own.model_copy(update={"max_runs": self.max_runs})
 
 
 class Splitter(Options):
-    """Says where batches end by what is in their messages: a sum, a change of day.
+    """A rule that ends batches by the content of their messages, for example by a sum or at a change of day.
 
     `step(message, acc)` is called with each message of a batch, in order, after `handle_message`. It returns
-    `("cont", acc)` to go on with another accumulator, or `("emit", acc)` to end the batch with this message. The next
-    batch begins with `initial` again, and the accumulator of an `emit` is dropped, as Broadway does. A message for
-    which a step raises or returns something else fails alone.
+    `("cont", acc)` to continue with a new accumulator, or `("emit", acc)` to end the batch with this message. The next
+    batch starts with `initial`, and the accumulator of an `emit` is dropped, as in Broadway. If a step raises or
+    returns something else, its message fails.
 
         def by_weight(message, weight):
             weight += message.data.weight
@@ -247,13 +255,13 @@ class Splitter(Options):
 
         Batcher(schema=Parcel, batch_size=Splitter(initial=0, step=by_weight))
 
-    It runs in a Spark task. A batch ends too at `batch_bytes`, after a message in mode `flush`, and at a million
+    It runs in a Spark task. A batch also ends at `batch_bytes`, after a message in mode `flush`, and after a million
     messages.
     """
 
-    initial: Any = Field(description="What the accumulator is at the beginning of each batch, which gets its own copy.")
+    initial: Any = Field(description="Accumulator at the start of a batch. Each batch gets a copy.")
     step: Callable[[Message, Any], tuple[Literal["emit", "cont"], Any]] = Field(
-        description="Called with a message and the accumulator."
+        description="Function of a message and the accumulator."
     )
 
     @field_validator("initial")
@@ -262,78 +270,82 @@ class Splitter(Options):
         try:
             deepcopy(initial)
         except Exception as error:
-            raise ValueError(
-                f"each batch begins with a copy of it, and it has none ({type(error).__name__})"
-            ) from error
+            raise RequirementError(_COPYABLE) from error
         return initial
+
+
+_COPYABLE = Requirement("a value that copy.deepcopy can copy", "Use plain data: each batch starts with a copy.")
+_SIZE = Requirement(f"an int from 1 to {BATCH_MESSAGES:,} or a Splitter(...)")
 
 
 def _size(size: object) -> int | Splitter:
     if isinstance(size, Splitter) or (type(size) is int and 1 <= size <= BATCH_MESSAGES):
         return size
-    raise ValueError(f"it must be a whole number from 1 to {BATCH_MESSAGES:,}, or a Splitter(...)")
+    raise RequirementError(_SIZE)
 
 
 class Batcher(Options):
-    """A batcher with a callback: `handle_batch` is called for each batch, and what it returns is a table.
+    """A batcher with a callback: `handle_batch` is called for each batch, and the table contains what it returns.
 
-    A batch holds messages of one window and batch key, in order of arrival.
+    A batch consists of messages of one window and batch key, in order of arrival.
 
-    Data crosses from `handle_message` to `handle_batch` as JSON. With a `schema` every type that its table takes comes
-    back with the very value: bool, int, float (NaN and infinity too), str, bytes, datetime, date, time, timedelta,
-    Decimal, UUID, Enum, Literal, models, and lists, sets, tuples and dicts of them. Validators and serializers do not
-    run again, private attributes are made anew, and extra fields come as plain JSON. Without a `schema` bytes stay
-    bytes, and all else comes as plain JSON (a datetime as text). Data that does not cross fails its message.
+    Data is passed from `handle_message` to `handle_batch` as JSON. With a `schema` every value arrives unchanged: bool,
+    int, float (NaN and infinity, too), str, bytes, datetime, date, time, timedelta, Decimal, UUID, Enum, Literal,
+    models, and lists, sets, tuples and dicts of them. Validators and serializers do not run again, private attributes
+    are created again, and extra fields arrive as plain JSON. Without a `schema` bytes stay bytes, and all other data
+    arrives as plain JSON (a datetime as text). A message fails if its data cannot be passed.
     """
 
-    concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled at once.")
+    concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled in parallel.")
     batch_size: Annotated[int | Splitter, PlainValidator(_size)] = Field(
-        100, description="Messages in a batch, at the most; or a Splitter, which says where batches end."
+        100, description="Most messages in a batch; or a Splitter, which ends batches by their content."
     )
     batch_bytes: int = Field(
         BATCH_BYTES,
         ge=1,
         le=2**30,
-        description="Bytes in a batch, at the most: payloads as delivered, and data as handled. A single larger "
-        "message is a batch.",
+        description="Most bytes in a batch: payloads as delivered, and data as handled. A larger message is a batch "
+        "alone.",
     )
     batch_timeout: Duration | None = Field(
         None,
-        description="How long messages wait at the source for a batch to fill: the sensor's `patience` is no longer "
-        "than this.",
+        description="Longest time that messages wait at the source for a full batch: an upper bound of the producer's "
+        "`patience`.",
     )
     partition_by: PartitionBy = Field(
         None,
-        description="Batches hold messages of one partition, and those of a partition are handled by one task, in the "
-        "order of their source; the pipeline's partition_by if unset.",
+        description="Partition of a message: a batch contains messages of one partition, and one task handles all "
+        "batches of a partition, in the order of the source. None: the pipeline's partition_by.",
     )
     message_timeout: Duration | None = Field(
         None,
-        description="How long one call may take: of handle_batch (its batch fails), a splitter, a decoder or a "
-        "serializer (its message fails), handle_failed (its failures are recorded as time-outs). None waits for ever.",
+        description="Timeout of one call of handle_batch (the batch fails), a splitter, a decoder or a serializer (the "
+        "message fails), and handle_failed (its failures are recorded as timeouts). None: no timeout.",
     )
     table_schema: Schema | None = Field(
         None,
         alias="schema",
-        description="Model of the data: typed columns in the table, and models in handle_batch. Without it data is one "
-        "column of JSON, and plain JSON in handle_batch.",
+        description="Model of the data: the table has a column per field, and handle_batch gets instances. None: the "
+        "table has one column of JSON, and handle_batch gets plain JSON.",
     )
     rescue: bool = Field(
         False,
-        description="Whether handle_failed may bring back messages that failed in handle_batch: they count as handled.",
+        description="Whether handle_failed may rescue messages that failed in handle_batch; they count as handled.",
     )
 
 
 class TableBatcher(Options):
-    """A batcher without a callback: the rows that handling wrote are its table, typed by a model."""
+    """A batcher without a callback: its table contains the rows that handling wrote, with the columns of a model."""
 
-    table_schema: Schema = Field(alias="schema", description="Model of the data: the table's columns.")
-    batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Rows in a file, at the most.")
+    table_schema: Schema = Field(alias="schema", description="Model of the data: the table has a column per field.")
+    batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Most rows in a file.")
 
 
 class Retention(Options):
-    """How long windows are kept, by their age; None keeps them for ever. Open failures are always kept."""
+    """Ages at which windows are deleted. None: never. Open failures are never deleted."""
 
-    messages: Duration | None = Field(timedelta(days=30), description="Raw deliveries: how far back a replay reaches.")
-    batchers: Duration | None = Field(None, description="The batchers' tables.")
-    failed: Duration | None = Field(timedelta(days=90), description="Closed failures.")
+    messages: Duration | None = Field(
+        timedelta(days=30), description="Age of deliveries in the table `messages`. A replay needs them."
+    )
+    batchers: Duration | None = Field(None, description="Age of rows in the tables of batchers.")
+    failed: Duration | None = Field(timedelta(days=90), description="Age of closed failures in the table `failed`.")

@@ -1,4 +1,4 @@
-"""Partitions: messages of one partition are handled in their order, one after the other."""
+"""Partitions: messages of the same partition are handled in their order."""
 
 import inspect
 from collections.abc import Callable
@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-SOURCE: Literal["source"] = "source"
-"""The partition is the one that the source names."""
+from pipeline_platform.model.strict_options import Requirement, RequirementError
 
-ALLOWED = (
-    f"it must be {SOURCE!r}, or a function that takes the message alone and returns its partition, an int of 0 or more"
-)
+SOURCE: Literal["source"] = "source"
+"""The value of `partition_by` that keeps the partitions of the source."""
+
+PARTITIONING = Requirement(f"{SOURCE!r} or a function of one message that returns its partition, an int of 0 or more")
 
 
 def is_partitioning(value: object) -> bool:
-    """Whether something says by which partition messages keep their order; None says that they keep none."""
+    """Whether a value is valid for `partition_by`; None keeps no order."""
     if value is None or (isinstance(value, str) and value == SOURCE):
         return True
     if not callable(value) or inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
@@ -24,32 +24,37 @@ def is_partitioning(value: object) -> bool:
         inspect.signature(value).bind(None)
     except TypeError:
         return False
-    except ValueError:  # a builtin that does not say what it takes
+    except ValueError:  # a builtin without a signature
         return True
     return True
 
 
 def _checked(value: object) -> object:
     if not is_partitioning(value):
-        raise ValueError(ALLOWED)
+        raise RequirementError(PARTITIONING)
     return value
 
 
 PartitionBy = Annotated[Any, AfterValidator(_checked)]
-"""`None`, `"source"`, or a function of a message. A function is called where the message is, in a task."""
+"""`None`, `"source"`, or a function of a message, which Spark tasks call."""
 
 
 def partition_of(function: Callable[[Any], object], message: object) -> str:
-    """Ask a function for the partition of a message, as text; raise where it is no int of 0 or more."""
+    """Return the partition that a function gives to a message, as text.
+
+    Raises:
+        TypeError: The function returned something else than an int.
+        ValueError: The function returned a negative int.
+    """
     value = function(message)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"partition_by must return an int of 0 or more, got {type(value).__name__}: convert it")
+        raise TypeError(f"partition_by: must return an int of 0 or more, got {type(value).__name__}. Use int(...).")
     text = int.__repr__(value)
     if text.startswith("-"):
-        raise ValueError(f"partition_by must return an int of 0 or more, got {text[:40]}")
+        raise ValueError(f"partition_by: must return an int of 0 or more, got {text[:40]}.")
     return text
 
 
 def as_given(partition_by: object, partition: str | None) -> int | str | None:
-    """Return a partition as the function, or the source, gave it."""
+    """Return a partition with its original type: int from a function, str from the source."""
     return partition if partition is None or partition_by == SOURCE else int(partition)

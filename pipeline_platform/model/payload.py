@@ -1,4 +1,4 @@
-"""Payloads of JSON, decoded strictly, by a model or by its twin: a struct that does so in a quarter of the time."""
+"""Strict decoding of JSON payloads by a model, or by its twin: an equivalent `msgspec.Struct`, four times faster."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ from pipeline_platform.model.failure import words
 from pipeline_platform.model.fields import ModelClass, fields
 
 _QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
-"""Where msgspec quotes a value, or a name, that a payload has."""
+"""Pattern of the values and names of a payload that msgspec quotes in errors."""
 
 _decode = msgspec.json.Decoder().decode
 
 
 class PayloadError(ValueError):
-    """A payload is no JSON. Says what is wrong and where, and quotes nothing of it."""
+    """A payload is not valid JSON. The message contains reason and position, and does not quote the payload."""
 
 
 def decoded(data: Any) -> Any:
-    """Decode a payload of JSON. Whole numbers come back exactly. Of two members of one name the last one counts.
+    """Decode a JSON payload. Integers are exact, and the last of two members with the same name is used.
 
     Raises:
-        PayloadError: It is no JSON, or has NaN, an infinity, a number that no float holds, half a surrogate pair,
-            a byte order mark or bytes that are no UTF-8.
-        TypeError: It is no bytes: a callback has put something else in its place.
+        PayloadError: It is not valid JSON, or contains NaN, an infinity, a number outside the range of a float, a lone
+            surrogate, a byte order mark or invalid UTF-8.
+        TypeError: It is not bytes: a callback has replaced it.
     """
     try:
         return _decode(data)
     except Exception as error:
         if not isinstance(data, bytes):
-            raise TypeError(f"json() decodes bytes, and data is of type {type(data).__name__}") from None
-        raise PayloadError(f"the payload is no JSON: {_why(data, error)}") from None
+            raise TypeError(f"json() requires data of type bytes, got {type(data).__name__}") from None
+        raise PayloadError(f"the payload is not valid JSON: {_why(data, error)}") from None
 
 
 @lru_cache(maxsize=256)
 def decoder(model: Any) -> Callable[[Any], Any]:
-    """What decodes JSON to a type, or raises a ValidationError, or a PayloadError of msgspec's.
+    """Return a function that decodes JSON to a type, or raises a ValidationError (pydantic) or PayloadError (msgspec).
 
     Args:
         model: A pydantic model, a `msgspec.Struct`, or a type of them: `A | B`, `list[A]`.
 
     Raises:
-        TypeError: Neither pydantic nor msgspec takes the type.
+        TypeError: Neither pydantic nor msgspec accepts the type.
     """
     if _has_struct(model):
         return _by_msgspec(model)
@@ -79,52 +79,56 @@ def _by_msgspec(model: Any) -> Callable[[Any], Any]:
             if isinstance(error, msgspec.ValidationError):
                 why = _QUOTED.sub(r"\1", str(error))
                 raise PayloadError(f"{name}: {why}") from None
-            raise PayloadError(f"the payload is no JSON: {_why(data, error)}") from None
+            raise PayloadError(f"the payload is not valid JSON: {_why(data, error)}") from None
 
     return decoded_to
 
 
 def _exactly(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
-    """Decode by pydantic; Decimals keep all their digits."""
+    """Decode by pydantic with exact Decimals."""
     try:
         return own(exact(data, model) or data) if isinstance(data, bytes) else own(data)
     except msgspec.DecodeError:
-        own(data)  # refuses in its own words what it does not take, either
-        why = "it has NaN or an infinity beside a Decimal, whose digits are not read exactly then"
-        raise PayloadError(f"the payload is no JSON: {why}") from None
+        own(data)  # raises pydantic's error, unless only msgspec refuses the payload
+        why = "it contains NaN or an infinity together with a Decimal, whose digits cannot be exact then"
+        raise PayloadError(f"the payload is not valid JSON: {why}") from None
 
 
 def _why(data: bytes, error: Exception) -> str:
-    """What is wrong and where, in the words of pydantic, whose models refuse payloads beside this."""
+    """Return reason and position of an error in pydantic's wording, so that both decoders report the same."""
     try:
         from_json(data, allow_inf_nan=False)
     except ValueError as found:
         return str(found)
-    return str(error)  # a number that no float holds: msgspec says how deep it lies, and names no key
+    return str(error)  # a number outside the range of a float: msgspec reports its depth, and quotes no key
 
 
 _PLAIN = {"bool": bool, "int": int, "float": float, "str": str, "date": date}
-_SAID = {"type", "metadata", "ref"}
-"""What a node of a schema may say besides; it changes nothing."""
+_NEUTRAL = {"type", "metadata", "ref"}
+"""Keys of a schema's node that do not affect decoding."""
 _HARMLESS = {"title", "frozen", "extra_fields_behavior"}
-"""Settings of a model that a twin follows, or that change nothing of what is decoded."""
+"""Settings of a model that a twin follows, or that do not affect decoding."""
 _DEEP, _LONG = 200, 4_300
-"""Brackets, and digits of a number, that msgspec passes over in a field that no model has, and pydantic does not."""
+"""Pydantic's limits of nested brackets and digits; msgspec does not check them in fields that the model lacks."""
 SHORT = 2 * _DEEP
-"""Bytes that have fewer of either."""
+"""Bytes below which a payload is always within these limits."""
 _DIGITS = re.compile(rb"\d{%d}" % _LONG)
 _NANOSECONDS = re.compile(rb":\d\d\.\d{7}|\\u00(?:2[eE]|3[\daA])")
-"""What pydantic cuts to microseconds, and msgspec rounds; some of it may be escaped."""
+"""Pattern of times finer than a microsecond, also escaped: pydantic cuts them, msgspec rounds them."""
 
 
 class _NoTwinError(Exception):
-    """A model does more than decode."""
+    """A model has rules that no struct can express."""
 
 
 class Decoder(NamedTuple):
-    """How payloads are decoded by a model's rules: to what is `made`, the model or its twin.
+    """Decoders of payloads by a model's rules.
 
-    `short` takes what is UTF-8 and has fewer bytes than `SHORT`, or raises; `fast` what is UTF-8; `exact` anything.
+    Attributes:
+        made: The class of the results: the model or its twin.
+        short: Decodes valid UTF-8 of fewer than `SHORT` bytes, or raises.
+        fast: Decodes valid UTF-8.
+        exact: Decodes any payload.
     """
 
     made: ModelClass
@@ -135,14 +139,14 @@ class Decoder(NamedTuple):
 
 @lru_cache(maxsize=256)
 def decoder_of(model: ModelClass) -> Decoder:
-    """The decoder of a model. What its twin refuses, or may take for something else, is left to the model itself."""
+    """Return the decoders of a model. Payloads that its twin refuses or may misread are decoded by the model itself."""
     own = decoder(model)
     try:
         twin = _twin(model)
     except _NoTwinError:
         return Decoder(model, own, own, own)
     decode = msgspec.json.Decoder(twin).decode
-    has_times = "datetime" in repr([one.annotation for one in fields(twin).values()])
+    has_times = "datetime" in repr([field.annotation for field in fields(twin).values()])
 
     def exact(data: Any) -> Any:
         return msgspec.convert(own(data), twin, from_attributes=True)
@@ -166,15 +170,15 @@ def _twin(model: ModelClass) -> type[Struct]:
         raise _NoTwinError
     known = {}
     if schema["type"] == "definitions":
-        known = {one["ref"]: one for one in schema["definitions"]}
+        known = {node["ref"]: node for node in schema["definitions"]}
         schema = schema["schema"]
     made: type[Struct] = _type(schema, known)
     return made
 
 
 def _type(node: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
-    """The type that decodes what a node of a schema does; a `_NoTwinError` where the node has an unknown rule."""
-    kind, more = node["type"], node.keys() - _SAID
+    """Return the type that decodes like a schema's node; raise a `_NoTwinError` if the node has an unknown rule."""
+    kind, more = node["type"], node.keys() - _NEUTRAL
     if kind in _PLAIN and not more:
         return _PLAIN[kind]
     if kind == "datetime" and more == {"microseconds_precision"}:
@@ -188,7 +192,7 @@ def _type(node: Mapping[str, Any], known: Mapping[str, Any]) -> Any:
     if kind == "literal" and more == {"expected"} and {*map(type, node["expected"])} == {str}:
         return Literal[tuple(node["expected"])]
     if kind == "definition-ref" and more == {"schema_ref"} and node["schema_ref"] in known:
-        return _type(known[node["schema_ref"]], {})  # one that holds itself has no columns
+        return _type(known[node["schema_ref"]], {})  # without references: a model that contains itself has no columns
     if kind == "model" and more == {"cls", "config", "custom_init", "root_model", "schema"}:
         return _struct(node, known)
     raise _NoTwinError
@@ -205,10 +209,10 @@ def _struct(node: Mapping[str, Any], known: Mapping[str, Any]) -> type[Struct]:
         schema, default = field["schema"], list[Any]()
         if not isinstance(names.setdefault(name, field.get("validation_alias", name)), str):
             raise _NoTwinError
-        if schema["type"] == "default" and schema.keys() - _SAID <= {"schema", "default", "default_factory"} | {
+        if schema["type"] == "default" and schema.keys() - _NEUTRAL <= {"schema", "default", "default_factory"} | {
             "default_factory_takes_data"
         }:
-            # What lacks a field with another default is left to the model.
+            # Payloads without a field that has another default are decoded by the model.
             if type(schema.get("default", ...)) in (type(None), bool, int, float, str):
                 default = [schema["default"]]
             schema = schema["schema"]

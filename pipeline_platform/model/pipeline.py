@@ -1,4 +1,4 @@
-"""A pipeline: what its author writes. Options are checked when the class is built."""
+"""Base class of pipelines; options and callbacks are checked when a subclass is built."""
 
 from __future__ import annotations
 
@@ -16,50 +16,52 @@ from pipeline_platform.model.events import Event
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
 from pipeline_platform.model.partition import SOURCE
-from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown, without_prefix
+from pipeline_platform.model.strict_options import PipelineError, did_you_mean, reason_of, shown
 
 __all__ = ["Pipeline", "PipelineError"]
 
 
 class Pipeline:
-    """Handles messages of a source, one by one and in batches, and records those that fail.
+    """Base class of pipelines: handles messages of a source one by one and in batches, and records failures.
 
     Subclass it in a file of its own, set the options as class attributes and write the callbacks. Callbacks run in
-    Spark tasks: they take what they need from the message and `context`, or make it. Pipelines may share a base,
+    Spark tasks: they use the message, `context` and objects that they create. Pipelines may share a base class,
     `class Base(Pipeline, abstract=True)`, which is not checked.
 
-    You may add methods and constants of your own. A name that resembles an option or callback
-    (`prosessors`, `handle_fialed`) is refused as a mistake, and so is an option that belongs into another (`max_runs`).
-    Give yours a leading underscore, capitals, or a name that resembles them less.
+    You may add methods and constants. A name that resembles an option or a callback (`prosessors`, `handle_fialed`) is
+    refused as a mistake, and so is an option of another class (`max_runs`). Start yours with an underscore, write it in
+    capitals, or choose a different name.
 
     Attributes:
-        name: Names the assets, tables, jobs and limits; lower case. Never change it: the data is under this name.
-        producer: Where messages come from.
-        producers: By name, in place of `producer`, where messages come from several sources. Each is pulled from by
-            runs of its own, within limits of its own. Never change a name while one of its receives is unfinished.
-        processors: How many messages are handled at once.
-        batchers: By name. Without any, a handled message leaves only its outcome.
-        partition_by: Which messages keep their order: `"source"` for those of a partition that the source names, or a
-            function of a message that returns its partition, an int of 0 or more. `processors` and each `Batcher` may
-            have one of their own. A function gets the message after `transform`; that of a `Batcher` gets it after
-            `handle_message`. If it raises, that message alone fails. It is a lambda, a function of the module or a
-            `staticmethod`.
-        context: A pydantic model with defaults, handed to every callback; a run can override its fields.
-        window_cron: When a window begins, in UTC; hourly by default. Once there is data, another one is refused.
-        first_window: When the first one begins, with its time zone. Once there is data, a later begin is refused. None
-            for the window in which the definitions are first loaded; the control store keeps it.
-        retention: How long windows are kept.
-        fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run ends red, after
-            everything is published and acknowledged.
-        retry: Retries each failure after a pause, until it is dead after its last attempt. None never does.
-        dead_letters: Key of a source that dead messages are sent to, with the reason; None for nowhere.
-        redrive: When all failures that are not dead are retried: a cron schedule in UTC; None for never.
-        acks_immediately: Whether callbacks may call `ack_immediately`. Their tasks then hold the source, with its
+        name: Name of the pipeline, in lower case: part of the names of assets, tables, jobs and limits. Never change
+            it: the data is stored under it.
+        producer: The source of messages, and the limits, patience and schedule of its runs.
+        producers: Producers by name, instead of `producer`, for several sources. Each has its own runs and limits.
+            Never change a name while one of its receives is unfinished.
+        processors: Size of a run, and how messages are handled.
+        batchers: Batchers by name. Without batchers, a handled message leaves only its outcome.
+        partition_by: Partition of a message; messages of a partition are handled in order. `"source"` uses the
+            partitions of the source. A function gets a message and returns its partition, an int of 0 or more. It must
+            be a lambda, a function of the module or a `staticmethod`, and runs after `transform`; if it raises, only
+            that message fails. `processors` and each `Batcher` can set their own; a function of a `Batcher` runs after
+            `handle_message`. None: no order.
+        context: An instance of a pydantic model, passed to every callback. A run can override its fields.
+        window_cron: Cron schedule in UTC of the starts of windows; hourly by default. It cannot change once there is
+            data.
+        first_window: Start of the first window, with its time zone. It cannot become later once there is data. None:
+            the window in which the definitions are first loaded, which the control store keeps.
+        retention: Ages at which windows are deleted.
+        fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run fails, after everything
+            is published and acknowledged.
+        retry: Attempts and pauses of automatic retries. None: no automatic retry.
+        dead_letters: Key of a source to which dead messages are sent, with the reason. None: they are not sent.
+        redrive: Cron schedule in UTC of a retry of all failures that are not dead. None: no schedule.
+        acks_immediately: Whether callbacks may call `ack_immediately`. Their tasks then get the source with its
             credentials.
-        shutdown: How long a run that has to stop (`pipeline-platform drain`, a termination) still begins messages.
-        telemetry: Functions that get this pipeline's events, by event, in the process where these happen:
+        shutdown: Time for which a run that must stop (`pipeline-platform drain`, a termination) still starts messages.
+        telemetry: Functions by event that get this pipeline's events in the process where they happen:
             `{"batch": on_batch}`. See `docs/run/telemetry.md`.
-        owners: Of the assets: e-mail addresses or `team:<name>`. A base sets them for all its pipelines.
+        owners: Owners of the assets: e-mail addresses or `team:<name>`.
     """
 
     name: ClassVar[str]
@@ -82,90 +84,91 @@ class Pipeline:
     owners: ClassVar[Sequence[str]] = ()
 
     def __init_subclass__(cls, *, abstract: bool = False, **kwargs: object) -> None:
-        """Refuse what cannot work, when the class is built.
+        """Check the options and callbacks of a class when it is built.
 
         Raises:
-            PipelineError: On one line: the class, the option or callback, its value and what is allowed.
+            PipelineError: An option or callback is not valid.
         """
         super().__init_subclass__(**kwargs)
         if not abstract:
             check_class(cls, Pipeline)
 
     def transform(self, event: Message) -> Message:
-        """Change a message before all other callbacks see it; returns it unchanged by default."""
+        """Change a message before all other callbacks; returns it unchanged by default."""
         return event
 
     def prepare_messages(self, messages: list[Message], context: Any) -> list[Message]:
-        """Do once for a chunk what would be done for each message (one query, one call).
+        """Prepare a chunk of messages together, for example with one query instead of one per message.
 
-        It must return as many messages, in the same order. The whole chunk fails if it raises, or returns fewer or
-        more. Where `handle_messages` takes blocks, this takes and returns them, too, before permits are taken.
+        It must return the same number of messages, in the same order. If it raises or returns another number, the
+        whole chunk fails. If `handle_messages` takes blocks, this callback takes and returns blocks, too. It is called
+        before permits are taken.
         """
         return messages
 
     def handle_message(self, message: Message, context: Any) -> Message | list[Message]:
-        """Handle one message: put its data, its batcher and batch key, or mark it failed.
+        """Handle one message: put its data, its batcher and batch key, or mark it as failed.
 
-        It may return a list of messages made from this one, at most 10,000: its children. If one of them fails, the
-        message fails, and no table gets a row of the others. With an empty list no table gets a row.
+        It may return a list of up to 10,000 messages derived from this one: its children. If a child fails, the
+        message fails, and no table gets rows of its other children. With an empty list no table gets a row.
 
-        If it raises, this message alone fails, and its original payload is recorded.
+        If it raises, only this message fails, and its original payload is recorded.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_message")
 
     def handle_messages(self, messages: Any, context: Any) -> Any:
-        """Handle many messages at once, as columns, instead of `handle_message`. See `docs/build/lanes.md`.
+        """Handle many messages together, as columns, instead of `handle_message`. See `docs/build/lanes.md`.
 
         Args:
-            messages: As it is annotated. `polars.DataFrame` or `pyarrow.Table`: a block, some thousand messages of a
-                task, in order. Spark's `DataFrame`, or no annotation: all messages of a run. It has the columns of
-                `MESSAGES` but `receive_id`, `first_receive_id` and `published_at`; `position`; and `batcher`,
-                `batch_key`, `status`, `reason`.
-            context: As for the other callbacks.
+            messages: A table of the annotated class. `polars.DataFrame` or `pyarrow.Table`: a block of some thousand
+                messages of a task, in order. Spark's `DataFrame`, or no annotation: all messages of a run. Its columns
+                are those of `MESSAGES` without `receive_id`, `first_receive_id` and `published_at`; `position`; and
+                `batcher`, `batch_key`, `status`, `reason`.
+            context: The context of the run.
 
         Returns:
-            As many rows, with `position` as it was: it identifies a row. A row goes to the table of its `batcher`: the
-            fields of that table's model are taken from columns of the same name (`data` without a model). A row with
-            the `status` `failed` fails with its `reason`.
+            The same number of rows, with the same `position`, which identifies a row. A row is written to the table of
+            its `batcher`: the fields of the table's model are read from columns of the same name (from `data` without
+            a model). A row with the `status` `failed` fails with its `reason`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_messages")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        """Handle a batch, for example write it outside. Must return the messages, each ok or failed.
+        """Handle a batch, for example write it to another system, and return its messages.
 
-        It may change their data, mark them failed and set how they are acknowledged (`configure_ack`). A message whose
-        batcher or batch key it changes fails, and so does one that it does not return. If it raises, all fail. It may
-        run again for the same `batch_info.batch_id` after a crash, and for the same messages in another batch when they
-        are retried or replayed.
+        It may change their data, mark them as failed and set their ack actions (`configure_ack`). A message fails if
+        it is not returned, or if its batcher or batch key changed. If the callback raises, all messages fail. It may
+        be called again for the same `batch_info.batch_id` after a crash, and for the same messages in another batch
+        when they are retried or replayed.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_batch")
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        """Look at the messages that failed, before they are recorded: notify, count, `configure_ack`.
+        """Handle failed messages before they are recorded, for example notify, count, or `configure_ack`.
 
-        Reason, batcher and batch key are recorded as it leaves them. The data is not: the table `failed` has the
-        payload as it was delivered, to be retried. A message that it returns as `rescued()` goes on as if it had
-        not failed, if `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` allows it; otherwise it stays
-        failed. If it raises or returns something else, messages stay as they were.
+        Changed reasons, batchers and batch keys are recorded. Changed data is not: the table `failed` contains the
+        payload as delivered, for a retry. A message that is returned as `rescued()` continues as if it had not failed,
+        if `Processors(rescue=True)` or the batcher's `Batcher(rescue=True)` allows it. If the callback raises or
+        returns something else, the messages are recorded unchanged.
         """
         return messages
 
     def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
-        """Get messages whose outcome is decided and published, before the source does: mark rows, notify.
+        """Process messages after their outcome is published and before the source is acknowledged, for example notify.
 
-        It gets the messages of one group, as they were delivered, up to 1,000 at once. Those that failed have their
-        reason, batcher and batch key. If it raises, these messages are not acknowledged yet, and the next run calls it
-        again; so it does after a crash. It does not get messages that are given back or retried.
+        It gets the messages of one group, as delivered, up to 1,000 per call. Failed messages have their reason,
+        batcher and batch key. If it raises, these messages are not acknowledged yet, and the next run calls it again;
+        the same holds after a crash. It does not get messages that are released or retried.
         """
 
     @classmethod
     def uses_columns(cls) -> bool:
-        """True where the author chose Spark's columns."""
+        """Whether the pipeline uses the Spark lane."""
         return cls.handle_messages is not Pipeline.handle_messages and cls.block_type() is None
 
     @classmethod
     def block_type(cls) -> Any:
-        """The class of the blocks that the author chose to handle; None where it is rows, or Spark's columns."""
+        """Return the class of the blocks that the pipeline handles; None in the row lane and the Spark lane."""
         if cls.handle_messages is Pipeline.handle_messages:
             return None
         kind = annotated(cls.handle_messages)
@@ -173,7 +176,7 @@ class Pipeline:
 
     @classmethod
     def partitioning(cls, batcher: str | None = None) -> Any:
-        """How the messages of a batcher, or those to be handled, are partitioned; None where they keep no order."""
+        """Return the effective `partition_by` of a batcher, or of handling; None if messages have no order."""
         options = cls.processors if batcher is None else cls.batchers[batcher]
         if isinstance(options, TableBatcher):
             return None
@@ -181,80 +184,84 @@ class Pipeline:
 
     @classmethod
     def takes_turns(cls, *, leases_partitions: bool = False) -> bool:
-        """Whether its runs come one after the other, or messages would not keep their order.
+        """Whether its runs must not overlap, because messages would lose their order.
 
         Args:
-            leases_partitions: Whether the source of a run gives a partition to one receive at a time.
+            leases_partitions: Whether the source leases a partition to one receive at a time.
         """
-        used = [one for name in (None, *cls.batchers) if (one := cls.partitioning(name)) is not None]
-        return bool(used) and not (leases_partitions and all(one == SOURCE for one in used))
+        used = [by for name in (None, *cls.batchers) if (by := cls.partitioning(name)) is not None]
+        return bool(used) and not (leases_partitions and all(by == SOURCE for by in used))
 
     @classmethod
     def producers_of(cls, name: str = "") -> Mapping[str, Producer]:
-        """The producer of this name; without a name all, by name. That of `producer` has the name `""`.
+        """Return the producer of this name; without a name, all producers by name. The name of `producer` is `""`.
 
         Raises:
-            PipelineError: There is none of this name.
+            PipelineError: There is no producer of this name.
         """
         if not cls.producers and not name:
             return {"": cls.producer}
         if not name:
             return cls.producers
         if name not in cls.producers:
-            hint = did_you_mean(name, cls.producers) if cls.producers else "its only one has no name: give none"
-            raise PipelineError(f"{cls.name}: no producer has the name {name!r}; {hint}")
+            hint = "Leave the name out: its only producer has no name."
+            if cls.producers:
+                hint = did_you_mean(name, cls.producers, "producers")
+            raise PipelineError(f"{cls.name}: has no producer {name!r}. {hint}")
         return {name: cls.producers[name]}
 
     @classmethod
     def batch_timeout(cls) -> timedelta | None:
-        """The shortest of its batchers; None where none has one."""
-        timeouts = (one.batch_timeout for one in cls.batchers.values() if isinstance(one, Batcher))
+        """Return the shortest `batch_timeout` of its batchers; None without any."""
+        timeouts = (batcher.batch_timeout for batcher in cls.batchers.values() if isinstance(batcher, Batcher))
         return min(filter(None, timeouts), default=None)
 
     @classmethod
     def limits_key(cls, producer: str = "") -> str:
-        """What the control store knows a producer by; without a name the whole pipeline, or its only producer."""
+        """Return the key of a producer in the control store; without a name, of the pipeline or its only producer."""
         return f"{cls.name}/{producer}" if producer else cls.name
 
     @classmethod
     def description(cls) -> str:
-        """The class's own docstring."""
+        """Return the docstring of the class."""
         return inspect.cleandoc(cls.__doc__ or "")
 
     @classmethod
     def context_of(cls, overrides: Mapping[str, Any] | None) -> BaseModel | None:
-        """The context of a run: the class's own with some fields overridden.
+        """Return the context of a run: the context of the class with some fields overridden.
 
         Raises:
-            PipelineError: The pipeline has no context, or a field is unknown or does not fit.
+            PipelineError: The pipeline has no context, or a field is unknown or has an invalid value.
         """
         if overrides is None or overrides == {}:
             return cls.context
         if not isinstance(overrides, Mapping):
-            raise PipelineError(f"{cls.__qualname__}.context is overridden by {shown(overrides)}: give fields by name")
+            why = f"overrides must be a dict of values by field, got {shown(overrides)}."
+            raise PipelineError(f"{cls.__qualname__}.context: {why}")
         if cls.context is None:
-            fields = ", ".join(map(str, overrides))
-            raise PipelineError(f"{cls.__qualname__}.context is None: there is nothing to override by {fields}")
+            why = f"is None, but the run overrides {', '.join(map(str, overrides))}. Remove the overrides."
+            raise PipelineError(f"{cls.__qualname__}.context: {why}")
         return overridden(cls.context, overrides, f"{cls.__qualname__}.context")
 
 
 def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> BaseModel:
-    """A copy of a context with other values in some fields; a `PipelineError` names it by `path`."""
+    """Return a copy of a context with other values in some fields; a `PipelineError` starts with `path`."""
     model = type(context)
     for name in values:
         if name not in model.model_fields:
-            raise PipelineError(f"{path}.{name}: there is no such field; {did_you_mean(str(name), model.model_fields)}")
+            hint = did_you_mean(str(name), model.model_fields, "fields")
+            raise PipelineError(f"{path}.{name}: is not a field of the context. {hint}")
     try:
         return model.model_validate({**context.model_dump(), **values})
     except ValidationError as error:
         refused = error.errors(include_url=False)
-    raise PipelineError("; ".join(_refusal(model, each, path) for each in refused))
+    raise PipelineError(" ".join(_error(model, each, path) for each in refused))
 
 
-def _refusal(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
-    """Say on one line what pydantic refused, without a value that the model keeps to itself."""
-    place, why = ".".join([path, *map(str, refused["loc"])]), without_prefix(refused["msg"])
+def _error(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
+    """Return the error for a field on one line, without a value that the model hides."""
+    place, why = ".".join([path, *map(str, refused["loc"])]), reason_of(refused)
     field = model.model_fields.get(str(refused["loc"][0])) if refused["loc"] else None
     if field is None or not field.repr or "Secret" in str(field.annotation):
-        return f"{place}: {why}"
-    return f"{place} is {shown(refused['input'])}: {why}"
+        return f"{place}: {why.removesuffix('.')}."
+    return f"{place}: {why}, got {shown(refused['input'])}."

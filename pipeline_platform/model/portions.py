@@ -1,4 +1,4 @@
-"""Portions: what is read, sent or held at once, bounded in items and bytes."""
+"""Portions: groups of items that are read or sent together, limited in number and bytes."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,9 +12,15 @@ T = TypeVar("T")
 def portions(
     items: Iterable[T], size: Callable[[T], int], max_bytes: int, max_items: int = sys.maxsize
 ) -> Iterator[list[T]]:
-    """Group items in order, each with its size in bytes: as many as are within both bounds; a larger one is alone.
+    """Yield items in groups within both limits, in order. An item larger than `max_bytes` is a group alone.
 
     It reads at most one item ahead of what it yields.
+
+    Args:
+        items: The items.
+        size: Function that returns the bytes of an item.
+        max_bytes: Most bytes of a group.
+        max_items: Most items of a group.
     """
     portion, held = list[T](), 0
     for item in items:
@@ -24,7 +30,7 @@ def portions(
             portion, held = [], 0
         portion.append(item)
         held += weight
-        if len(portion) == max_items:  # at once: the next one may be long in coming, or never come
+        if len(portion) == max_items:  # without waiting for the next item, which may be late
             yield portion
             portion, held = [], 0
     if portion:
@@ -32,7 +38,7 @@ def portions(
 
 
 def halves(batch: pa.RecordBatch, max_bytes: int) -> Iterator[pa.RecordBatch]:
-    """Cut rows in halves until each part is within `max_bytes` or a single row: the sizes of rows are unknown."""
+    """Halve a batch until each part has at most `max_bytes` or one row; the sizes of single rows are unknown."""
     if batch.num_rows <= 1 or batch.get_total_buffer_size() <= max_bytes or batch.nbytes <= max_bytes:
         yield batch
         return

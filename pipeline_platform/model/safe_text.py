@@ -12,17 +12,17 @@ HIDDEN = "***"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _SECRET_NAME = re.compile(r"pass|secret|token|credential|signature|pem|key|config$", re.IGNORECASE)
-"""Names of parameters and options whose values are secrets."""
+"""Pattern of the names of parameters and options whose values are secrets."""
 _USER_INFO = re.compile(r"(?<=://)[^\s'\"]*@")
 _SHORT = 8
-"""A secret with fewer characters may be part of a word by chance, and is only replaced where it stands alone."""
+"""A shorter secret may be part of a word by chance, so it is replaced only as a word of its own."""
 
 
 def address(url: str) -> str:
     """Return a URL without user, password, query and fragment.
 
-    Text that is not a URL is hidden: it may be a secret that was put into the wrong option. So is all behind the scheme
-    where it is not clear what the password is.
+    Text that is not a URL is hidden: it may be a secret in the wrong option. If the URL is ambiguous, everything after
+    its scheme is hidden.
     """
     scheme, mark, rest = url.partition("://")
     if not mark or not _SCHEME.fullmatch(scheme):
@@ -31,14 +31,14 @@ def address(url: str) -> str:
 
 
 def is_ambiguous(url: str) -> bool:
-    """Whether a URL has an `@` in its password or behind its host: then a part of a password may seem another part."""
+    """Whether a URL has an `@` in its password or after its host, so that the end of the password is not certain."""
     rest = url.partition("://")[2]
     host = re.split("[/?#]", rest, maxsplit=1)[0]
     return "@" in rest[len(host) :] or host.count("@") > 1
 
 
 def secrets_in(value: Any, name: str = "password") -> Iterator[str]:
-    """Yield the secrets that the value of an option contains.
+    """Yield the secrets in the value of an option.
 
     Args:
         value: Text; a URL, whose secrets are its password and parameters such as `sslpassword`; or a mapping, whose
@@ -62,16 +62,20 @@ def _secrets_of_url(url: str) -> Iterator[str]:
         yield password
     try:
         query = urlsplit(f"//{rest}").query
-    except ValueError:  # of a host in brackets that is not an IPv6 address
+    except ValueError:  # a host in brackets that is not an IPv6 address
         query = rest.partition("?")[2]
     for name, value in parse_qsl(query):
         yield from secrets_in(value, name)
 
 
 def redacted(text: str, secrets: Iterable[str] = ()) -> str:
-    """Replace the user part of each URL, and each secret as it is, percent-encoded, decoded or in a `repr`."""
+    """Replace the user part of each URL, and each secret: plain, percent-encoded, decoded or as in its `repr`."""
     text = _USER_INFO.sub(f"{HIDDEN}@", text)
-    forms = {form for one in secrets for form in (one, unquote(one), quote(one, safe=""), quote(one), repr(one)[1:-1])}
+    forms = {
+        form
+        for secret in secrets
+        for form in (secret, unquote(secret), quote(secret, safe=""), quote(secret), repr(secret)[1:-1])
+    }
     for form in sorted(filter(None, forms), key=len, reverse=True):
         pattern = re.escape(form)
         text = re.sub(pattern if len(form) >= _SHORT else rf"(?<!\w){pattern}(?!\w)", HIDDEN, text)
@@ -79,11 +83,11 @@ def redacted(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def printable(text: str, keep: str = "") -> str:
-    r"""Escape what is not printable, so that text of users and messages cannot steer a terminal or forge a line.
+    r"""Escape unprintable characters, so that text of users and messages cannot control a terminal or forge a line.
 
     Args:
-        text: May contain escape sequences, line ends, marks that reverse the direction of text, half surrogates.
-        keep: Characters to keep, such as `\n` of text that the platform put together.
+        text: May contain escape sequences, line ends, marks that reverse the direction of text, lone surrogates.
+        keep: Characters to keep, such as `\n` in text of the platform.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""The columns of a model's table, and the data of messages as rows of it."""
+"""Columns of a model's table."""
 
 import enum
 import types
@@ -19,48 +19,48 @@ CONSTRAINED: dict[Any, type] = {
     **dict.fromkeys((AwareDatetime, NaiveDatetime, PastDatetime, FutureDatetime), datetime),
     **dict.fromkeys((PastDate, FutureDate), date),
 }
-"""What values pydantic's own types have."""
+"""Python types of the values of pydantic's own types."""
 _DIGITS = 38
-"""The most digits of a Decimal in a Delta table."""
+"""Most digits of a Decimal in a Delta table."""
 
 
 @lru_cache(maxsize=256)
 def row_type(model: ModelClass, kept: pa.Schema | None = None) -> ModelOf:
-    """The casts of a model's fields to the columns of its table. All are nullable, so that fields may come and go.
+    """Return the casts from a model's fields to columns. All columns are nullable, so that fields can be added later.
 
     Args:
         model: A model of plain fields, models, lists and dicts.
-        kept: The columns of a table that was made before: its Decimals keep their digits.
+        kept: Columns of the existing table: its Decimals keep their digits.
 
     Raises:
-        ColumnError: A field has a type that no column holds, or there is no field.
+        ColumnError: No column can store a field, or the model has no fields.
     """
     return _model(model, (), pa.struct([]) if kept is None else pa.struct(list(kept)))
 
 
 def arrow_schema(model: ModelClass) -> pa.Schema:
-    """The columns of a model's table; see `row_type`."""
+    """Return the columns of a model's table; see `row_type`."""
     return row_type(model).schema
 
 
 def _model(model: ModelClass, inside: tuple[ModelClass, ...], kept: pa.DataType | None) -> ModelOf:
     if model in inside:
         raise ColumnError(
-            f"{model.__name__} holds itself, so its columns would have no end: keep the inner ones as JSON text"
+            f"{model.__name__} contains itself, so its columns would have no end. Store the inner models as JSON text."
         )
     if not (known := fields(model)):
-        raise ColumnError(f"{model.__name__} has no fields: there would be no columns")
+        raise ColumnError(f"{model.__name__} has no fields. Add one: each field is a column.")
     folded = [name.lower() for name in known]
-    # Spark, and Delta tables with it, ignores the case of a column's name.
+    # Spark and Delta tables ignore the case of column names.
     if twice := sorted(name for name in set(folded) if folded.count(name) > 1):
         raise ColumnError(
-            f"{model.__name__} has fields that differ only in case, which tables ignore: {twice}. Rename them"
+            f"{model.__name__} has fields that differ only in case, which tables ignore: {twice}. Rename them."
         )
     inside = (*inside, model)
-    there = {one.name: one.type for one in kept} if kept is not None and pa.types.is_struct(kept) else {}
+    types_ = {column.name: column.type for column in kept} if kept is not None and pa.types.is_struct(kept) else {}
     return ModelOf(
         model,
-        {name: _cast(model, name, field.annotation, inside, there.get(name)) for name, field in known.items()},
+        {name: _cast(model, name, field.annotation, inside, types_.get(name)) for name, field in known.items()},
     )
 
 
@@ -98,44 +98,44 @@ def _cast(
             if issubclass(annotation, base):
                 return Plain(base)
     raise ColumnError(
-        f"{model.__name__}.{name} is {annotation!r}, which is no column's type; use bool, int, float, str, bytes, "
-        "datetime, date, time, timedelta, Decimal, UUID, Enum, Literal, a model, list[...], set[...], tuple[X, ...] or "
-        "dict[str, ...]"
+        f"{model.__name__}.{name} has the type {annotation!r}, which no column can store. Use bool, int, float, str, "
+        "bytes, datetime, date, time, timedelta, Decimal, UUID, Enum, Literal, a model, list[...], set[...], "
+        "tuple[X, ...] or dict[str, ...]."
     )
 
 
 def _decimal(model: ModelClass, name: str, declared: Any) -> pa.DataType:
-    """The column of a Decimal: of `max_digits` and `decimal_places`, where both are said."""
+    """Return the column type of a Decimal, by the constraints `max_digits` and `decimal_places`."""
     limits = dict[str, int]()
-    for one in _metadata(declared):
+    for constraint in _metadata(declared):
         for limit in ("max_digits", "decimal_places"):
-            if (value := getattr(one, limit, None)) is not None:
+            if (value := getattr(constraint, limit, None)) is not None:
                 limits[limit] = value
     places = limits.get("decimal_places", 9)
     digits = max(limits.get("max_digits", _DIGITS), places) if "decimal_places" in limits else _DIGITS
     if digits > _DIGITS or limits.get("max_digits", 0) > _DIGITS:
-        raise ColumnError(f"{model.__name__}.{name} has max_digits or decimal_places above {_DIGITS}: lower it")
+        raise ColumnError(f"{model.__name__}.{name} has max_digits or decimal_places above {_DIGITS}. Lower it.")
     return pa.decimal128(digits, places)
 
 
 def _metadata(annotation: Any) -> Iterator[Any]:
-    """What `Annotated` says of a type, also of one that may be None; a pydantic `Field` has it inside."""
+    """Yield the metadata of `Annotated`, also inside `X | None` and a pydantic `Field`."""
     if get_origin(annotation) is Annotated:
-        inner, *said = get_args(annotation)
+        inner, *metadata = get_args(annotation)
         yield from _metadata(inner)
-        for one in said:
-            yield from (one, *getattr(one, "metadata", ()))
+        for item in metadata:
+            yield from (item, *getattr(item, "metadata", ()))
     elif get_origin(annotation) in (Union, types.UnionType):
-        for one in get_args(annotation):
-            yield from _metadata(one)
+        for alternative in get_args(annotation):
+            yield from _metadata(alternative)
 
 
 def bare(annotation: Any) -> Any:
-    """Strip `Annotated`, the None of `X | None`, and what pydantic's own types demand of a value."""
+    """Strip `Annotated`, the None of `X | None`, and the constraints of pydantic's own types."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):
-        others = [one for one in get_args(annotation) if one is not type(None)]
+        others = [alternative for alternative in get_args(annotation) if alternative is not type(None)]
         if len(others) == 1:
             return bare(others[0])
     return CONSTRAINED.get(annotation, annotation) if isinstance(annotation, type) else annotation

@@ -1,11 +1,10 @@
-"""What all options share: strict values, and refusals that name the option, its value and the way out."""
+"""Base class of all options: strict values, and errors that name the option, its value and the fix."""
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
@@ -15,61 +14,86 @@ from pydantic_core import ErrorDetails
 from pipeline_platform.model import cron
 
 _LONGEST = timedelta(days=36_500)
-"""A century: times that far from now can still be reckoned with."""
+"""A century. Adding it to the present time stays within the range of `datetime`."""
 
 
 class PipelineError(ValueError):
-    """A pipeline cannot work so: names the class, the option or callback, its value, and what is allowed."""
+    """A pipeline is not valid. The message names the class, the option or callback, its value, and the fix."""
+
+
+class Requirement(NamedTuple):
+    """A rule for the value of an option: the end of a sentence `must be ...`, and how to fix a value that breaks it."""
+
+    must_be: str
+    fix: str = ""
+
+    def error(self, value: object) -> str:
+        """Return the error for a value, without the name of the option."""
+        return f"must be {self.must_be}, got {shown(value)}.{self.fix and f' {self.fix}'}"
+
+
+class RequirementError(ValueError):
+    """A value breaks the requirement of an option. Raised by validators; `Options` adds the option and the value."""
+
+    def __init__(self, requirement: Requirement) -> None:
+        self.requirement = requirement
+        super().__init__(f"must be {requirement.must_be}")
 
 
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.8) -> str | None:
-    """The known name that a name is most likely meant to be; None if it resembles no known name."""
+    """Return the known name that a misspelt name most likely means; None if it resembles no known name."""
     return next(iter(difflib.get_close_matches(name, list(known), 1, cutoff)), None)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Name the known name that is meant, or all there are."""
+def did_you_mean(name: str, known: Iterable[str], kind: str) -> str:
+    """Return a sentence that suggests the nearest known name, or lists all valid `kind`, such as `options`."""
     known = list(known)
     meant = nearest(name, known, 0.6)
-    return f"did you mean {meant!r}?" if meant else f"there is {', '.join(known)}"
+    return f"Did you mean {meant!r}?" if meant else f"Valid {kind}: {', '.join(known)}."
 
 
-def without_prefix(said: str) -> str:
-    """What pydantic says of a value, as the end of a sentence."""
-    return re.sub("^(Input|String) should ", "it should ", said).removeprefix("Value error, ")
+def reason_of(refused: ErrorDetails) -> str:
+    """Return the reason for which pydantic refused a value, as the end of a sentence."""
+    reason = refused["msg"].removeprefix("Value error, ")
+    for start in ("Input should ", "String should "):
+        if reason.startswith(start):
+            return f"must {reason.removeprefix(start)}"
+    return reason
 
 
 def shown(value: object) -> str:
-    """Show a value in an error: on one line, and not the whole of a long one."""
+    """Return a value for an error: on one line, cut after 200 characters."""
     try:
         text = " ".join(repr(value).split())
-    except Exception as error:  # it must not hide what is wrong with the option
+    except Exception as error:  # it must not hide the error of the option
         text = f"a {type(value).__name__}, whose repr raises {type(error).__name__}"
-    return text if len(text) <= 200 else f"{text[:200]}..."
+    return text if len(text) <= 200 else f"{text[:200]} (...)"
 
 
-DURATION = (
-    f"it must be a timedelta, such as timedelta(seconds=30), longer than nothing and at most {_LONGEST.days:,} days"
+DURATION = Requirement(
+    f"a positive timedelta of at most {_LONGEST.days:,} days", "Use, for example, timedelta(seconds=30)."
 )
 
 
 def is_duration(value: object) -> bool:
-    """Whether a value is a length of time that an option may have."""
+    """Whether a value is valid for a duration."""
     return isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST
 
 
-def _duration(span: timedelta) -> timedelta:
-    if not is_duration(span):
-        raise ValueError(DURATION)
-    return span
+def _duration(duration: timedelta) -> timedelta:
+    if not is_duration(duration):
+        raise RequirementError(DURATION)
+    return duration
 
 
 Duration = Annotated[timedelta, AfterValidator(_duration)]
 
+CRON = Requirement("a cron schedule", cron.FIX)
+
 
 def _cron(schedule: str) -> str:
     if not cron.is_cron(schedule):
-        raise ValueError(f"it is not a cron schedule: {cron.WAY_OUT}")
+        raise RequirementError(CRON)
     return schedule
 
 
@@ -77,9 +101,10 @@ Cron = Annotated[str, AfterValidator(_cron)]
 
 
 class Options(BaseModel):
-    """What all options share: unknown names are refused, no value is converted, nothing changes once built.
+    """Base class of options: unknown names are refused, values are not converted, instances are immutable.
 
-    What is refused raises a `PipelineError`.
+    Raises:
+        PipelineError: An option is unknown, missing or has an invalid value.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, arbitrary_types_allowed=True)
@@ -87,49 +112,59 @@ class Options(BaseModel):
     def __init__(self, /, *unnamed: Any, **options: Any) -> None:
         kind = type(self)
         if unnamed:
-            there_is = ", ".join(_by_name(kind))
-            raise PipelineError(f"{kind.__name__} is given {shown(unnamed[0])} without a name; there is {there_is}")
+            raise PipelineError(
+                f"{kind.__name__}: takes keyword arguments only, got {shown(unnamed[0])}. "
+                f"Valid options: {', '.join(_by_name(kind))}."
+            )
         try:
             super().__init__(**options)
         except ValidationError as error:
-            refused = groupby(error.errors(include_url=False), lambda each: str(each["loc"][0]) if each["loc"] else "")
-            said = [_refusal(kind, option, list(each)) for option, each in refused]
-            raise PipelineError("; ".join(said)) from None
+            by_option = groupby(
+                error.errors(include_url=False), lambda each: str(each["loc"][0]) if each["loc"] else ""
+            )
+            raise PipelineError(" ".join(_error(kind, option, list(each)) for option, each in by_option)) from None
 
 
-_ALLOWED = {
-    "string_type": "it must be text",
-    "string_too_short": "it must be text that is not empty",
+_BY_TYPE = {
+    "string_type": Requirement("a str"),
+    "string_too_short": Requirement("a str that is not empty"),
     "time_delta_type": DURATION,
+    "bool_type": Requirement("True or False"),
+    "callable_type": Requirement("callable"),
 }
-"""What an option must be, by what pydantic calls its refusal."""
+"""Requirements by pydantic's type of an error."""
 
 
 def _by_name(model: type[Options]) -> dict[str, FieldInfo]:
-    """The options as authors name them."""
+    """Return the fields by the names that authors use."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
-def _refusal(model: type[Options], option: str, refused: Sequence[ErrorDetails]) -> str:
-    """Say on one line why pydantic refused an option: for one reason, or one for each kind of value that it takes."""
-    kind, value, fields = refused[0]["type"], shown(refused[0]["input"]), _by_name(model)
+def _error(model: type[Options], option: str, refused: Sequence[ErrorDetails]) -> str:
+    """Return the error for an option on one line; pydantic gives a reason for each type that an option accepts."""
+    kind, value, fields = refused[0]["type"], refused[0]["input"], _by_name(model)
     path = f"{model.__name__}.{option}"
     if kind == "extra_forbidden":
-        return f"{path} is {value}: there is no such option; {did_you_mean(option, fields)}"
+        return f"{path}: is not a valid option, got {shown(value)}. {did_you_mean(option, fields, 'options')}"
     if kind == "missing":
-        return f"{path} is missing: {fields[option].description}"
-    if not option:  # of several options together, which it names itself
-        return f"{path}{without_prefix(refused[0]['msg'])}"
-    why, *others = (_why(fields[option], each) for each in refused)
-    return f"{path} is {value}: {', or '.join([why, *(other.removeprefix('it must be ') for other in others)])}"
+        return f"{path}: is required. Set it: {fields[option].description}"
+    if not option:  # the validator of several options together names the option itself
+        return f"{path}{reason_of(refused[0])}"
+    requirements = [_requirement(fields[option], each) for each in refused]
+    if not all(requirements):
+        return f"{path}: {reason_of(refused[0])}, got {shown(value)}."
+    must_be = " or ".join(requirement.must_be for requirement in requirements if requirement)
+    fixes = dict.fromkeys(requirement.fix for requirement in requirements if requirement and requirement.fix)
+    return f"{path}: {Requirement(must_be, ' '.join(fixes)).error(value)}"
 
 
-def _why(field: FieldInfo, refused: ErrorDetails) -> str:
+def _requirement(field: FieldInfo, refused: ErrorDetails) -> Requirement | None:
     least = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
     most = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
     if least is not None and most is not None:
-        number = "number" if field.annotation is float else "whole number"
-        return f"it must be a {number} from {least:,} to {most:,}"
+        number = "a number" if field.annotation is float else "an int"
+        return Requirement(f"{number} from {least:,} to {most:,}")
     if refused["type"] == "model_type":
-        return f"it must be a {refused['ctx']['class_name']}(...)"
-    return _ALLOWED.get(refused["type"]) or without_prefix(refused["msg"])
+        return Requirement(f"a {refused['ctx']['class_name']}(...)")
+    error = refused.get("ctx", {}).get("error")
+    return error.requirement if isinstance(error, RequirementError) else _BY_TYPE.get(refused["type"])

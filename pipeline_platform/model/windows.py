@@ -1,25 +1,25 @@
-"""Windows: the partition keys that tables, assets and paths share."""
+"""Windows: the partition keys of tables, assets and paths."""
 
 from datetime import UTC, datetime
 
 WINDOW_FORMAT = "%Y-%m-%dT%H%M"
-"""A window's key is its beginning in UTC. Nothing in it needs quoting in a path, and keys sort as times do."""
+"""Format of a window's key: its start in UTC, valid in paths, and sortable as text."""
 
 
 EARLIEST = datetime(2026, 1, 1, tzinfo=UTC)
-"""Before any data that there can be: where the first window is not known, none is missing."""
+"""First window if `first_window` is unknown; no data is older."""
 
 
 def window_key(start: datetime) -> str:
-    """The key of the window that begins at `start`."""
+    """Return the key of the window that begins at `start`."""
     return start.astimezone(UTC).strftime(WINDOW_FORMAT)
 
 
 def expect_window(key: str) -> None:
-    """Raise a `ValueError` where a key is no window's."""
+    """Raise a `ValueError` if a key is not the key of a window."""
     try:
-        is_one = window_key(datetime.strptime(key, WINDOW_FORMAT).replace(tzinfo=UTC)) == key
+        is_valid = window_key(datetime.strptime(key, WINDOW_FORMAT).replace(tzinfo=UTC)) == key
     except ValueError:
-        is_one = False
-    if not is_one:
-        raise ValueError(f"{key!r} is not the key of a window: give its begin in UTC, such as 2026-11-21T0300")
+        is_valid = False
+    if not is_valid:
+        raise ValueError(f"{key!r} is not the key of a window. Use its start in UTC, for example 2026-11-21T0300.")

@@ -1,7 +1,4 @@
-"""Events of what the platform does, for functions of yours and for OpenTelemetry.
-
-It imports OpenTelemetry only where that is configured.
-"""
+"""Telemetry events for functions of users and for OpenTelemetry, which is imported only if it is configured."""
 
 from pipeline_platform.model.events import EVENTS, Event
 from pipeline_platform.telemetry.spans import attach, detach

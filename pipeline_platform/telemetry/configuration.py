@@ -1,4 +1,4 @@
-"""Whether OpenTelemetry gets events, and its SDK's set-up by the standard environment variables."""
+"""Set-up of OpenTelemetry by its standard environment variables."""
 
 import logging
 import os
@@ -11,16 +11,16 @@ from pipeline_platform.telemetry.spans import attach, is_attached
 _LOG = logging.getLogger(__name__)
 
 NAME = "opentelemetry"
-"""What its function is attached as."""
+"""Name of the attached exporter."""
 EXPORTED = EVENTS.keys() - set(IN_TASKS)
-"""Events that it gets: not those of tasks, which would count messages twice."""
+"""Exported events: without events of tasks, which would count messages twice."""
 _ENDPOINTS = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"
 
 
 def export() -> None:
-    """Give OpenTelemetry all events outside of tasks, where an endpoint is set or this process has loaded its SDK.
+    """Export all events outside of tasks to OpenTelemetry, if an endpoint is set or this process has loaded its SDK.
 
-    Elsewhere nothing of it is imported. Called by each sensor and each step of a run.
+    Otherwise OpenTelemetry is not imported. Called by each sensor and each step of a run.
     """
     if is_attached(NAME) or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return
@@ -33,7 +33,7 @@ def export() -> None:
 
 @cache
 def _attach() -> None:
-    """Once in a process: if it raises it stays detached."""
+    """Attach the exporter once per process; if it raises, it stays detached."""
     from pipeline_platform.telemetry.exporter import Exporter
 
     attach(NAME, EXPORTED, Exporter())
@@ -41,18 +41,19 @@ def _attach() -> None:
 
 @cache
 def _is_set_up() -> bool:
-    """Give this process the SDK's providers, unless it has some; False without an SDK, or if it refuses a setting."""
+    """Set the SDK's providers unless the process has some; return False without an SDK, or with invalid settings."""
     try:
         _set_up()
     except ImportError as error:
         _LOG.warning(
-            "an OTLP endpoint is set, and %s is not installed: pip install 'pipeline-platform[otlp]', or unset %s",
+            "No events are exported: an OTLP endpoint is set, but %s is not installed. "
+            "Run pip install 'pipeline-platform[otlp]', or unset %s.",
             error.name,
             ", ".join(filter(os.environ.get, _ENDPOINTS)),
         )
         return False
-    except Exception as error:  # of whatever a variable says: a run does without
-        _LOG.warning("OpenTelemetry gets no events: %s", error)
+    except Exception as error:  # an invalid variable must not fail the run
+        _LOG.warning("No events are exported to OpenTelemetry: %s", error)
         return False
     return True
 
@@ -66,7 +67,7 @@ def _set_up() -> None:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    # Everything else these read from OTEL_* themselves: address, headers, resource, sampler, interval, temporality.
+    # The SDK reads all other settings from OTEL_* itself: address, headers, resource, sampler, interval, temporality.
     if _wants("TRACES") and not isinstance(trace.get_tracer_provider(), TracerProvider):
         tracers = TracerProvider()
         tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

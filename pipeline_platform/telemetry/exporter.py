@@ -1,4 +1,4 @@
-"""Events as OpenTelemetry's spans and metrics, by its API alone: whoever configures the SDK says where they go."""
+"""Export of events as OpenTelemetry spans and metrics, through its API; the SDK determines the destination."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,23 +11,23 @@ from pipeline_platform.model.events import Event
 _PREFIX = "pipeline_platform"
 COUNTED = {
     "received": "Messages that runs received.",
-    "handled": "Messages that came to a good end.",
-    "failed": "Messages that failed; each counts once a receive, in whichever callback it failed.",
+    "handled": "Messages that were handled.",
+    "failed": "Messages that failed; a message counts once per receive.",
     "acknowledged": "Messages that were acknowledged.",
 }
-"""Counters of messages, by the field that they add up."""
+"""Descriptions of the counters of messages, by the field that they sum."""
 _BY = "pipeline", "producer", "origin", "batcher"
-"""Fields that metrics are told apart by: few values each."""
+"""Attributes of metrics: fields with few values."""
 
 
 class Exporter:
-    """Makes a span of each event, and adds up its counts. A task is a child of its step's span.
+    """A function of events that records a span per event and counts messages. A task is a child span of its step.
 
-    Tasks measure themselves; the figures come with their manifests, so that workers need no SDK and no network.
+    Tasks are exported from the timings in their manifests, so that workers need no SDK and no network.
 
     Args:
-        tracers: Gives the tracer; the one that is set for the process if None.
-        meters: Gives the meter, likewise.
+        tracers: Provider of the tracer. None: the provider of the process.
+        meters: Provider of the meter. None: the provider of the process.
     """
 
     def __init__(
@@ -40,15 +40,15 @@ class Exporter:
             field: meter.create_counter(f"{_PREFIX}.messages.{field}", "{message}", description)
             for field, description in COUNTED.items()
         }
-        self._durations = meter.create_histogram(f"{_PREFIX}.duration", "s", "How long events and tasks take.")
-        self._backlog = meter.create_gauge(f"{_PREFIX}.backlog", "{message}", "Messages that wait at the source.")
+        self._durations = meter.create_histogram(f"{_PREFIX}.duration", "s", "Duration of events and tasks.")
+        self._backlog = meter.create_gauge(f"{_PREFIX}.backlog", "{message}", "Messages waiting at the source.")
 
     def __call__(self, event: Event) -> None:
-        """Begin a span, or end it."""
+        """Start or end the span of an event."""
         if event.phase == "start":
             span = self._tracer.start_span(event.name, attributes=_attributes(event.fields))
             self._open[event.span] = span, context.attach(trace.set_span_in_context(span))
-        elif event.span in self._open:  # else it began before this was attached
+        elif event.span in self._open:  # otherwise it started before the exporter was attached
             self._end(event, *self._open.pop(event.span))
 
     def _end(self, event: Event, span: Span, token: Any) -> None:

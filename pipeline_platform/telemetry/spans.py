@@ -1,4 +1,4 @@
-"""Spans: each begins, and stops or fails. Functions get these events in the process where they happen."""
+"""Spans: operations that emit an event when they start, and when they stop or fail."""
 
 from __future__ import annotations
 
@@ -17,40 +17,40 @@ _LOG = logging.getLogger(__name__)
 
 _ATTACHED: dict[str, tuple[frozenset[str], Function]] = {}
 _RAISED: dict[int, Function] = {}
-"""Functions of classes that raised in this process, by their id."""
+"""Functions of the option `telemetry` that raised in this process, by their id. They get no more events."""
 _ABOUT: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))
 
 
 def attach(name: str, events: Iterable[str], function: Function) -> None:
-    """Have a function get events in this process, until it raises or is detached.
+    """Call a function for events in this process, until it raises or is detached.
 
     Args:
-        name: To detach it by; it takes the place of another one of this name.
-        events: Names, of `EVENTS`.
-        function: Called where the event happens, which waits for it.
+        name: Name for `detach`. Replaces a function of the same name.
+        events: Names of events, keys of `EVENTS`.
+        function: The function. It is called synchronously where the event happens.
 
     Raises:
-        ValueError: There is no such event.
+        ValueError: A name is not an event.
     """
     wanted = frozenset(events)
     if unknown := sorted(wanted - EVENTS.keys()):
-        raise ValueError(f"attach({name!r}): there is no event {unknown[0]!r}; there is {', '.join(EVENTS)}")
+        raise ValueError(f"attach({name!r}): {unknown[0]!r} is not an event. Valid events: {', '.join(EVENTS)}.")
     _ATTACHED[name] = wanted, function
 
 
 def detach(name: str) -> None:
-    """Give the function of this name no more events; one that is not there is no error."""
+    """Detach the function of this name, if it is attached."""
     _ATTACHED.pop(name, None)
 
 
 def is_attached(name: str) -> bool:
-    """Whether a function of this name gets events."""
+    """Whether a function of this name is attached."""
     return name in _ATTACHED
 
 
 @contextmanager
 def about(**fields: Any) -> Iterator[None]:
-    """Give all events meanwhile these fields."""
+    """Add fields to all events inside the context."""
     token = _ABOUT.set({**_ABOUT.get(), **fields})
     try:
         yield
@@ -59,16 +59,16 @@ def about(**fields: Any) -> Iterator[None]:
 
 
 class Span:
-    """What begins when it is entered, and stops or fails. This one is emitted to nobody, and costs nothing."""
+    """An operation that starts when it is entered, and stops or fails. This base class emits no events."""
 
     def add(self, **fields: Any) -> None:
-        """Give its end more fields."""
+        """Add fields to its end."""
 
     def fail(self, error: BaseException) -> None:
-        """Let it end as an exception although nothing is raised."""
+        """End it as an exception although the block does not raise."""
 
     def __enter__(self) -> Span:
-        """Begin."""
+        """Start."""
         return self
 
     def __exit__(
@@ -107,15 +107,15 @@ class _Emitted(Span):
 
     def _emit(self, phase: Literal["start", "stop", "exception"], now: float, duration: float | None = None) -> None:
         event = Event(self._name, phase, dict(self._fields), time.time(), now, duration, self)
-        # Of a Spark task nothing that is raised may reach a message; elsewhere a run may be asked to end meanwhile.
+        # In a Spark task no exception may reach a message; elsewhere a request to end the run must pass.
         caught = BaseException if self._name in IN_TASKS else Exception
         for known_as, function, detach_it in _listening(self._name, self._pipeline):
             try:
                 function(event)
             except caught as error:
                 detach_it()
-                what = f"{type(error).__name__} at {self._name}.{phase}: it gets no more events in this process"
-                _LOG.warning("telemetry: %s raised %s", known_as, what)
+                place = f"{self._name}.{phase}"
+                _LOG.warning("Detached %s from telemetry: raised %s at %s", known_as, type(error).__name__, place)
 
 
 def _of_event(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +123,7 @@ def _of_event(name: str, fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _listening(name: str, pipeline: type[Any]) -> list[tuple[str, Function, Callable[[], None]]]:
-    """The functions that get an event: what they are known as, and how each is detached."""
+    """Return the functions that get an event: name, function, and a function that detaches it."""
     found: list[tuple[str, Function, Callable[[], None]]] = [
         (key, function, lambda key=key: detach(key))  # type: ignore[misc]
         for key, (events, function) in list(_ATTACHED.items())
@@ -137,10 +137,10 @@ def _listening(name: str, pipeline: type[Any]) -> list[tuple[str, Function, Call
 
 
 def has_listeners(name: str, pipeline: type[Any]) -> bool:
-    """Whether any function gets an event of a pipeline."""
+    """Whether a function gets an event of a pipeline."""
     return bool((_ATTACHED or pipeline.telemetry) and _listening(name, pipeline))
 
 
 def span(name: str, pipeline: type[Any], **fields: Any) -> Span:
-    """What is to begin, stop or fail as one of `EVENTS`; `fields` are known at the start, besides what `about` says."""
+    """Return a span for one of `EVENTS`; its start has `fields` and the fields of `about`."""
     return _Emitted(name, pipeline, fields) if has_listeners(name, pipeline) else _SILENT

@@ -1,4 +1,4 @@
-"""Trace context as text: with it the steps of a run, in whatever process, belong to one trace."""
+"""Trace context as text, so that the steps of a run belong to one trace across processes."""
 
 import sys
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 
 def traceparent() -> str:
-    """The W3C `traceparent` of what is under way here; empty where nobody traces."""
+    """Return the W3C `traceparent` of the current span; empty without tracing."""
     if "opentelemetry.trace" not in sys.modules:
         return ""
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -18,14 +18,14 @@ def traceparent() -> str:
 
 @contextmanager
 def within(parent: str) -> Iterator[None]:
-    """Have spans that begin meanwhile be children of a `traceparent`; an empty one changes nothing."""
+    """Make spans that start inside the context children of a `traceparent`; an empty one has no effect."""
     if not parent:
         yield
         return
     try:
         from opentelemetry import context
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-    except ImportError:  # workers may do without it
+    except ImportError:  # workers may lack it
         yield
         return
     token = context.attach(TraceContextTextMapPropagator().extract({"traceparent": parent}))

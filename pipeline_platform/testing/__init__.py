@@ -1,7 +1,7 @@
-"""Try what you wrote without Spark, Dagster or pytest.
+"""Testing kit for pipelines and connectors, without Spark, Dagster and pytest.
 
-`test_message` and `test_batch` give messages to a pipeline's callbacks; `check_source` asks a connector for all that it
-promises; a `DummySource` takes the place of a source in definitions.
+`test_message` and `test_batch` call the callbacks of a pipeline, `check_source` checks the promises of a connector, and
+a `DummySource` replaces a source in definitions.
 """
 
 from pipeline_platform.testing.callbacks import Acknowledged, test_batch, test_message

@@ -1,4 +1,4 @@
-"""Promises about what becomes of messages by the word that acknowledges them."""
+"""Promises about the effects of ack actions."""
 
 import math
 from contextlib import suppress
@@ -15,36 +15,36 @@ POSITIONS = "positions_wait_for_gaps"
 
 @promise(builds_on=RETURNS)
 def what_is_ended_is_gone(trial: Trial) -> None:
-    """What is acknowledged by a word that ends it never comes again."""
+    """Messages that an ack action ends are never redelivered."""
     acknowledged = _acknowledged(trial, trial.words(ending=True))
     ended = [received for _, received in acknowledged]
     trial.lapse(*ended)
     trial.lose(*ended)
     rest = set(trial.sent).difference(*(received.data for received in ended))
-    came = {data for one in (*trial.come(rest, trial.soon_s), trial.receive(by=trial.another())) for data in one.data}
+    receives = (*trial.come(rest, trial.soon_s), trial.receive(by=trial.another()))
+    came = {data for received in receives for data in received.data}
     for word, received in acknowledged:
         wrong = came & set(received.data)
-        trial.expect(not wrong, f"none of {len(received.rows)} messages that were acknowledged by {word!r}", len(wrong))
+        trial.expect(not wrong, f"no redelivery of {len(received.rows)} messages acknowledged by {word!r}", len(wrong))
 
 
 @promise(builds_on=LAPSES)
 def what_is_not_ended_comes_back(trial: Trial) -> None:
-    """What is acknowledged by a word that does not end it comes again."""
-    words = sorted(trial.words(ending=False), key="noop".__eq__)  # last: it may hold back what comes after it
-    trial.need(words, "all its words end a message")
+    """Messages that an ack action does not end are redelivered."""
+    words = sorted(trial.words(ending=False), key="noop".__eq__)  # noop last: it may block later messages
+    trial.need(words, "all its ack actions end a message")
     acknowledged = _acknowledged(trial, words)
     trial.lapse(*(received for _, received in acknowledged))
-    came = {data for one in trial.come(trial.sent, trial.patience_s) for data in one.data}
+    came = {data for received in trial.come(trial.sent, trial.patience_s) for data in received.data}
     for word, received in acknowledged:
         lacking = set(received.data) - came
-        trial.expect(
-            not lacking, f"{len(received.rows)} messages that were acknowledged by {word!r}", f"{len(lacking)} less"
-        )
+        expected = f"redelivery of {len(received.rows)} messages acknowledged by {word!r}"
+        trial.expect(not lacking, expected, f"{len(lacking)} missing")
 
 
 @promise(builds_on=(*RETURNS, "what_is_not_ended_comes_back"), messages=5)
 def what_is_given_back_comes_at_once(trial: Trial) -> None:
-    """A word that gives messages back, as all do that end none but `noop`, gives them to the next receive."""
+    """Ack actions that do not end a message, except `noop`, release it to the next receive at once."""
     words = _giving_back(trial)
     for word in words:
         received = trial.first()
@@ -55,22 +55,22 @@ def what_is_given_back_comes_at_once(trial: Trial) -> None:
 
 @promise(family=LogSource, builds_on=(*ACKNOWLEDGES, POSITIONS, "shares_give_the_same_again"))
 def what_is_not_begun_comes_at_once(trial: Trial) -> None:
-    """What a stopped run gives back of a receive comes at once, and the rest of it is acknowledged."""
+    """Unstarted messages of a receive that a stopped run releases are redelivered at once; the others are not."""
     received = trial.first()
-    begun, left = received.part(received.rows[::2]), received.part(received.rows[1::2])
-    for _ in range(2):  # the first time it died before it finished
-        received.source.give_back(received.receive_id, left.held, begun.held)
+    started, left = received.part(received.rows[::2]), received.part(received.rows[1::2])
+    for _ in range(2):  # as if the first run had crashed before it finished
+        received.source.give_back(received.receive_id, left.held, started.held)
     received.source.finish(received.receive_id)
-    back = trial.expect_back(left.data, trial.soon_s, "at once, that were not begun")
-    wrong = {data for one in back for data in one.data} & set(begun.data)
-    trial.expect(not wrong, f"none of {len(begun.rows)} messages that were begun", len(wrong))
+    back = trial.expect_back(left.data, trial.soon_s, "at once, that were not started")
+    wrong = {data for again in back for data in again.data} & set(started.data)
+    trial.expect(not wrong, f"no redelivery of {len(started.rows)} started messages", len(wrong))
 
 
 @promise(builds_on=(*RETURNS, "what_is_not_ended_comes_back"), messages=5)
 def delays_are_kept(trial: Trial) -> None:
-    """What is given back for later is given to nobody until then."""
-    words = {word: one.longest_s for word, one in trial.source.words.items() if one.longest_s}
-    trial.need(words, "no word of it takes seconds")
+    """Messages that are released with a delay are not redelivered before its end."""
+    words = {word: effect.longest_s for word, effect in trial.source.words.items() if effect.longest_s}
+    trial.need(words, "none of its ack actions takes a delay")
     for word, longest_s in words.items():
         delay_s = min(math.ceil(trial.lease_s or 2) + 1, longest_s)
         received = trial.first()
@@ -82,66 +82,66 @@ def delays_are_kept(trial: Trial) -> None:
 
 @promise(builds_on=(*ACKNOWLEDGES, "finishing_twice_is_harmless"))
 def acknowledging_twice_is_harmless(trial: Trial) -> None:
-    """`acknowledge` may be called twice for a message: what it refuses then is lost, and all else is as it was."""
+    """`acknowledge` may be called twice for a message: refusals have `lost` set, and other messages are unaffected."""
     received, word = trial.first(demand=len(trial.sent) // 2), trial.words(ending=True)[0]
     rest = set(trial.sent) - set(received.data)
     trial.acknowledge(received, word)
-    refused = [one for one in trial.acknowledge(received, word) if not one.lost]
-    trial.expect(not refused, "no refusal, or of what is lost", refused[:1])
+    refused = [refusal for refusal in trial.acknowledge(received, word) if not refusal.lost]
+    trial.expect(not refused, "no refusals, or refusals with lost=True", refused[:1])
     trial.expect_back(rest, trial.soon_s, "that were not acknowledged")
 
 
 @promise(builds_on=ACKNOWLEDGES, messages=5)
 def acknowledging_works_elsewhere(trial: Trial) -> None:
-    """A task in another process acknowledges what was received here."""
-    trial.need(trial.source.in_tasks, "it is acknowledged by the process that received")
+    """A task in another process can acknowledge the messages of a receive."""
+    trial.need(trial.source.in_tasks, "only the process that received can acknowledge")
     received, word = trial.first(), trial.words(ending=True)[0]
     refused = trial.acknowledge(received, word, by=trial.another())
-    trial.expect(not refused, "no refusal", refused[:1])
+    trial.expect(not refused, "no refusals", refused[:1])
     trial.lose(received)
     trial.expect_none_of(received.data, f"that another process acknowledged by {word!r}")
 
 
 @promise(builds_on=(*ACKNOWLEDGES, *LAPSES, POSITIONS), messages=5)
 def acknowledging_late_touches_nothing(trial: Trial) -> None:
-    """What another receive holds by now is not touched by whoever had it before."""
+    """A late acknowledgement does not affect messages that another receive has leased since."""
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
     for word in (*trial.words(ending=False), *trial.words(ending=True)):
-        with suppress(SourceError):  # its connection may be gone
+        with suppress(SourceError):  # its connection may be closed
             trial.acknowledge(late, word)
-    trial.expect_none_of(late.data, "that a later receive holds")
+    trial.expect_none_of(late.data, "that a later receive has leased")
     trial.lose(*held)
     trial.expect_back(late.data, trial.patience_s, "once more")
 
 
 @promise(builds_on=(*ACKNOWLEDGES, "what_is_given_back_comes_at_once"), messages=10)
 def refusals_are_reported(trial: Trial) -> None:
-    """A message that is refused is returned as `Refused`, and costs the others of its group nothing."""
+    """Refused messages are returned as `Refused`, and do not affect other messages of their group."""
     trial.need(trial.source.acknowledges_by_id, "it acknowledges whole receives")
     received, giving_back = trial.first(), _giving_back(trial)[0]
     kept, given = received.part(received.rows[::2]), received.part(received.rows[1::2])
     for ack_ref, ack_ids in given.held():
         trial.source.acknowledge(giving_back, ack_ref, ack_ids)
-    came = {data for one in trial.come(given.data, trial.soon_s) for data in one.data}
-    trial.need(set(given.data) <= came, "it gives back nothing while the receive holds more")
+    came = {data for again in trial.come(given.data, trial.soon_s) for data in again.data}
+    trial.need(set(given.data) <= came, "it releases nothing while the receive has other messages")
     refused = trial.acknowledge(received, trial.words(ending=True)[0])
-    strange = [one for one in refused if not isinstance(one, Refused)]
-    trial.expect(not strange, "Refused, for each message that is refused", strange[:1])
-    wrong = {one.ack_id for one in refused} & {row["ack_id"] for row in kept.rows}
-    trial.expect(not wrong, "no refusal of what the receive still holds", f"{len(wrong)} refused")
+    strange = [refusal for refusal in refused if not isinstance(refusal, Refused)]
+    trial.expect(not strange, "Refused for each refused message", strange[:1])
+    wrong = {refusal.ack_id for refusal in refused} & {row["ack_id"] for row in kept.rows}
+    trial.expect(not wrong, "no refusals of messages that the receive still has", f"{len(wrong)} refused")
     trial.lose(received)
-    trial.expect_none_of(kept.data, "that were acknowledged beside refused ones")
+    trial.expect_none_of(kept.data, "that were acknowledged together with refused messages")
 
 
 @promise(builds_on=(*ACKNOWLEDGES, POSITIONS))
 def finishing_twice_is_harmless(trial: Trial) -> None:
-    """`finish` may be called twice, by the next run too, and touches no other receive."""
+    """`finish` may be called twice, also by the next run, and does not affect other receives."""
     word = trial.words(ending=True)[0]
     done = trial.first(demand=len(trial.sent) // 2)
     held = trial.receive(by=trial.another())
-    trial.need(held.rows, "it gives all that waits to one receive at a time")
+    trial.need(held.rows, "it leases all messages to one receive at a time")
     trial.acknowledge(done, word)
     done.source.finish(done.receive_id)
     trial.another().finish(done.receive_id)
@@ -150,7 +150,7 @@ def finishing_twice_is_harmless(trial: Trial) -> None:
 
 
 def _acknowledged(trial: Trial, words: list[str]) -> list[tuple[str, Received]]:
-    """Acknowledge a part of what waits by each word."""
+    """Acknowledge a part of the messages by each ack action."""
     acknowledged = []
     for word in words:
         received = trial.first(demand=len(trial.sent) // (len(words) + 1))
@@ -161,46 +161,47 @@ def _acknowledged(trial: Trial, words: list[str]) -> list[tuple[str, Received]]:
 
 def _giving_back(trial: Trial) -> list[str]:
     words = [word for word in trial.words(ending=False) if word != "noop"]
-    trial.need(words, "no word of it gives back")
+    trial.need(words, "none of its ack actions releases messages")
     return words
 
 
 @promise(family=LogSource, builds_on=ACKNOWLEDGES)
 def positions_wait_for_gaps(trial: Trial) -> None:
-    """Nothing is committed behind a message that is not acknowledged."""
+    """No offset is committed beyond a message that is not acknowledged."""
     first = trial.first(demand=len(trial.sent) // 2)
     later = trial.receive()
-    trial.need(later.rows, "it gives a partition to one receive at a time")
+    trial.need(later.rows, "it leases a partition to one receive at a time")
     trial.acknowledge(later, "ack")
     committed = _committed(trial)
     for partition, (begin, _) in _bounds(first).items():
         trial.expect(
             committed.get(partition, 0) <= begin,
-            f"{partition} committed up to {begin} at most",
+            f"partition {partition} committed up to at most {begin}",
             committed.get(partition),
         )
 
 
 @promise(family=LogSource, builds_on=(*ACKNOWLEDGES, "positions_wait_for_gaps"))
 def logs_remember(trial: Trial) -> None:
-    """The log remembers how far it was acknowledged: who has forgotten all else goes on from there."""
+    """The log stores the acknowledged offset, and a source without other state continues there."""
     done = trial.first(demand=len(trial.sent) // 2)
     trial.acknowledge(done, "ack")
     committed, wanted = _committed(trial), {partition: past for partition, (_, past) in _bounds(done).items()}
     trial.expect(wanted.items() <= committed.items(), f"committed up to {wanted}", committed)
     trial.new_store()
-    trial.expect_back(set(trial.sent) - set(done.data), trial.soon_s, "that nobody acknowledged")
-    trial.expect_none_of(done.data, "that are acknowledged")
+    trial.expect_back(set(trial.sent) - set(done.data), trial.soon_s, "that were not acknowledged")
+    trial.expect_none_of(done.data, "that were acknowledged")
 
 
 def _committed(trial: Trial) -> dict[str, int]:
-    extents = trial.another()
-    assert isinstance(extents, LogSource)
-    return {one: extent.committed for one, extent in extents.extents().items() if extent.committed is not None}
+    source = trial.another()
+    assert isinstance(source, LogSource)
+    extents = source.extents().items()
+    return {partition: extent.committed for partition, extent in extents if extent.committed is not None}
 
 
 def _bounds(received: Received) -> dict[str, tuple[int, int]]:
-    """Of each partition the first offset of a receive, and the one after its last."""
+    """Return the first offset of a receive, and the offset after its last, by partition."""
     bounds: dict[str, tuple[int, int]] = {}
     for share in received.shares:
         for partition, first, past, _ in share.at["spans"]:

@@ -1,4 +1,4 @@
-"""Promises about what a source says: its backlog, its errors, and what goes to other processes."""
+"""Promises about the backlog, errors and secrets of a source, and about its pickles."""
 
 import io
 import pickle
@@ -12,12 +12,12 @@ from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
 from pipeline_platform.testing.trial import Trial, error_of, promise
 
-NO_ACTION = "word-that-nobody-knows"
+NO_ACTION = "not-an-action"
 
 
 @promise(builds_on=("nothing_is_lost",))
 def pickles_without_clients(trial: Trial) -> None:
-    """A source that was used is pickled to tasks without the clients and connections that it made."""
+    """A source that was used is pickled without its clients and connections."""
     before = _classes(pickle.dumps(trial.source))
     received = trial.first()
     trial.acknowledge(received, trial.source.on_success)
@@ -28,7 +28,7 @@ def pickles_without_clients(trial: Trial) -> None:
 
 @promise(builds_on=("nothing_is_lost", "pickles_without_clients"))
 def closing_unused_is_harmless(trial: Trial) -> None:
-    """A source that nobody used may be closed, and so may one that is closed."""
+    """A source may be closed without being used, and closed twice."""
     unused = trial.another()
     unused.close()
     unused.close()
@@ -36,37 +36,37 @@ def closing_unused_is_harmless(trial: Trial) -> None:
 
 @promise(builds_on=(*ACKNOWLEDGES, "backlogs_take_nothing"), messages=10)
 def backlogs_are_right(trial: Trial) -> None:
-    """`backlog` counts what waits, gaps and what is held only if it says so; what is acknowledged it counts no more."""
+    """`backlog` counts waiting messages, gaps and leased messages if it declares so, and no acknowledged messages."""
     backlog, all_ = trial.another().backlog(), len(trial.sent)
-    trial.need(backlog.messages is not None, "it cannot tell its backlog")
+    trial.need(backlog.messages is not None, "it does not report its backlog")
     gaps = max(0, (backlog.messages or 0) - all_) if backlog.counts_gaps else 0
     oldest = backlog.oldest
     is_time = isinstance(oldest, datetime) and oldest.utcoffset() is not None
     trial.expect(oldest is None or is_time, "a datetime with a zone, or None, for the oldest", repr(oldest))
-    _expect_backlog(trial, all_, gaps, "nobody holds any")
+    _expect_backlog(trial, all_, gaps, "no receive has any")
     received = trial.first(demand=all_ // 2)
     left = all_ - len(received.rows)
     if not backlog.counts_gaps:
-        _expect_backlog(trial, all_ if backlog.counts_held else left, 0, f"a receive holds {len(received.rows)}")
+        _expect_backlog(trial, all_ if backlog.counts_held else left, 0, f"a receive has {len(received.rows)}")
     trial.acknowledge(received, trial.words(ending=True)[0])
     _expect_backlog(trial, left, gaps, f"{len(received.rows)} of {all_} are acknowledged")
 
 
 @promise()
 def backlogs_take_nothing(trial: Trial) -> None:
-    """To look at the backlog takes no message, and little time."""
+    """`backlog` leases no messages, and is fast."""
     sensor, took = trial.another(), list[float]()
     for _ in range(5):
         started = time.perf_counter()
         sensor.backlog()
         took.append(time.perf_counter() - started)
     trial.figures["backlog"] = statistics.median(took)
-    trial.expect_back(trial.sent, trial.soon_s, "that wait, after looks at the backlog")
+    trial.expect_back(trial.sent, trial.soon_s, "after calls of backlog()")
 
 
 @promise()
 def unknown_actions_are_refused(trial: Trial) -> None:
-    """An action that the source lacks is refused when it is built."""
+    """An invalid ack action is refused when the source is built."""
     for option in ("on_success", "on_failure"):
         error = _refusal(trial.source, option)
         trial.expect(error and NO_ACTION in str(error), f"an error for {option}={NO_ACTION!r}", error)
@@ -74,7 +74,7 @@ def unknown_actions_are_refused(trial: Trial) -> None:
 
 @promise()
 def what_is_missing_is_refused_by_name(trial: Trial) -> None:
-    """A queue that is not there is a `SourceError` with the source's name, before anything is received."""
+    """A missing queue raises a `SourceError` with the source's name before anything is received."""
     trial.source.check_ready()
     for call, error in _errors_of_missing(trial).items():
         trial.expect(isinstance(error, SourceError), f"a SourceError from {call}()", repr(error))
@@ -84,9 +84,9 @@ def what_is_missing_is_refused_by_name(trial: Trial) -> None:
 
 @promise()
 def places_are_by_queue(trial: Trial) -> None:
-    """`places`, if not empty, names the queue: the same for a source of another name, others for another queue."""
+    """`places`, if not empty, identifies the queue: equal for a renamed source, different for another queue."""
     places = trial.source.places
-    trial.need(places, "it names no places")
+    trial.need(places, "it has no places")
     given = {name: getattr(trial.source, name) for name in trial.source.model_fields_set}
     renamed = type(trial.source)(**{**given, "name": "another"}).places
     trial.expect(renamed == places, f"{set(places)} for a source of another name", set(renamed))
@@ -97,19 +97,19 @@ def places_are_by_queue(trial: Trial) -> None:
 
 @promise()
 def secrets_stay_secret(trial: Trial) -> None:
-    """What a field with `repr=False` holds is in no error and no delivery, nor in what the source shows of itself."""
+    """Values of fields with `repr=False` are in no error, no delivery and no repr."""
     secrets = set(trial.source.secrets)
     said = {"its repr()": repr(trial.source), "its str()": str(trial.source)}
     said["its places"] = str(set(trial.source.places))
-    said["the refusal of an option"] = _text(_refusal(trial.source, "on_failure"))
+    said["the error of an option"] = _text(_refusal(trial.source, "on_failure"))
     if trial.server.missing is not None:
         secrets |= set(trial.server.missing().secrets)
         said |= {f"the error of {call}()": _text(error) for call, error in _errors_of_missing(trial).items()}
-    trial.need(secrets, "none of its fields has repr=False and a secret")
+    trial.need(secrets, "it has no secrets in fields with repr=False")
     hidden = type(trial.source).model_config.get("hide_input_in_errors")
-    trial.expect(hidden, "hide_input_in_errors=True in model_config", f"{hidden}: a refusal quotes what it was given")
+    trial.expect(hidden, "hide_input_in_errors=True in model_config", f"{hidden}, so that errors quote values")
     for row in trial.receive().rows:
-        said["what it delivers"] = repr({**row, "data": None})
+        said["its deliveries"] = repr({**row, "data": None})
     for where, text in said.items():
         trial.expect(not any(secret in text for secret in secrets), "no secret", f"one in {where}")
 
@@ -118,7 +118,7 @@ def _expect_backlog(trial: Trial, wanted: int, gaps: int, when: str) -> None:
     sensor, allowed = trial.another(), range(wanted, wanted + gaps + 1)
     trial.becomes(lambda: sensor.backlog().messages in allowed, True)
     found = sensor.backlog().messages
-    trial.expect(found in allowed, f"{wanted}{f' to {wanted + gaps}' if gaps else ''} messages where {when}", found)
+    trial.expect(found in allowed, f"{wanted}{f' to {wanted + gaps}' if gaps else ''} messages while {when}", found)
 
 
 def _refusal(source: Source, option: str) -> Exception | None:
@@ -127,19 +127,19 @@ def _refusal(source: Source, option: str) -> Exception | None:
 
 
 def _errors_of_missing(trial: Trial) -> dict[str, Exception | None]:
-    trial.need(trial.server.missing, "its server has no queue that is missing")
+    trial.need(trial.server.missing, "its server has no missing queue (missing)")
     assert trial.server.missing is not None
     missing = trial.opened(trial.server.missing())
     return {"check_ready": error_of(missing.check_ready), "backlog": error_of(missing.backlog)}
 
 
 def _text(error: Exception | None) -> str:
-    """All that a log would show of an error, with its causes."""
+    """Return an error with its traceback and causes, as in a log."""
     return "" if error is None else "".join(traceback.format_exception(error))
 
 
 class _Classes(pickle.Unpickler):
-    """Remembers what classes a pickle names."""
+    """Unpickler that collects the names of classes."""
 
     def __init__(self, pickled: bytes) -> None:
         super().__init__(io.BytesIO(pickled))

@@ -1,4 +1,4 @@
-"""Try a pipeline's callbacks on some messages, by the functions that tasks run: no Spark, no Dagster, no files."""
+"""Calls of a pipeline's callbacks with the code of Spark tasks, without Spark, Dagster and files."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,16 +28,16 @@ _NAME = "test"
 
 
 class Given(TypedDict, total=False):
-    """What messages are handled with; all of it may be left out.
+    """Optional properties of the messages and the run.
 
     Attributes:
-        context: Fields of the pipeline's context that differ from its own, as in a run's config.
-        attempt: 1 when first received (the default), one more each time a message is retried.
-        redelivered: Whether the messages may have been delivered before; by default they were not.
-        source: Whose words `configure_ack` takes, and whose `on_success` and `on_failure` hold. Nothing connects to
-            it. A `DummySource` by default.
-        acknowledger: Called once with `(ack_ref, successful, failed)`, when all is done. `ack_immediately` calls it
-            too, with its messages, which are left out in the end.
+        context: Fields of the context to override, as in the config of a run.
+        attempt: 1 for the first receive (the default), plus 1 for each retry.
+        redelivered: Whether the messages may have been delivered before. Default: False.
+        source: Source that determines the valid ack actions, `on_success` and `on_failure`. It is not connected. A
+            `DummySource` by default.
+        acknowledger: Function that is called once at the end, with `(ack_ref, successful, failed)`. `ack_immediately`
+            calls it, too; its messages are not passed again at the end.
     """
 
     context: Mapping[str, Any] | None
@@ -49,16 +49,17 @@ class Given(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Acknowledged:
-    """What would be acknowledged.
+    """Result of the callbacks.
 
     Attributes:
-        successful: Messages that are handled, in the order of their data, as the last callback left them; in the place
-            of one of which `handle_message` made a list, those of the list.
-        failed: Messages that failed, in the order of their data, as `handle_failed` left them.
-        batches: The batches that were made for `handle_batch`, batcher by batcher.
-        actions: The word for each message, in the order of the data.
-        early: The messages that `ack_immediately` acknowledged, in that order, as they were then.
-        notes: What a run would report: counts, reasons, and as `handle_failed_errors` how often that one raised.
+        successful: Handled messages in the order of their data, as the last callback returned them. A message for
+            which `handle_message` returned a list is replaced by the messages of the list.
+        failed: Failed messages in the order of their data, as `handle_failed` returned them.
+        batches: Batches that `handle_batch` got, batcher by batcher.
+        actions: The ack action of each message, in the order of the data.
+        early: Messages that `ack_immediately` acknowledged, in this order, in their state at that time.
+        notes: Values that a run would report: counts, reasons, and the exceptions of `handle_failed` as
+            `handle_failed_errors`.
     """
 
     successful: list[Message] = field(default_factory=list)
@@ -75,7 +76,7 @@ def test_message(
     metadata: Metadata | None = None,  # noqa: PT028 - not pytest's
     **given: Unpack[Given],
 ) -> Acknowledged:
-    """Give one message to a pipeline's callbacks, and deliver its batch at once; otherwise as `test_batch`."""
+    """Call a pipeline's callbacks for one message in mode `flush`; otherwise like `test_batch`."""
     return _test(pipeline, [data], [metadata], "flush", **given)
 
 
@@ -86,33 +87,37 @@ def test_batch(
     metadata: Metadata | Iterable[Metadata | None] | None = None,  # noqa: PT028
     **given: Unpack[Given],
 ) -> Acknowledged:
-    """Give messages to a pipeline's callbacks, as a run does with those of one receive.
+    """Call a pipeline's callbacks for messages, as a run does for a receive.
 
     Args:
-        pipeline: The class; or an instance, which a test may have given clients of its own.
-        data: The payloads, as a source delivers them. Text is encoded.
-        batch_mode: `bulk` fills batches, and delivers what is left in the end. `flush` delivers each message at once,
-            in a batch of its own.
-        metadata: For all messages; or one or None for each.
+        pipeline: The class, or an instance, for example with fake clients.
+        data: Payloads as a source delivers them. A str is encoded.
+        batch_mode: `bulk` fills batches, and ends incomplete batches after the last message. `flush` makes a batch of
+            each message.
+        metadata: Metadata of all messages, or a list of a dict or None for each message.
         given: See `Given`.
 
     Raises:
-        PipelineError: The context does not fit, or `handle_messages` takes Spark's columns.
-        TypeError: An argument is of another type.
-        ValueError: Metadata are fewer or more than messages, the batch mode is unknown, or the attempt is below 1.
+        PipelineError: The context is not valid, or the pipeline uses the Spark lane.
+        TypeError: An argument has the wrong type.
+        ValueError: The number of metadata differs from the number of messages, the batch mode is not valid, or the
+            attempt is below 1.
     """
     if isinstance(data, bytes | str | Mapping) or not isinstance(data, Iterable):
-        raise TypeError(f"data is {type(data).__name__}: test_batch takes a list of payloads, test_message takes one")
+        raise TypeError(f"data: must be a list of payloads, got {type(data).__name__}. Use test_message for one.")
     if batch_mode not in ("bulk", "flush"):
-        raise ValueError(f"batch_mode is {batch_mode!r}: it is 'bulk' or 'flush'")
+        raise ValueError(f"batch_mode: must be 'bulk' or 'flush', got {batch_mode!r}.")
     payloads = list(data)
     each = [metadata] * len(payloads) if metadata is None or isinstance(metadata, Mapping) else list(metadata)
     if len(each) != len(payloads):
-        raise ValueError(f"metadata has {len(each)} entries for {len(payloads)} messages: give one or None for each")
+        raise ValueError(
+            f"metadata: must have an entry per message, got {len(each)} for {len(payloads)} messages. "
+            "Use None for a message without metadata."
+        )
     return _test(pipeline, payloads, each, batch_mode, **given)
 
 
-# Or pytest would collect them where they are imported.
+# Otherwise pytest would collect them in modules that import them.
 test_message.__test__ = test_batch.__test__ = False  # type: ignore[attr-defined]
 
 
@@ -130,11 +135,11 @@ def _test(
 ) -> Acknowledged:
     kind = _kind(pipeline)
     if source is not None and not isinstance(source, Source):
-        raise TypeError(f"source is {type(source).__name__}: give a source itself, no name or resource of one")
+        raise TypeError(f"source: must be a Source, got {type(source).__name__}. Do not use its key or its resource.")
     if source is None:
         source = DummySource(name=next(iter(kind.producers_of().values())).source)
     deliveries = _deliveries(source, data, metadata, attempt, redelivered=redelivered)
-    # Nothing can be opened in this lake, and nothing is.
+    # A lake in which no file can be opened: nothing is written.
     step = Step(kind, kind.context_of(context), source.ack_policy, Lake(root=os.devnull), _NAME)
     if not data:
         return Acknowledged()
@@ -153,12 +158,12 @@ def _test(
     _notify_author(step, instance, _received(deliveries, window), kept)
     if not early or any(late):
         acknowledge(_NAME, *late)
-    actions = [by_id[one] for one in deliveries.column("message_id").to_pylist()]
+    actions = [by_id[message_id] for message_id in deliveries.column("message_id").to_pylist()]
     return Acknowledged(successful, failed, batches, actions, early, kept.tally.notes())
 
 
 def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:
-    """Call the pipeline's own `acknowledge`, as a run does before it acknowledges."""
+    """Call the pipeline's callback `acknowledge`, as a run does before it acknowledges."""
     outcomes = kept.written("outcomes")
     ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(ENDED)))
     decided = rows.filter(pc.is_in(rows["message_id"], ids.combine_chunks()))
@@ -176,11 +181,11 @@ def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: K
 def _kind(pipeline: object) -> type[Pipeline]:
     kind = pipeline if isinstance(pipeline, type) else type(pipeline)
     if not issubclass(kind, Pipeline) or not hasattr(kind, "name"):
-        raise TypeError(f"{kind.__qualname__} is no pipeline: give a class that is built on Pipeline, or its instance")
+        raise TypeError(f"pipeline: must be a subclass of Pipeline or its instance, got {kind.__qualname__}.")
     if kind.uses_columns():
         raise PipelineError(
-            f"{kind.__qualname__}.handle_messages needs Spark, which is not started here: call it with a DataFrame of "
-            "your own Spark session"
+            f"{kind.__qualname__}.handle_messages: needs Spark, which this function does not start. Call it with a "
+            "DataFrame of your own Spark session."
         )
     return kind
 
@@ -188,16 +193,18 @@ def _kind(pipeline: object) -> type[Pipeline]:
 def _deliveries(
     source: Source, data: Sequence[bytes | str], metadata: Sequence[Metadata | None], attempt: int, *, redelivered: bool
 ) -> pa.RecordBatch:
-    """The messages as a source delivers them."""
+    """Return the messages as a source delivers them."""
     if type(attempt) is not int or not 1 <= attempt < 2**31:
-        raise ValueError(f"attempt is {attempt!r}: it is 1 when first received, and one more each time")
-    for one in metadata:
-        if one is not None and not isinstance(one, Mapping):
-            raise TypeError(f"metadata is {type(one).__name__}: give a dict, or a list of one or None for each message")
+        raise ValueError(f"attempt: must be 1 for the first receive, plus 1 for each retry, got {attempt!r}.")
+    for entry in metadata:
+        if entry is not None and not isinstance(entry, Mapping):
+            raise TypeError(
+                f"metadata: must be a dict, or a list of a dict or None for each message, got {type(entry).__name__}."
+            )
     ids = [str(number) for number in range(len(data))]
     return source.deliveries(
         message_id=ids,
-        data=[_payload(one) for one in data],
+        data=[_payload(payload) for payload in data],
         ack_id=ids,
         ack_ref=_NAME,
         metadata=metadata,
@@ -211,14 +218,14 @@ def _payload(data: object) -> bytes:
         return data.encode()
     if not isinstance(data, bytes):
         raise TypeError(
-            f"data is {type(data).__name__}: a source delivers bytes (or text, which is encoded); "
-            "json.dumps(...) makes text of a dict or a list"
+            f"data: must be bytes or a str, which is encoded, got {type(data).__name__}. "
+            "Use json.dumps(...) for a dict or a list."
         )
     return data
 
 
 def _received(deliveries: pa.RecordBatch, window: str) -> pa.RecordBatch:
-    """What handling reads of messages that were received just now."""
+    """Return the columns that handling reads, for messages received now."""
     stamps = {"received_at": datetime.now(UTC), "receive_id": _NAME, "window": window}
     columns = {name: deliveries.column(name) for name in deliveries.schema.names}
     columns |= {

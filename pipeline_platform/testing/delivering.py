@@ -1,4 +1,4 @@
-"""Promises about what a source delivers: all of it, as it was sent, no more than was asked for."""
+"""Promises about deliveries: all messages, unchanged, and no more than requested."""
 
 import json
 from collections import Counter
@@ -15,17 +15,17 @@ FILLED = ("source", "message_id", "data", "ack_ref", "ack_id", "attempt", "redel
 
 @promise(builds_on=())
 def nothing_is_lost(trial: Trial) -> None:
-    """What waits is delivered, each message once."""
+    """All waiting messages are delivered, each of them once."""
     came = len(_rows(trial.come(trial.sent, trial.soon_s, by=trial.source)))
-    trial.expect(came == len(trial.sent), f"{len(trial.sent)} messages, as many as wait", came)
+    trial.expect(came == len(trial.sent), f"{len(trial.sent)} messages, the number that waits", came)
 
 
 @promise(builds_on=("nothing_is_lost",))
 def payloads_are_untouched(trial: Trial) -> None:
-    """A payload is delivered byte by byte as it was sent."""
+    """Payloads are delivered byte by byte as they were sent."""
     seen = {row["data"] for row in _rows(trial.come(trial.sent, trial.soon_s, by=trial.source))}
     changed, lacking = seen - set(trial.sent), set(trial.sent) - seen
-    trial.expect(not changed and not lacking, some(lacking) or "what was sent", some(changed) or "nothing of the kind")
+    trial.expect(not changed and not lacking, some(lacking) or "the sent payloads", some(changed) or "no such payload")
 
 
 @promise()
@@ -41,33 +41,31 @@ def columns_are_as_said(trial: Trial) -> None:
 
 @promise()
 def columns_are_filled(trial: Trial) -> None:
-    """Each delivery says source, ids and payload; its `attempt` is 1; its metadata are a JSON object, or null."""
+    """Each delivery has source, ids and payload; its `attempt` is 1; its metadata is a JSON object or null."""
     for row in trial.first().rows:
         nulls = [name for name in FILLED if row[name] is None]
         trial.expect(not nulls, f"a value in each of {', '.join(FILLED)}", f"null in {', '.join(nulls)}")
         trial.expect(row["source"] == trial.source.name, f"source {trial.source.name!r}", repr(row["source"]))
-        # What is decided is known by id and attempt: a count of deliveries would have it handled again.
+        # Duplicates are recognised by id and attempt: a count of deliveries would make each one a new message.
         trial.expect(row["attempt"] == 1, "attempt 1, as deliveries() sets it", row["attempt"])
-        trial.expect(
-            _is_object(row["metadata"]), "metadata that are a JSON object, or null", repr(row["metadata"])[:80]
-        )
+        trial.expect(_is_object(row["metadata"]), "metadata that is a JSON object or null", repr(row["metadata"])[:80])
 
 
 @promise(messages=2)
 def equal_payloads_are_two_messages(trial: Trial) -> None:
-    """A message has an id that no other has, whatever its payload."""
-    trial.need(trial.source.has_identity, "its messages have no id")
+    """Each message has its own id, also with equal payloads."""
+    trial.need(trial.source.has_identity, "its messages have no ids")
     send = trial.server.sender(trial.source)
     if send is not None:
         send(trial.sent)
     ids = Counter(row["message_id"] for row in _rows(trial.come(trial.sent, trial.soon_s)))
-    twice = [one for one, count in ids.items() if count > 1]
-    trial.expect(not twice, "another message_id for each message", f"{twice[:1]} for {ids.most_common(1)[0][1:]}")
+    twice = [message_id for message_id, count in ids.items() if count > 1]
+    trial.expect(not twice, "a different message_id per message", f"{twice[:1]} for {ids.most_common(1)[0][1:]}")
 
 
 @promise()
 def no_more_than_demanded(trial: Trial) -> None:
-    """A receive gets no more messages than it asks for."""
+    """A receive gets no more messages than it requests."""
     demand = len(trial.sent) // 2
     received = trial.first(demand=demand)
     planned = sum(share.messages for share in received.shares)
@@ -77,7 +75,7 @@ def no_more_than_demanded(trial: Trial) -> None:
 
 @promise()
 def shares_fit_the_tasks(trial: Trial) -> None:
-    """`plan` makes no more shares than there are tasks."""
+    """`plan` returns no more shares than there are tasks."""
     for concurrency in (1, 3):
         shares = trial.source.plan(len(trial.sent) // 3, concurrency, f"for-{concurrency}")
         trial.expect(len(shares) <= concurrency, f"at most {concurrency} shares", len(shares))
@@ -85,7 +83,7 @@ def shares_fit_the_tasks(trial: Trial) -> None:
 
 @promise()
 def shares_say_their_size(trial: Trial) -> None:
-    """A share gives no more messages than it says."""
+    """A share delivers at most its number of messages."""
     for share in trial.source.plan(len(trial.sent) // 2, 3, "sizes"):
         rows = sum(batch.num_rows for batch in trial.source.read(share, "sizes"))
         trial.expect(rows <= share.messages, f"at most {share.messages} messages of {share.at}", rows)
@@ -93,8 +91,8 @@ def shares_say_their_size(trial: Trial) -> None:
 
 @promise()
 def shares_are_read_elsewhere(trial: Trial) -> None:
-    """A task in another process reads a share that was kept as JSON."""
-    trial.need(trial.source.in_tasks, "it is read by the process that plans")
+    """A task in another process can read a share that was stored as JSON."""
+    trial.need(trial.source.in_tasks, "only the process that plans can read it")
 
     def receive() -> Received:
         shares = [Share.model_validate_json(share.model_dump_json()) for share in trial.source.plan(MANY, 3, "kept")]
@@ -107,28 +105,32 @@ def shares_are_read_elsewhere(trial: Trial) -> None:
 
 @promise()
 def shares_give_the_same_again(trial: Trial) -> None:
-    """A share that is read again gives the same messages, in the same order."""
-    trial.need(trial.source.reads_again, "it does not promise so (reads_again)")
+    """A share that is read again delivers the same messages in the same order."""
+    trial.need(trial.source.reads_again, "it does not promise this (reads_again)")
     for share in trial.source.plan(MANY, 2, "again"):
         first, second = (
             [(row["message_id"], row["data"], row["ack_id"]) for row in _read(source, share, "again")]
             for source in (trial.source, trial.another())
         )
-        trial.expect(first == second, f"{len(first)} messages again, as {first[:1]}", f"{len(second)}, as {second[:1]}")
+        seen = f"{len(second)}, starting with {second[:1]}"
+        trial.expect(first == second, f"{len(first)} messages again, starting with {first[:1]}", seen)
 
 
 @promise()
 def a_second_planner_gets_others(trial: Trial) -> None:
-    """Two receives at once get no message both."""
-    planners = [("one", trial.source, len(trial.sent) // 2), ("two", trial.another(), MANY)]
+    """Two receives at the same time get different messages."""
+    planners = [("first", trial.source, len(trial.sent) // 2), ("second", trial.another(), MANY)]
     planned = [(by, source, source.plan(demand, 2, by)) for by, source, demand in planners]
-    one, two = ({row["data"] for share in shares for row in _read(source, share, by)} for by, source, shares in planned)
-    trial.expect(not one & two, "no message for both", f"{len(one & two)} for both: {some(one & two)}")
+    first, second = (
+        {row["data"] for share in shares for row in _read(source, share, by)} for by, source, shares in planned
+    )
+    common = first & second
+    trial.expect(not common, "no message for both", f"{len(common)} for both: {some(common)}")
 
 
 @promise(messages=2)
 def sending_is_counted(trial: Trial) -> None:
-    """`send` returns how many messages it put there, and they are delivered."""
+    """`send` returns the number of sent messages, and they are delivered."""
     trial.need(type(trial.source).send is not Source.send, "it has no send()")
     more = [b"one more", b"and another"]
     for payloads in (more, []):
@@ -142,7 +144,7 @@ def _read(source: Source, share: Share, receive_id: str) -> list[Row]:
 
 
 def _rows(came: list[Received]) -> list[Row]:
-    return [row for one in came for row in one.rows]
+    return [row for received in came for row in received.rows]
 
 
 def _is_object(text: str | None) -> bool:

@@ -1,4 +1,4 @@
-"""Promises about what is not acknowledged: a source hides no refusal, and nothing beyond its first call."""
+"""Promises about errors: a source reports every refusal, and an unavailable server."""
 
 from collections.abc import Callable
 
@@ -17,9 +17,9 @@ LATE = (
     builds_on=(*ACKNOWLEDGES, "abandoning_gives_back_at_once", "finishing_twice_is_harmless", POSITIONS), many=True
 )
 def many_are_delivered_and_acknowledged(trial: Trial) -> None:
-    """However many messages wait, all are delivered, and one call of `acknowledge` takes all its ids."""
+    """All messages of a large backlog are delivered, and one call of `acknowledge` accepts all ids."""
     came = trial.come(trial.sent, trial.soon_s, by=trial.source)
-    lacking = set(trial.sent) - {payload for one in came for payload in one.data}
+    lacking = set(trial.sent) - {payload for received in came for payload in received.data}
     all_ = f"{len(trial.sent)} messages within {trial.soon_s:g} s"
     trial.expect(not lacking, all_, f"{len(trial.sent) - len(lacking)}, without {some(lacking)}")
     for received in came:
@@ -32,9 +32,9 @@ def many_are_delivered_and_acknowledged(trial: Trial) -> None:
 
 @promise(builds_on=(*ACKNOWLEDGES, *LAPSES, *LATE), messages=5)
 def acknowledging_late_is_refused(trial: Trial) -> None:
-    """What another receive holds by now is returned as `Refused`, with its `ack_id` and `lost`."""
+    """Messages that another receive has leased since are returned as `Refused`, with their `ack_id` and `lost`."""
     trial.need(trial.source.acknowledges_by_id, "it acknowledges whole receives")
-    trial.need(trial.server.says_lost, "its server does not say what is lost (says_lost)")
+    trial.need(trial.server.says_lost, "its server does not report lost leases (says_lost)")
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
@@ -44,7 +44,7 @@ def acknowledging_late_is_refused(trial: Trial) -> None:
         except SourceError:
             if trial.source.in_tasks:
                 raise
-            continue  # its connection is gone
+            continue  # its connection is closed
         _expect_refused(trial, late, word, refused, lost=True)
     trial.lose(*held)
 
@@ -55,9 +55,9 @@ def acknowledging_late_is_refused(trial: Trial) -> None:
     messages=10,
 )  # fmt: skip
 def what_is_away_is_an_error(trial: Trial) -> None:
-    """Where no server answers, each call that needs it raises a `SourceError`, and `acknowledge` loses nothing."""
+    """With an unavailable server each call raises a `SourceError`, and `acknowledge` reports every message."""
     away = trial.server.away
-    trial.need(away, "its server cannot be away (away)")
+    trial.need(away, "its server cannot be unavailable (away)")
     assert away is not None
     received = trial.first()
     absent = trial.opened(away(trial.another()))
@@ -70,7 +70,7 @@ def what_is_away_is_an_error(trial: Trial) -> None:
         return
     for word in _ending_first(trial):
         try:
-            refused = [one for ref, ids in received.held() for one in absent.acknowledge(word, ref, ids)]
+            refused = [refusal for ref, ids in received.held() for refusal in absent.acknowledge(word, ref, ids)]
         except SourceError:
             continue
         _expect_refused(trial, received, word, refused, lost=isinstance(trial.source, ConnectedSource))
@@ -89,11 +89,11 @@ def _expect_error(trial: Trial, what: str, call: Callable[[], object]) -> None:
 
 def _expect_refused(trial: Trial, received: Received, word: str, refused: list[Refused], *, lost: bool) -> None:
     wanted = {row["ack_id"] for row in received.rows}
-    found = {one.ack_id for one in refused if one.lost is lost}
+    found = {refusal.ack_id for refusal in refused if refusal.lost is lost}
     expected = f"Refused with lost={lost} from acknowledge({word!r}) for each of {len(wanted)} messages"
-    trial.expect(wanted <= found, expected, f"{len(wanted & found)} such, of {len(refused)} refused")
+    trial.expect(wanted <= found, expected, f"{len(wanted & found)} of these, {len(refused)} refusals in all")
 
 
 def _ending_first(trial: Trial) -> list[str]:
-    """The words of which the server hears, those last that end a message."""
+    """Return the ack actions that call the server; actions that end a message come last."""
     return [word for word in (*trial.words(ending=False), *trial.words(ending=True)) if word != "noop"]

@@ -1,4 +1,4 @@
-"""Messages through the functions that tasks run, and what these record kept in memory in place of files."""
+"""Execution of the code of Spark tasks in this process, with records in memory instead of files."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 
@@ -28,28 +28,28 @@ from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, stag
 
 
 class EarlyCalls(EarlyAcks):
-    """Hears what `ack_immediately` says, in the place of a source: the messages, and the word for each, by its id."""
+    """Records early acknowledgements instead of calling a source: the messages, and their ack actions by id."""
 
     def __init__(
         self, ack_policy: AckPolicy, acknowledge: Callable[[str, list[Message], list[Message]], object]
     ) -> None:
-        """Have `acknowledge` called with `(ack_ref, successful, failed)` for each call."""
+        """Call `acknowledge` with `(ack_ref, successful, failed)` for each early acknowledgement."""
         super().__init__(ack_policy)
         self._acknowledge = acknowledge
         self.messages, self.actions = list[Message](), dict[str, str]()
 
     def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
-        some, entries = list(messages.values()), {key: self._entry(key, one) for key, one in messages.items()}
+        some, entries = list(messages.values()), {key: self._entry(key, message) for key, message in messages.items()}
         (ack_ref, _), *_ = messages
         failed = [message for message in some if message.status == "failed"]
         self._acknowledge(ack_ref, [message for message in some if message.status == "ok"], failed)
         self.messages += some
-        self.actions |= {one.message_id: entries[key].action for key, one in messages.items()}
+        self.actions |= {message.message_id: entries[key].action for key, message in messages.items()}
         return entries
 
 
 class Kept(Outcomes):
-    """Outcomes in memory, and the messages that they are of: those handled or failed in `ended`, by position."""
+    """Outcomes in memory, with the handled and failed messages in `ended`, by position."""
 
     def __init__(self, step: Step, instance: Pipeline, early_acks: EarlyAcks | None = None) -> None:
         self._files = Written()
@@ -103,21 +103,21 @@ class Kept(Outcomes):
 
     @property
     def successful(self) -> list[Message]:
-        """Messages that are handled, in order; in the place of one with children these."""
+        """Handled messages in order; a message with children is replaced by them."""
         ended = [self.ended[position] for position in sorted(self.ended)]
         return [
-            one
+            result
             for message in ended
             if message.failure is None
-            for one in ([message] if message._state.children is None else message._state.children)
+            for result in ([message] if message._state.children is None else message._state.children)
         ]
 
     def written(self, table: str) -> pa.Table:
-        """What was recorded in a table; there has to be something."""
+        """Return the recorded rows of a table, which must not be empty."""
         return pa.Table.from_batches([rows for name, _, rows in self._files.batches if name == table]).combine_chunks()
 
     def handle(self, rows: pa.RecordBatch, window: str, batch_mode: BatchMode) -> list[BatchInfo]:
-        """Handle the messages of a receive, and then their batches; return what is known of these."""
+        """Handle the messages of a receive, then their batches; return the properties of the batches."""
         rows = self._in_order(rows, window)
         self._received = rows
         for _ in lane_of(self, batch_mode=batch_mode).record(rows, window, self):
@@ -148,7 +148,7 @@ class Kept(Outcomes):
         self.ended_parents(rows, window, messages, may_rescue)
 
     def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
-        """The rows that have a partition, in the order of their source; all, where nothing has a partition."""
+        """Return the rows with a partition in the order of their source; all rows if the pipeline keeps no order."""
         if self.step.pipeline.partitioning() is None:
             return rows
         FindPartitions(**vars(self.step), parts=()).find(window, rows, self)

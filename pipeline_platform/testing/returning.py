@@ -1,4 +1,4 @@
-"""Promises about what comes back: nothing is gone that was only read."""
+"""Promises about redelivery: messages that were read and not acknowledged are not lost."""
 
 from contextlib import suppress
 from typing import Any
@@ -8,12 +8,12 @@ from pipeline_platform.source.contract import SourceError
 from pipeline_platform.testing.trial import DELIVERS, MANY, Received, Row, Trial, promise, some
 
 RETURNS = (*DELIVERS, "nothing_is_acknowledged_early")
-"""What all build on that look at a message twice."""
+"""Prerequisites of promises about redelivered messages."""
 
 
 @promise()
 def nothing_is_acknowledged_early(trial: Trial) -> None:
-    """What was only read comes back when its run dies."""
+    """Messages of a crashed run are redelivered."""
     received = trial.first()
     trial.lose(received)
     trial.expect_back(received.data, trial.patience_s, "again")
@@ -22,7 +22,7 @@ def nothing_is_acknowledged_early(trial: Trial) -> None:
 @promise(builds_on=RETURNS)
 def ids_are_stable(trial: Trial) -> None:
     """A message has the same `message_id` at every delivery."""
-    trial.need(trial.source.has_identity, "its messages have no id")
+    trial.need(trial.source.has_identity, "its messages have no ids")
     _expect_same(trial, "message_id")
 
 
@@ -34,15 +34,15 @@ def places_and_times_are_stable(trial: Trial) -> None:
 
 @promise(builds_on=RETURNS)
 def what_comes_again_is_marked(trial: Trial) -> None:
-    """`redelivered` is true for what may have been delivered before."""
+    """`redelivered` is true for messages that may have been delivered before."""
     for _, again in _twice(trial):
         trial.expect(again["redelivered"] is True, f"true for {again['data'][:40]!r}", again["redelivered"])
 
 
 @promise(builds_on=RETURNS)
 def leases_end(trial: Trial) -> None:
-    """What a run holds that hangs comes back when its lease is over."""
-    trial.need(trial.lease_s, "nothing runs out")
+    """Messages are redelivered when their lease expires."""
+    trial.need(trial.lease_s, "its leases do not expire")
     received = trial.first()
     trial.lapse(received)
     trial.expect_back(received.data, trial.patience_s, f"after a lease of {trial.lease_s:g} s")
@@ -50,21 +50,21 @@ def leases_end(trial: Trial) -> None:
 
 @promise(builds_on=RETURNS, many=True)
 def extending_keeps(trial: Trial) -> None:
-    """A lease lasts for as long as `extend` is called every `extend_every_s` seconds."""
+    """A lease does not expire while `extend` is called every `extend_every_s` seconds."""
     every_s = trial.source.extend_every_s
-    trial.need(every_s, "it is not extended")
+    trial.need(every_s, "its leases are not renewed")
     received = trial.first()
     for _ in range(4):
         trial.server.sleep(every_s or 0)
         kept = trial.source.extend(received.receive_id, received.held)
-        trial.expect(kept is True, "true from extend() while nobody else has a message", kept)
-    trial.expect_none_of(received.data, "that are extended")
+        trial.expect(kept is True, "True from extend() while no other receive has a message", kept)
+    trial.expect_none_of(received.data, "whose leases are renewed")
 
 
 @promise(builds_on=RETURNS, messages=5)
 def extending_what_is_lost_says_so(trial: Trial) -> None:
-    """`extend` returns False where another receive has the messages."""
-    trial.need(trial.source.extend_every_s, "it is not extended")
+    """`extend` returns False if another receive has leased the messages."""
+    trial.need(trial.source.extend_every_s, "its leases are not renewed")
     late = trial.first()
     trial.lose(late)
     trial.expect_back(late.data, trial.patience_s, "again")
@@ -74,7 +74,7 @@ def extending_what_is_lost_says_so(trial: Trial) -> None:
 
 @promise(builds_on=RETURNS, many=True)
 def abandoning_gives_back_at_once(trial: Trial) -> None:
-    """What a dead run wrote down comes back as soon as it is abandoned."""
+    """Messages of a crashed run are redelivered as soon as `abandon` is called."""
     trial.need(trial.has_abandon, "it has no abandon()")
     received = trial.first()
     trial.abandon(received)
@@ -83,38 +83,38 @@ def abandoning_gives_back_at_once(trial: Trial) -> None:
 
 @promise(builds_on=RETURNS, messages=5)
 def abandoning_touches_nothing_else(trial: Trial) -> None:
-    """`abandon` may be called twice, also for a receive that nobody knows, and never touches what others hold."""
+    """`abandon` may be called twice, also for an unknown receive, and does not affect messages of other receives."""
     dead = trial.first()
-    trial.abandon(Received(dead.source, "a-receive-that-nobody-knows", []))
+    trial.abandon(Received(dead.source, "an-unknown-receive", []))
     trial.lose(dead)
     trial.abandon(dead)
     held = trial.expect_back(dead.data, trial.patience_s, "again")
     trial.abandon(dead)
-    trial.expect_none_of(dead.data, f"that {len(held)} later receives hold")
+    trial.expect_none_of(dead.data, f"that {len(held)} later receives have leased")
 
 
 @promise(family=ConnectedSource, builds_on=RETURNS, messages=5)
 def a_cut_connection_gives_back(trial: Trial) -> None:
-    """A connection that was cut is made again, and what it held comes back; acknowledged late, it is left alone."""
+    """After a lost connection the source reconnects, and its messages are redelivered, unless acknowledged in time."""
     cut = trial.server.cut
     trial.need(cut, "its server has no way to cut a connection")
     late = trial.first()
     if cut is not None:
         cut(trial.source)
-    came = {data for one in trial.come(late.data, trial.patience_s, by=trial.source) for data in one.data}
+    came = {data for again in trial.come(late.data, trial.patience_s, by=trial.source) for data in again.data}
     lacking = set(late.data) - came
     trial.expect(not lacking, f"all {len(late.rows)} messages again", f"{len(came)}, without {some(lacking)}")
-    with suppress(SourceError):  # the connection is gone, and it may say so
+    with suppress(SourceError):  # the source may report the lost connection
         trial.acknowledge(late, trial.source.on_success)
     trial.source.close()
     trial.expect_back(late.data, trial.patience_s, "once more")
 
 
 def _twice(trial: Trial) -> list[tuple[Row, Row]]:
-    """Deliveries of a message, the first and a later one."""
+    """Return the first and a later delivery of each message."""
     received = trial.first(demand=MANY)
     trial.lose(received)
-    again = {row["data"]: row for one in trial.come(received.data, trial.patience_s) for row in one.rows}
+    again = {row["data"]: row for later in trial.come(received.data, trial.patience_s) for row in later.rows}
     return [(row, again[row["data"]]) for row in received.rows if row["data"] in again]
 
 

@@ -1,4 +1,4 @@
-"""What the author of a connector says of its server to `check_source`."""
+"""Description of a server for `check_source`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pipeline_platform.source.contract import Source
 
 FEWEST = 10
-"""Payloads without which half of them, divided among tasks, would show nothing."""
+"""Least number of payloads: half of them are divided among tasks."""
 
 TEXTS = (
     b"plain",
@@ -16,32 +16,32 @@ TEXTS = (
     b" \t spaces, and a line's end\r\n",
     *(b'{"n": %d}' % n for n in range(20)),
 )
-"""Payloads for servers that carry text alone, and none that is empty."""
+"""Payloads for servers that accept only text that is not empty."""
 
-PAYLOADS = (*TEXTS, b"", b"\x00\xff\xfe are no UTF-8")
-"""Payloads for servers that carry any bytes."""
+PAYLOADS = (*TEXTS, b"", b"\x00\xff\xfe are not UTF-8")
+"""Payloads for servers that accept any bytes."""
 
 
 PAGES = tuple(b"message %d of many" % number for number in range(2_500))
-"""So many that they take several calls of most servers."""
+"""Payloads for several calls of most servers."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """What only the author of a connector knows. All of it may be left out.
+    """Properties of a server that `check_source` cannot find out. All are optional.
 
     Attributes:
-        payloads: What is sent to a new queue, no two of them equal. `TEXTS` where the server carries text alone.
-        send: Puts payloads into the queue of a source that has no `send()`. Without either, a new source holds
-            `payloads` from the beginning.
-        many: What is sent where a source has to make several calls for it, no two equal: more than two pages of its
-            server, or of its own. Empty to leave that out.
-        missing: Builds a source whose queue is not there.
-        away: Takes a source, and returns it with an address at which no server answers.
-        cut: Cuts the connections that a source has open, as a network does.
-        says_lost: Whether the server refuses to acknowledge what another receive holds. If not, `acknowledge` cannot
-            report it.
-        sleep: Lets seconds pass, until leases and delays are over. A server with a clock to turn turns it.
+        payloads: Payloads for a new queue, all different. Use `TEXTS` if the server accepts text only.
+        send: Function that sends payloads to the queue of a source without `send()`. Without both, a new source must
+            contain `payloads` from the start.
+        many: Payloads, all different, that need several calls: more than two pages of the server or the source. Empty
+            to skip their promise.
+        missing: Function that builds a source whose queue does not exist.
+        away: Function that returns a source with an address at which no server answers.
+        cut: Function that cuts the open connections of a source, like a network fault.
+        says_lost: Whether the server refuses to acknowledge messages that another receive has leased. If not,
+            `acknowledge` cannot report them.
+        sleep: Function that waits for seconds, for leases and delays. A server with an adjustable clock advances it.
     """
 
     payloads: Sequence[bytes] = PAYLOADS
@@ -54,14 +54,17 @@ class Server:
     sleep: Callable[[float], object] = time.sleep
 
     def __post_init__(self) -> None:
-        """Refuse payloads that could not be told from each other."""
-        if len(set(self.payloads)) < max(FEWEST, len(self.payloads)):
-            raise ValueError(f"payloads has {len(self.payloads)}: give {FEWEST} or more, no two of them equal")
-        if len(set(self.many)) < len(self.many):
-            raise ValueError(f"many has {len(self.many)}: no two of them may be equal")
+        """Refuse equal payloads."""
+        if (different := len(set(self.payloads))) < max(FEWEST, len(self.payloads)):
+            raise ValueError(
+                f"Server.payloads: must be {FEWEST} or more different payloads, got {different} different of "
+                f"{len(self.payloads)}."
+            )
+        if (different := len(set(self.many))) < len(self.many):
+            raise ValueError(f"Server.many: must be different payloads, got {different} different of {len(self.many)}.")
 
     def sender(self, source: Source) -> Callable[[Sequence[bytes]], object] | None:
-        """What puts payloads into a source's queue; None where nothing does."""
+        """Return a function that sends payloads to the queue of a source; None without one."""
         send = self.send
         if send is not None:
             return lambda payloads: send(source, payloads)

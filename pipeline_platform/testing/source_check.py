@@ -1,4 +1,4 @@
-"""The suite that every connector passes."""
+"""Conformance suite for connectors."""
 
 import difflib
 from collections.abc import Callable, Iterable
@@ -13,14 +13,18 @@ from pipeline_platform.testing.server_under_test import Server
 from pipeline_platform.testing.trial import PROMISES, BrokenPromiseError, NotAskedError, Promise, Trial
 
 ROOMS = (delivering, returning, acknowledging, failing, answers)
-"""Modules of promises: to import one makes them."""
+"""Modules of promises, which register them on import."""
 
 
 @dataclass
 class Report:
-    """What came of a check that found nothing broken: names of promises, kept or not asked, and why.
+    """Result of a check without broken promises.
 
-    `figures` are in seconds; a look at the backlog is best below 0.05.
+    Attributes:
+        source: Class of the source.
+        kept: Names of kept promises.
+        not_asked: Reasons of skipped promises, by name.
+        figures: Measured times in seconds; `backlog` should be below 0.05.
     """
 
     source: str = ""
@@ -30,31 +34,31 @@ class Report:
 
 
 def promises_of(source: type[Source]) -> list[str]:
-    """Names of the promises that a class of sources makes, to ask for each in a test of its own."""
-    return [one.name for one in PROMISES.values() if issubclass(source, one.family)]
+    """Return the names of the promises that apply to a class of sources, for a parametrised test."""
+    return [promise.name for promise in PROMISES.values() if issubclass(source, promise.family)]
 
 
 def check_source(
     source: Callable[[], Source], server: Server | None = None, *, only: str | Iterable[str] | None = None
 ) -> Report:
-    """Ask a source for all that it promises.
+    """Check that a source keeps its promises.
 
-    Each promise is tried on a queue of its own. The lease of the sources should be short, as some are waited for, but
-    longer than it takes to receive and acknowledge a few messages: two seconds do for a server on the same machine.
+    Each promise is checked with a new queue. Choose a short lease, because some checks wait until it expires, but a
+    longer one than a receive and its acknowledgement take: two seconds for a server on the same machine.
 
     Args:
-        source: Makes a source of a new, empty queue, each time it is called.
-        server: What only the author of the connector knows; nothing by default.
-        only: Name or names of the promises to try; all that concern the source by default.
+        source: Function that returns a source of a new, empty queue at each call.
+        server: Properties of the server that cannot be found out.
+        only: Name or names of the promises to check; all that apply to the source by default.
 
     Returns:
-        What was kept and what was not asked.
+        The kept and the skipped promises.
 
     Raises:
-        BrokenPromiseError: The one promise that `only` names is broken.
-        ExceptionGroup: Of a `BrokenPromiseError` for each promise that is broken. Those that build on it are not
-            asked.
-        ValueError: There is no promise of a name in `only`.
+        BrokenPromiseError: The promise named by `only`, a str, is broken.
+        ExceptionGroup: Contains a `BrokenPromiseError` for each broken promise. Promises that depend on it are
+            skipped.
+        ValueError: A name in `only` is not a promise.
     """
     __tracebackhide__ = True
     if isinstance(only, str):
@@ -67,7 +71,7 @@ def check_source(
 
 def _ask_all(promises: list[Promise], source: Callable[[], Source], server: Server) -> Report:
     __tracebackhide__ = True
-    report, broken, waiting = Report(), dict[str, BrokenPromiseError](), {one.name: one for one in promises}
+    report, broken, waiting = Report(), dict[str, BrokenPromiseError](), {promise.name: promise for promise in promises}
 
     def ask(promise: Promise) -> None:
         for base in promise.builds_on:
@@ -85,7 +89,7 @@ def _ask_all(promises: list[Promise], source: Callable[[], Source], server: Serv
     while waiting:
         ask(waiting.pop(next(iter(waiting))))
     if broken:
-        rest = f"; {len(unasked)} promises that build on it were not asked" if unasked else ""
+        rest = f"; skipped {len(unasked)} promises that depend on it" if unasked else ""
         raise ExceptionGroup(f"{report.source} breaks {', '.join(broken)}{rest}", list(broken.values()))
     return report
 
@@ -96,8 +100,8 @@ def _ask(promise: Promise, source: Callable[[], Source], server: Server, report:
         report.source = type(trial.source).__name__
         try:
             with closing(trial):
-                trial.need(isinstance(trial.source, promise.family), f"{promise.family.__name__} alone promises it")
-                trial.need(trial.sent, "its server is not given many messages (many)")
+                trial.need(isinstance(trial.source, promise.family), f"it applies to {promise.family.__name__} only")
+                trial.need(trial.sent, "its server has no payloads for it (many)")
                 promise.check(trial)
         except NotAskedError as why:
             report.not_asked[promise.name] = str(why)
@@ -113,6 +117,6 @@ def _ask(promise: Promise, source: Callable[[], Source], server: Server, report:
 def _named(name: str) -> Promise:
     if name not in PROMISES:
         near = difflib.get_close_matches(name, PROMISES, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else f". There are {', '.join(PROMISES)}"
-        raise ValueError(f"there is no promise {name!r}{hint}")
+        hint = f"Did you mean {near[0]!r}?" if near else f"Valid promises: {', '.join(PROMISES)}."
+        raise ValueError(f"{name!r} is not a promise. {hint}")
     return PROMISES[name]

@@ -1,4 +1,4 @@
-"""One promise of sources, tried on a queue of its own: receives, what becomes of them, and what is expected to come."""
+"""Trial of one promise of a source with a new queue: receives, acknowledgements and expectations."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pipeline_platform.source.contract import Refused, Share, Source
 from pipeline_platform.testing.server_under_test import Server
 
 Check = Callable[[Any], None]
-"""Takes a `Trial`."""
+"""Function of a `Trial`."""
 
 
 class BrokenPromiseError(AssertionError):
-    """A source does not keep a promise; its name is in `promise`."""
+    """A source breaks the promise whose name is in `promise`."""
 
     def __init__(self, promise: Promise, expected: str, seen: str) -> None:
         self.promise = promise.name
@@ -26,16 +26,20 @@ class BrokenPromiseError(AssertionError):
 
 
 class NotAskedError(Exception):
-    """A promise does not concern this source; the message says why."""
+    """A promise does not apply to this source, for the reason in the message."""
 
 
 class Promise(NamedTuple):
-    """What sources promise: what it says, in one sentence, of which family, and a check that raises where it is broken.
+    """A promise of sources.
 
     Attributes:
-        builds_on: Names of promises without which it cannot be kept; it is not asked where one of them is broken.
-        messages: How many wait when it is tried; None for all payloads.
-        many: Whether so many wait that they take several calls of the server: `Server.many` in place of `payloads`.
+        name: Its name.
+        says: Its sentence.
+        family: Class of the sources that it applies to.
+        builds_on: Names of promises that it depends on; it is skipped if one of them is broken.
+        messages: Number of waiting messages at the start of its check; None for all payloads.
+        many: Whether the check needs several calls of the server: it uses `Server.many` instead of `payloads`.
+        check: Function that raises if it is broken.
     """
 
     name: str
@@ -48,12 +52,12 @@ class Promise(NamedTuple):
 
 
 PROMISES: dict[str, Promise] = {}
-"""All there are, by name."""
+"""All promises, by name."""
 
 DELIVERS = (
     "nothing_is_lost", "payloads_are_untouched", "pickles_without_clients", "closing_unused_is_harmless",
 )  # fmt: skip
-"""What nearly all others build on."""
+"""Default prerequisites of promises."""
 
 
 def promise(
@@ -63,7 +67,7 @@ def promise(
     messages: int | None = None,
     many: bool = False,
 ) -> Callable[[Check], Check]:
-    """Make a promise of a function that tries it; the first line of its docstring is what it says."""
+    """Register a function as the check of a promise; the first line of its docstring is the promise's sentence."""
 
     def register(check: Check) -> Check:
         name, says = check.__name__, str(check.__doc__).partition("\n")[0]
@@ -74,18 +78,18 @@ def promise(
 
 
 MANY = 10_000
-"""A demand that takes all."""
+"""A demand larger than every backlog."""
 SHOWN = 3
-"""Payloads that an error shows."""
+"""Payloads in an error."""
 TRIES = 40
-"""Looks at the most, until something is there that is waited for."""
+"""Most polls for an expected state."""
 
 Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Received:
-    """What one receive got: as planned, and as delivered."""
+    """Shares and deliveries of one receive."""
 
     source: Source
     receive_id: str
@@ -94,25 +98,25 @@ class Received:
 
     @property
     def data(self) -> list[bytes]:
-        """The payloads."""
+        """Payloads of its deliveries."""
         return [row["data"] for row in self.rows]
 
     def held(self) -> list[tuple[str, list[str]]]:
-        """What a run would have written down: `ack_id`s in groups of one `ack_ref`."""
+        """Return the `ack_id`s by `ack_ref`, as a run records them."""
         groups: dict[str, list[str]] = {}
         for row in self.rows:
             groups.setdefault(row["ack_ref"], []).append(row["ack_id"])
         return list(groups.items())
 
     def part(self, rows: Iterable[Row]) -> Received:
-        """The same receive with some of its messages."""
+        """Return the same receive with some of its messages."""
         return Received(self.source, self.receive_id, self.shares, list(rows))
 
 
 class Trial:
-    """A new queue with the messages `sent` in it, and an open source of it.
+    """A new queue with the messages `sent`, and an open source of it.
 
-    A lease lasts `lease_s` where nobody extends it; None where nothing runs out. `figures` are measured, in seconds.
+    `lease_s` is the time after which a lease expires, None if it does not. `figures` are measured times in seconds.
     """
 
     def __init__(self, promise: Promise, build: Callable[[], Source], server: Server, folder: Path) -> None:
@@ -130,21 +134,21 @@ class Trial:
 
     @property
     def has_abandon(self) -> bool:
-        """Whether `abandon` does anything."""
+        """Whether the source implements `abandon`."""
         return type(self.source).abandon is not Source.abandon
 
     @property
     def soon_s(self) -> float:
-        """Seconds within which something comes that comes at once: no lease ends meanwhile."""
+        """Seconds within which immediate deliveries arrive; no lease expires in this time."""
         return 2.0 if self.lease_s is None else self.lease_s / 2
 
     @property
     def patience_s(self) -> float:
-        """Seconds within which something comes that has to wait for a lease to end."""
+        """Seconds within which deliveries arrive that wait until a lease expires."""
         return 5.0 if self.lease_s is None else 4 * self.lease_s
 
     def new_store(self) -> Source:
-        """Forget all that was known of positions; return the source, open."""
+        """Open the source with a new control store, without stored positions, and return it."""
         from pipeline_platform.control.store import ControlStore
 
         self._store = ControlStore(f"sqlite:///{self._folder}/{len(self._stores)}.sqlite")
@@ -152,12 +156,12 @@ class Trial:
         return self.opened(self.source)
 
     def another(self) -> Source:
-        """The same source in another process."""
+        """Return the source as in another process."""
         copy: Source = pickle.loads(pickle.dumps(self.source))  # noqa: S301 - our own
         return self.opened(copy)
 
     def close(self) -> None:
-        """Close all that was opened."""
+        """Close all opened sources and stores."""
         for source in self._to_close:
             source.close()
         for store in self._stores:
@@ -181,28 +185,28 @@ class Trial:
         return Received(source, receive_id, shares, rows)
 
     def first(self, *, by: Source | None = None, demand: int = MANY) -> Received:
-        """Receive something of what waits."""
+        """Receive at least one message."""
         for _ in self._looks(self.soon_s):
             received = self.receive(by=by, demand=demand)
             if received.rows:
                 return received
-        raise BrokenPromiseError(self.promise, "a message of those that wait", "none")
+        raise BrokenPromiseError(self.promise, "one of the waiting messages", "no message")
 
     def come(
         self, wanted: Collection[bytes], within_s: float, *, by: Source | None = None, receive: Any = None
     ) -> list[Received]:
-        """Receive until all these payloads came, or time is up; another process does it, unless `by` says who."""
+        """Receive, by default in another process, until all these payloads came or the time has passed."""
         taker, came = by or self.another(), list[Received]()
         for _ in self._looks(within_s):
             came.append(receive() if receive else self.receive(by=taker))
-            if set(wanted) <= {payload for one in came for payload in one.data}:
+            if set(wanted) <= {payload for received in came for payload in received.data}:
                 break
         return came
 
     def expect_back(self, wanted: Collection[bytes], within_s: float, when: str) -> list[Received]:
         """Expect payloads to come within some seconds."""
         came = self.come(wanted, within_s)
-        lacking = set(wanted) - {payload for one in came for payload in one.data}
+        lacking = set(wanted) - {payload for received in came for payload in received.data}
         self.expect(
             not lacking, f"all {len(wanted)} messages {when}", f"{len(wanted) - len(lacking)}, without {some(lacking)}"
         )
@@ -214,7 +218,7 @@ class Trial:
         self.expect(not wrong, f"none of {len(kept)} messages {when}", f"{len(wrong)}: {some(wrong)}")
 
     def acknowledge(self, received: Received, word: str, *, by: Source | None = None) -> list[Refused]:
-        """Acknowledge all messages of a receive by one word, and finish it, as a run does."""
+        """Acknowledge all messages of a receive by one ack action, and finish it, as a run does."""
         source, refused = by or received.source, list[Refused]()
         if source.acknowledges_by_id:
             for ack_ref, ack_ids in received.held():
@@ -223,29 +227,29 @@ class Trial:
         return refused
 
     def lose(self, *lost: Received) -> None:
-        """Let the run that received die; the next one clears up after it."""
+        """Simulate a crash of the run that received; the next run abandons its receive."""
         for received in lost:
             if not received.source.in_tasks:
                 received.source.close()
             self.abandon(received)
 
     def abandon(self, received: Received) -> None:
-        """Give a dead receive up, as the next run does."""
+        """Abandon the receive of a crashed run, as the next run does."""
         self.another().abandon(received.receive_id, received.held)
 
     def lapse(self, *lost: Received) -> None:
-        """Let a receive's time be over; where nothing runs out its run dies."""
+        """Wait until the lease of a receive expires; without leases, simulate a crash of its run."""
         if self.lease_s is None:
             self.lose(*lost)
         else:
             self.server.sleep(self.lease_s)
 
     def words(self, *, ending: bool) -> list[str]:
-        """The source's words that end a message, or those that do not."""
-        return [word for word, one in self.source.words.items() if one.ends is ending]
+        """Return the ack actions of the source that end a message, or the others."""
+        return [word for word, effect in self.source.words.items() if effect.ends is ending]
 
     def becomes(self, answer: Callable[[], object], wanted: object) -> object:
-        """Ask until an answer is as wanted, or a while is over; return the last one. Some servers count late."""
+        """Poll until an answer is as wanted, or for `soon_s`; return the last answer. Some servers count late."""
         given = answer()
         for _ in self._looks(self.soon_s):
             if given == wanted:
@@ -254,24 +258,24 @@ class Trial:
         return given
 
     def opened(self, source: Source) -> Source:
-        """A source that knows of positions, and is closed in the end."""
+        """Open a source with the control store; it is closed at the end."""
         source.open(self._store)
         self._to_close.append(source)
         return source
 
     def _looks(self, within_s: float) -> Iterator[None]:
-        """Look at once, once more, and several times within some seconds, by the server's clock and by ours."""
+        """Yield for each poll: twice at once, then several times within some seconds of the server's clock and ours."""
         started = time.monotonic()
         for nth in range(TRIES + 1):
             if nth:
                 self.server.sleep(within_s / TRIES)
             if nth > 1 and time.monotonic() - started > within_s:
-                break  # looks take long: a lease could end, and give back what should come at once
+                break  # polls are slow: a lease could expire, and release messages that should arrive at once
             yield
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:
-    """What a call raises; None if nothing."""
+    """Return the exception of a call; None if it raises none."""
     try:
         call()
     except Exception as error:
@@ -280,6 +284,6 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 
 
 def some(payloads: Collection[bytes]) -> str:
-    """A few payloads, in words."""
+    """Return a few payloads as text."""
     shown = ", ".join(repr(payload[:40]) for payload in sorted(payloads)[:SHOWN])
     return shown + (" and others" if len(payloads) > SHOWN else "")

@@ -270,7 +270,7 @@ def test_a_pipeline_that_cannot_work_is_refused_without_a_traceback(tmp_path):
     command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "mistaken", "status"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert answer.returncode == 1
-    assert answer.stderr.startswith("Orders.prosessors is no option")
+    assert answer.stderr.startswith("Orders.prosessors: is not an option")
     assert len(answer.stderr.splitlines()) == 1
 
 

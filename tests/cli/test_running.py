@@ -88,7 +88,7 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["told", "--max-runs", "0"], "Overrides.max_runs is 0: it must be a whole number from 1 to 1,000"),
+        (["told", "--max-runs", "0"], "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
         (["told", "--reset", "--max-runs", "2"], "--reset goes back to the pipeline's own options; give it alone"),
         (["coasts", "--max-runs", "2"], "max_runs applies to a single producer. Name one of east, west"),
         (["coasts", "--producer", "north", "--max-runs", "2"], "no producer has the name 'north'"),

@@ -27,13 +27,13 @@ SERVERS = {
     "webserver": "a", "daemon": "a", "spark-master": "a", "spark-connect": "a",
     "postgres": "b", "s3": "c", "worker-d": "d", "worker-e": "e",
 }  # fmt: skip
-"""Where each server is."""
+"""Host of each server."""
 STARTS = {"worker-d": "spark-worker", "worker-e": "spark-worker"}
-"""What `deploy/start` calls a server, where that is not its name here."""
+"""Names of servers for `deploy/start` that differ from their names here."""
 
 
 def missing() -> str | None:
-    """Say why there can be no hosts here, or None."""
+    """Return the reason why hosts cannot be created here, or None."""
     if os.getuid() != 0 or not shutil.which("ip"):
         return "network namespaces need root and `ip` (Debian: iproute2)"
     if subprocess.run(["ip", "netns", "add", f"pp-try-{os.getpid()}"], capture_output=True, check=False).returncode:
@@ -68,7 +68,7 @@ class Layout:
         self.objects, self.checkout = folder / "objects", folder / "checkout"
 
     def _settings(self) -> list[str]:
-        """`deploy/settings.env`, with this layout's addresses for its names."""
+        """Return `deploy/settings.env` with addresses of this layout instead of host names."""
         names = {"spark-connect": "a", "spark-master": "a", "s3": "c"}
         text = (PROJECT / "deploy" / "settings.env").read_text().replace("/srv", str(self.folder / "srv"))
         for name, host in names.items():
@@ -80,11 +80,11 @@ class Layout:
 
     @property
     def at_the_database(self) -> str:
-        """How this process reaches PostgreSQL, past every link: by its socket."""
+        """URL of PostgreSQL's socket, which works without any link."""
         return f"postgresql://local:{self._password}@/postgres?host={self.folder}/postgres"
 
     def open(self) -> None:
-        """Make the hosts, and start each server."""
+        """Create the hosts, and start each server."""
         _ip("netns", "add", self._host("hub"))
         self._inside("hub", "ip", "link", "add", "hub", "type", "bridge")
         self._inside("hub", "ip", "link", "set", "hub", "up")
@@ -113,7 +113,7 @@ class Layout:
         self.start("webserver")
 
     def close(self) -> None:
-        """End every process of these hosts, and the hosts."""
+        """End all processes of the hosts, and remove the hosts."""
         for server in list(self._running):
             self.kill(server)
         for host in ("hub", *ADDRESSES):
@@ -125,7 +125,7 @@ class Layout:
             subprocess.run(["ip", "netns", "del", self._host(host)], capture_output=True, check=False)
 
     def start(self, server: str) -> None:
-        """Start a server on its host, as `deploy/` does."""
+        """Start a server on its host by `deploy/start`."""
         host = SERVERS[server]
         command = self._commands().get(server) or [str(self.checkout / "deploy" / "start"), STARTS.get(server, server)]
         scratch = self.folder / f"scratch-{server}"
@@ -138,13 +138,13 @@ class Layout:
             )  # fmt: skip
 
     def kill(self, server: str) -> None:
-        """Kill a server with all processes of its group."""
+        """Kill the process group of a server."""
         process = self._running.pop(server)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
     def restart_spark(self, time_out_s: int) -> None:
-        """Start the master and the Connect server anew, with the time after which they give a silent worker up."""
+        """Restart the master and the Connect server with another timeout of silent workers."""
         settings = self.checkout / "deploy" / "spark.conf"
         settings.write_text(re.sub(r"(spark\.network\.timeout +)\S+", rf"\g<1>{time_out_s}s", settings.read_text()))
         self.environment["SPARK_DAEMON_JAVA_OPTS"] = f"-Dspark.worker.timeout={time_out_s}"
@@ -154,16 +154,16 @@ class Layout:
             self.start(server)
 
     def link(self, host: str, state: str) -> None:
-        """Take a host's link `down`, or `up` again."""
+        """Set the link of a host `down` or `up`."""
         self._inside("hub", "ip", "link", "set", f"to-{host}", state)
 
     def run(self, host: str, *command: str) -> str:
-        """Run a command on a host, and return what it says."""
+        """Run a command on a host, and return its output."""
         done = self._inside(host, *command, cwd=self.checkout, env=self.environment)
         return done.stdout
 
     def logs(self) -> str:
-        """The end of what each server said."""
+        """Return the end of each server's log."""
         return "\n".join(
             f"== {log.name}\n{log.read_text(errors='replace')[-1_500:]}" for log in self.folder.glob("*.log")
         )
@@ -205,13 +205,13 @@ class Layout:
 
 
 def _time_outs() -> str:
-    """What a connection of Dagster's gives up by, as deployed."""
+    """Return the timeouts of Dagster's connections, as deployed."""
     deployed = (PROJECT / "deploy" / "secrets.example" / "daemon.env").read_text()
     return next(line for line in deployed.splitlines() if line.startswith("DAGSTER_POSTGRES_URL")).partition("?")[2]
 
 
 def await_(holds: Callable[[], object], within_s: float) -> None:
-    """Wait until it holds; what it raises is as good as no."""
+    """Wait until a condition is true; an exception counts as false."""
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         try:

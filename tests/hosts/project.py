@@ -1,4 +1,4 @@
-"""The deployment that runs on the hosts: one pipeline, as a team would write it."""
+"""Deployment for the hosts, with one pipeline."""
 
 WORKSPACE = """
 load_from:
@@ -15,13 +15,13 @@ from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
 
 
 class Number(BaseModel):
-    """What the messages hold."""
+    """Payload of a message."""
 
     n: int
 
 
 class Counted(Pipeline):
-    """Each number once."""
+    """Writes each number to a table."""
 
     name = "counted"
     producer = Producer(source="queue", max_runs=2, interval=timedelta(seconds=5))

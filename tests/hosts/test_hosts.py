@@ -1,4 +1,4 @@
-"""The layout of `deploy/` on five hosts: each message is in the table once, whatever dies or is cut off."""
+"""The layout of `deploy/` on five hosts: with any crash or network fault, each message is in the table once."""
 
 import logging
 import os
@@ -25,7 +25,7 @@ WITHIN_S = 600
 
 
 class Counting:
-    """What is counted from outside: the queue by PostgreSQL's socket, and the lake's files where S3 keeps them."""
+    """Counts of messages without the platform: by PostgreSQL's socket, and by the files of the S3 server."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout, self.sent = layout, 0
@@ -55,7 +55,7 @@ class Counting:
 def layout():
     if why := missing():
         pytest.skip(why)
-    # Not below pytest's folder, which another pytest closes to the user that PostgreSQL runs as.
+    # Outside pytest's folder: another pytest removes the access of PostgreSQL's user.
     with tempfile.TemporaryDirectory(prefix="hosts-", ignore_cleanup_errors=True) as folder:
         layout = Layout(Path(folder))
         try:
@@ -71,7 +71,7 @@ def counting(layout):
 
 
 def test_tasks_of_a_host_that_is_cut_off_are_named_while_spark_waits_for_it(layout, counting):
-    """Spark by itself waits for two minutes; as it is deployed its tasks begin elsewhere before they are late."""
+    """Spark's default timeout is two minutes; with the deployed settings its tasks start on another host earlier."""
     layout.restart_spark(150)
     before = counting.handled()
     counting.send(EACH)
@@ -95,7 +95,7 @@ def test_each_message_once(kind, which, layout, counting):
     began = time.monotonic()
     try:
         await_(lambda: counting.handled() > before, WITHIN_S)
-        assert counting.handled() < counting.sent, "a fault after the work shows nothing: raise HOSTS_MESSAGES"
+        assert counting.handled() < counting.sent, "the fault came after the work: raise HOSTS_MESSAGES"
         if kind == "link":
             layout.link(which, "down")
             time.sleep(DOWN_S)
@@ -106,11 +106,11 @@ def test_each_message_once(kind, which, layout, counting):
         elif kind == "gone":
             layout.link(which, "down")
             layout.kill(f"worker-{which}")
-        mended = time.monotonic()
+        fixed = time.monotonic()
         await_(lambda: counting.handled() >= counting.sent and not counting.waiting(), WITHIN_S)
     except BaseException as error:
         error.add_note(layout.logs())
         raise
-    took = f"{mended - began:.0f} s to the mend, {time.monotonic() - mended:.0f} s after it"
+    took = f"{fixed - began:.0f} s to the fix, {time.monotonic() - fixed:.0f} s after it"
     logging.getLogger(__name__).warning("%s %s: %d messages, %s", kind, which, EACH, took)
     assert counting.stored() == Counter(range(counting.sent))

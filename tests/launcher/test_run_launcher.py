@@ -1,4 +1,4 @@
-"""Runs begin in processes that have loaded the project before, and are watched like others."""
+"""Runs start in processes that have already loaded the project, and are watched."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def deployment(tmp_path_factory):
 
 @pytest.fixture
 def launching(deployment):
-    """A deployment whose code says `first`, with a process that stands by."""
+    """A deployment whose code returns `first`, with a standby process."""
     (deployment.folder / ".env").unlink(missing_ok=True)
     waiting = deployment.waiting
     if deployment.write("first") or not waiting or not born(waiting):
@@ -37,25 +37,25 @@ def launching(deployment):
     return deployment
 
 
-def test_a_run_begins_in_the_process_that_stands_by(launching):
+def test_a_run_starts_in_the_standby_process(launching):
     waiting = launching.standing_by()
     run = launching.launch("telling")
     assert launching.process(run).pid == waiting
     assert launching.told(run)["said"] == "first"
-    assert launching.standing_by() != waiting, "each process is of one run"
+    assert launching.standing_by() != waiting, "a process executes one run"
 
 
-def test_a_run_sees_an_edit_that_was_made_while_its_process_stood_by(launching):
+def test_a_run_sees_an_edit_made_after_the_standby_process_loaded(launching):
     waiting = launching.standing_by()
     launching.write("second")
     edited = launching.launch("telling")
     assert launching.told(edited)["said"] == "second"
     assert launching.process(edited).pid != waiting
-    assert born(waiting) is None, "what is out of date does not stay"
+    assert born(waiting) is None, "an outdated process ends"
 
 
-def test_a_run_sees_a_file_that_was_edited_after_the_process_that_stood_by_had_read_it(launching):
-    """As the `defs.yaml` of a component."""
+def test_a_run_sees_an_edit_of_a_file_that_the_standby_process_had_read(launching):
+    """For example the `defs.yaml` of a component."""
     waiting = launching.standing_by()
     (launching.folder / "option.yaml").write_text("second")
     edited = launching.launch("telling")
@@ -63,14 +63,14 @@ def test_a_run_sees_a_file_that_was_edited_after_the_process_that_stood_by_had_r
     assert launching.process(edited).pid != waiting
 
 
-def test_a_run_sees_what_was_put_into_a_folder_after_the_process_that_stood_by_had_listed_it(launching):
-    """As a component that was scaffolded: no file that others read changes with it."""
+def test_a_run_sees_a_new_file_in_a_folder_that_the_standby_process_had_listed(launching):
+    """For example a scaffolded component: no existing file changes."""
     launching.standing_by()
     (launching.folder / "parts" / "second").mkdir()
     assert launching.told(launching.launch("telling"))["parts"] == "first, second"
 
 
-def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching):
+def test_a_run_sees_variables_set_after_the_standby_process_loaded(launching):
     (launching.folder / ".env").write_text("STANDBY_TEST=set")
     assert launching.told(launching.launch("telling"))["variable"] == "set"
     waiting = launching.standing_by()
@@ -80,13 +80,13 @@ def test_a_run_sees_variables_that_were_set_while_its_process_stood_by(launching
 
 
 @pytest.mark.faults
-def test_a_process_that_died_while_it_stood_by_costs_no_run(launching):
+def test_a_run_survives_the_crash_of_its_standby_process(launching):
     os.kill(launching.standing_by(), signal.SIGKILL)
     assert launching.told(launching.launch("telling"))["said"] == "first"
 
 
 @pytest.mark.faults
-def test_a_process_that_dies_as_it_gets_its_run_costs_no_run(launching, monkeypatch):
+def test_a_run_survives_the_crash_of_its_standby_process_at_the_handover(launching, monkeypatch):
     take = StandbyRunLauncher._take
 
     def taken_and_killed(launcher: StandbyRunLauncher, location: str) -> Any:
@@ -109,7 +109,7 @@ def test_code_that_no_longer_loads_fails_the_run_with_the_reason(launching):
 
 
 @pytest.mark.faults
-def test_a_run_whose_process_is_killed_has_failed_at_once(launching):
+def test_a_run_whose_process_is_killed_fails_at_once(launching):
     run = launching.launch("sleeping")
     os.kill(launching.at_work(run).pid, signal.SIGKILL)
     assert launching.ended(run) is dg.DagsterRunStatus.FAILURE
@@ -118,8 +118,8 @@ def test_a_run_whose_process_is_killed_has_failed_at_once(launching):
     assert "was ended by SIGKILL" in str(failure.dagster_event.message)
 
 
-def test_another_process_terminates_a_run_by_what_its_tag_says(launching):
-    """As the web server does, of runs that the daemon launched."""
+def test_another_process_terminates_a_run_by_its_tag(launching):
+    """For example the web server terminates runs that the daemon launched."""
     run = launching.launch("sleeping")
     process = launching.at_work(run)
     with dg.DagsterInstance.from_ref(launching.instance.get_ref()) as other:
@@ -147,7 +147,7 @@ def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launchi
     assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
 
 
-def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching):
+def test_run_monitoring_finds_a_run_whose_process_is_not_watched(launching):
     run = launching.launch("sleeping")
     process = launching.at_work(run)
     check = launching.launcher.check_run_worker_health
@@ -159,7 +159,7 @@ def test_run_monitoring_finds_a_run_whose_process_nobody_watches(launching):
     assert check(launching.run(run).with_tags(tagged)).status is WorkerStatus.FAILED
     assert check(launching.run(run).with_tags({PROCESS_TAG: json.dumps(asdict(elsewhere))})).status is (
         WorkerStatus.RUNNING
-    ), "only its own host can tell"
+    ), "only its own host can check it"
 
     os.kill(process.pid, signal.SIGKILL)
     launching.ended(run)
@@ -180,7 +180,7 @@ def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_
 
 @pytest.mark.faults
 @pytest.mark.parametrize("tag", [PROCESS_TAG, LAUNCHER_TAG])
-def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the_next_one_launches(launching, tag):
+def test_a_run_that_crashed_with_its_launcher_before_it_started_fails_at_the_next_launch(launching, tag):
     run = launching.instance.add_run(dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTING))
     with subprocess.Popen(["sleep", "600"]) as process:
         launching.instance.add_run_tags(run.run_id, {tag: RunProcess.tag(run.run_id, process.pid)})
@@ -190,7 +190,7 @@ def test_a_run_that_died_before_it_started_with_its_launcher_has_failed_when_the
     assert launching.run(run.run_id).status is dg.DagsterRunStatus.FAILURE
 
 
-def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path):
+def test_standby_processes_end_with_the_instance_and_runs_continue(tmp_path):
     with deployed(tmp_path) as launching:
         run = launching.launch("sleeping")
         process = launching.at_work(run)
@@ -203,8 +203,8 @@ def test_what_stands_by_ends_with_the_instance_and_runs_do_not(tmp_path):
 
 
 @pytest.mark.faults
-def test_a_process_stands_by_no_longer_than_the_one_that_started_it(tmp_path):
-    """Even one that is killed, and cannot dismiss it."""
+def test_a_standby_process_ends_with_its_launcher(tmp_path):
+    """Also if the launcher is killed and cannot dismiss it."""
     started = tmp_path / "started"
     code = f"""
 import os, pathlib, signal
@@ -221,8 +221,8 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert born(pid) is None
 
 
-def test_a_step_of_the_clock_makes_no_process_another(monkeypatch):
-    """psutil 6 adds the time of the boot as it was when somebody last asked for that."""
+def test_a_change_of_the_clock_does_not_change_the_start_of_a_process(monkeypatch):
+    """psutil 6 adds the boot time as of its last call of `boot_time`."""
     started, boot, known = psutil.Process().create_time() - psutil.boot_time(), [1_000.0], [1_000.0]
 
     def boot_time() -> float:
@@ -237,13 +237,11 @@ def test_a_step_of_the_clock_makes_no_process_another(monkeypatch):
 
 
 def test_the_launcher_was_tried_with_this_dagster():
-    """With another, run this file and `python -m benchmarks.latency`, then write its version here."""
+    """With another version, run this file and `python -m benchmarks.latency`, then update the version here."""
     assert dg.__version__ == "1.13.27"
 
 
-def test_with_a_dagster_that_lacks_what_it_uses_it_warns_once_and_launches_as_dagster_does(
-    tmp_path, monkeypatch, caplog
-):
+def test_without_the_private_api_the_launcher_warns_once_and_launches_as_dagster_does(tmp_path, monkeypatch, caplog):
     import pipeline_platform.launcher
 
     monkeypatch.delattr("dagster._utils.hosted_user_process.recon_repository_from_origin")
@@ -257,11 +255,11 @@ def test_with_a_dagster_that_lacks_what_it_uses_it_warns_once_and_launches_as_da
         assert PROCESS_TAG not in launching.run(run).tags
         assert not launching.instance.run_launcher.supports_check_run_worker_health
 
-    (warning,) = [line for line in caplog.messages if "Runs start as Dagster starts them" in line]
+    (warning,) = [line for line in caplog.messages if "No standby processes" in line]
     assert "recon_repository_from_origin" in warning
 
 
-def test_a_tag_of_another_release_says_nothing_about_a_run(launching):
+def test_a_tag_of_another_release_is_ignored(launching):
     earlier = {PROCESS_TAG: json.dumps({"host": "here", "pid": 1, "born": "1"})}
     for tags in (earlier, {PROCESS_TAG: "no JSON"}, {PROCESS_TAG: "[]"}):
         run = dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTED, tags=tags)
@@ -270,8 +268,8 @@ def test_a_tag_of_another_release_says_nothing_about_a_run(launching):
         launching.instance.delete_run(run.run_id)
 
 
-def test_a_launch_that_waits_is_known_by_its_launcher(launching, monkeypatch):
-    """Whoever looks meanwhile learns whether that lives."""
+def test_a_slow_launch_is_identified_by_its_launcher(launching, monkeypatch):
+    """Other processes can check meanwhile whether the launcher is alive."""
     found: list[tuple[RunProcess | None, bool | None]] = []
 
     def load_slowly(launcher: StandbyRunLauncher, location: str) -> None:
@@ -286,7 +284,7 @@ def test_a_launch_that_waits_is_known_by_its_launcher(launching, monkeypatch):
     assert (launcher.pid, gone) == (os.getpid(), False)
 
 
-def test_the_name_of_an_earlier_release_stays_for_files_that_hold_it():
+def test_the_former_module_of_the_launcher_still_works():
     from pipeline_platform import run_launcher
 
     assert run_launcher.StandbyRunLauncher is StandbyRunLauncher

@@ -1,4 +1,4 @@
-"""Blocks: columns of payloads, by the very rules of `message.json(model)`; and which class of block is wanted."""
+"""Blocks decode payloads by the rules of `message.json(model)`, and have the annotated class."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Closed(BaseModel):
 
 
 class Strict(BaseModel):
-    """Does more than decode."""
+    """A model with a validator."""
 
     number: Annotated[int, Field(ge=0)] = Field(alias="n")
     price: Decimal = Decimal(0)
@@ -109,7 +109,7 @@ def block_of(payloads: list[bytes | None], kind: Any = pa.Table) -> Any:
 
 
 def by_rows(payloads: list[bytes | None], model: ModelClass) -> list[dict[str, Any]]:
-    """What rows have of the same payloads."""
+    """Return the results of rows with the same payloads."""
     casts, rows = row_type(model), []
     for message in Message.each(batch_of(*payloads)):
         try:
@@ -125,7 +125,7 @@ def by_rows(payloads: list[bytes | None], model: ModelClass) -> list[dict[str, A
 @given(payloads=PAYLOADS)
 @example(payloads=ODD)
 @example(payloads=[GOOD + b"}"] * 3)
-def test_a_block_is_decoded_as_its_rows_would_be_one_by_one(model, kind, payloads):
+def test_a_block_is_decoded_like_its_single_rows(model, kind, payloads):
     made = columns(block_of(payloads, kind), model)
 
     assert type(made) is kind
@@ -134,7 +134,7 @@ def test_a_block_is_decoded_as_its_rows_would_be_one_by_one(model, kind, payload
     assert repr(as_arrow(made).select(names).to_pylist()) == repr(expected), "as text: NaN equals nothing"
 
 
-def test_a_model_of_plain_fields_has_a_twin_and_one_that_does_more_has_none():
+def test_only_a_model_of_plain_fields_has_a_twin():
     assert {model: decoder_of(model).made is not model for model in MODELS} == {
         Plain: True, Closed: True, Strict: False, Structure: False,
     }  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_row_that_has_failed_is_not_decoded():
     assert made["share"].to_pylist() == [None, 1.0]
 
 
-def test_a_field_that_would_say_what_becomes_of_a_row_is_refused():
+def test_a_field_with_the_name_of_a_routing_column_is_refused():
     class Order(BaseModel):
         status: str
 
@@ -181,11 +181,11 @@ class Lanes:
         (Lanes.other, timedelta),
     ],
 )
-def test_the_annotation_of_the_first_argument_says_which_block_is_wanted(callback, kind):
+def test_the_annotation_of_the_first_argument_determines_the_class_of_block(callback, kind):
     assert annotated(callback) is kind
 
 
-def test_a_block_is_known_by_the_usual_names_of_its_module_where_it_is_imported_for_type_checkers_only():
+def test_a_block_class_that_only_type_checkers_import_is_found_by_its_usual_name():
     names: dict[str, Any] = {}
     exec("from __future__ import annotations\ndef callback(self, messages: pl.DataFrame, context): ...", names)
 

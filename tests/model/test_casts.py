@@ -1,4 +1,4 @@
-"""Casts: what a column refuses in rows and in blocks, and the name that the refusal gives."""
+"""Casts refuse the same values in rows and in blocks, with the name of the field."""
 
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -15,20 +15,20 @@ from tests.model.test_columns import EVERYTHING, Everything, Place, rows
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        ({"place": {"q": 9}}, r"place has \['q'\], which Place has no field for"),
+        ({"place": {"q": 9}}, r"place has \['q'\], which are not fields of Place"),
         ({"place": {"height": 9}}, r"place lacks \['name'\], which Place requires"),
         ({"place": {}}, r"place lacks \['name'\]"),
-        ({"place": {"name": None}}, "place.name is None"),
+        ({"place": {"name": None}}, "place.name must not be None"),
         ({"places": [{"name": "a"}, {"name": "b", "Height": 1}]}, r"places\[\] has \['Height'\]"),
-        ({"places": [None]}, r"places\[\] is None, which its model does not allow"),
-        ({"by_name": {"secret": {"name": 5}}}, r"by_name\[\].name is int, and its column takes text"),
-        ({"counts": {"secret": None}}, r"counts\[\] is None"),
+        ({"places": [None]}, r"places\[\] must not be None"),
+        ({"by_name": {"secret": {"name": 5}}}, r"by_name\[\].name must be str, got int"),
+        ({"counts": {"secret": None}}, r"counts\[\] must not be None"),
         ({"colour": "nope"}, "colour is not a value of Colour"),
         ({"choice": "nope"}, r"choice is not a value of Literal\['a', 'b'\]"),
         ({"level": 7}, "level is not a value of Level"),
-        ({"id": "nope"}, "id is str, and its column takes UUID or its text"),
-        ({"span": 5}, "span is int, and its column takes timedelta or its text"),
-        ({"day": datetime(2026, 1, 1)}, "day is datetime, and its column takes date"),
+        ({"id": "nope"}, "id is not the text of a UUID"),
+        ({"span": 5}, "span must be timedelta or its text, got int"),
+        ({"day": datetime(2026, 1, 1)}, "day must be date, got datetime"),
     ],
 )
 def test_nested_models_enums_and_texts_are_checked_like_outer_fields(data, words):
@@ -44,7 +44,7 @@ def test_nested_models_enums_and_texts_are_checked_like_outer_fields(data, words
         row_type(create_model("One", **{name: (Everything.model_fields[name].annotation, ...)})).cast(columns)
 
 
-def test_what_a_nested_dict_lacks_gets_the_fields_default():
+def test_a_missing_key_of_a_nested_dict_gets_the_default_of_its_field():
     struct = pa.array([{"name": "here"}, None])
     model = create_model("Maybe", place=(Place | None, ...))
     assert rows(model, {"place": {"name": "here"}}, {"place": None}) == [
@@ -71,8 +71,8 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize(("name", "column"), [(name, one) for name, some in BLOCKS.items() for one in some])
-def test_a_block_takes_no_value_that_rows_refuse(name, column):
+@pytest.mark.parametrize(("name", "column"), [(name, column) for name, columns in BLOCKS.items() for column in columns])
+def test_a_block_refuses_the_same_values_as_rows(name, column):
     model = create_model("One", **{name: (Everything.model_fields[name].annotation, ...)})
     with pytest.raises(ColumnError, match=f"^{name} "):
         row_type(model).cast([column])

@@ -1,4 +1,4 @@
-"""The front door: `import pipeline_platform` gives what a pipeline or a connector needs, and loads nothing heavy."""
+"""`import pipeline_platform` exports the public API, and loads no heavy package."""
 
 import subprocess
 import sys
@@ -12,6 +12,6 @@ print(*missing)
 """
 
 
-def test_it_loads_neither_spark_nor_dagster_and_has_every_name():
+def test_the_public_api_has_every_name_and_loads_neither_spark_nor_dagster():
     said = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True).stdout
     assert said.split() == []

@@ -1,4 +1,4 @@
-"""Options: what cannot work is refused when the class is built, by option, value and way out."""
+"""Options are checked when they and the class are built."""
 
 import pytest
 from pydantic import BaseModel, ValidationError
@@ -16,13 +16,13 @@ def test_options_do_not_change_once_built():
         Producer(source="s").max_runs = 3
 
 
-def test_a_run_is_worth_its_cost_from_half_of_what_it_may_take_on():
+def test_a_run_starts_from_half_of_max_demand_by_default():
     assert Processors(concurrency=2, max_demand=100).worthwhile == 100
     assert Processors(concurrency=2, max_demand=100, min_demand=90).worthwhile == 20
 
 
 @pytest.mark.parametrize("share", ["never", "any", 0, 0.5, 1])
-def test_a_run_ends_red_never_or_from_any_share_of_failures(share):
+def test_a_run_fails_never_or_above_a_share_of_failures(share):
     assert build(fail_run_on=share).fail_run_on == share
 
 
@@ -35,13 +35,13 @@ CRONS = [
 
 
 @pytest.mark.parametrize("schedule", CRONS)
-def test_what_is_a_cron_schedule_is_one_to_dagster_too(schedule):
+def test_cron_schedules_are_validated_like_in_dagster(schedule):
     from dagster._utils.schedules import is_valid_cron_schedule
 
     assert is_cron(schedule) == is_valid_cron_schedule(schedule)
 
 
-def test_what_pipelines_share_may_lie_in_a_base_that_is_none_itself():
+def test_pipelines_may_share_options_in_an_abstract_base():
     class Shared(Pipeline, abstract=True):
         producer = Producer(source="s")
 
@@ -52,11 +52,11 @@ def test_what_pipelines_share_may_lie_in_a_base_that_is_none_itself():
         name = "one"
 
     assert One.producer.source == "s"
-    with pytest.raises(PipelineError, match=r"Nameless\.name is None"):
+    with pytest.raises(PipelineError, match=r"Nameless\.name: .*, got None"):
         type("Nameless", (Shared,), {})
 
 
-def test_a_pipeline_without_batchers_will_do():
+def test_a_pipeline_needs_no_batchers():
     assert build().batchers == {}
 
 
@@ -83,7 +83,7 @@ def test_a_pipeline_has_one_producer_or_several_by_name():
     assert dict(several.producers_of("west")) == {"west": WEST}
 
 
-def test_one_may_be_put_in_the_place_of_the_other_of_a_base():
+def test_a_subclass_may_replace_the_producer_of_its_base_by_producers_and_vice_versa():
     assert [*Coasts.producers_of()] == ["east", "west"], "its base has a producer"
     again = type("Again", (Coasts,), {"name": "again", "producer": EAST, "producers": {}})
     assert [*again.producers_of()] == [""]

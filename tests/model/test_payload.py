@@ -1,4 +1,4 @@
-"""Payloads of JSON: what is taken, what is refused, and what is said of it."""
+"""JSON payloads: valid values, invalid values and their errors."""
 
 import enum
 import json
@@ -32,7 +32,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON)
-def test_what_json_wrote_comes_back_the_same(value):
+def test_json_is_unchanged_after_a_round_trip(value):
     text = json.dumps(value)
     assert message_of(text.encode()).json() == value
 
@@ -47,7 +47,7 @@ def test_what_json_wrote_comes_back_the_same(value):
         (b"null", None),
     ],
 )
-def test_odd_json_is_taken_as_it_is_meant(payload, value):
+def test_unusual_valid_json_is_decoded(payload, value):
     assert message_of(payload).json() == value
 
 
@@ -71,22 +71,22 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("payload", "why"), REFUSED)
-def test_what_is_no_json_is_refused_with_its_place_and_without_its_words(payload, why):
+def test_invalid_json_is_refused_with_the_position_and_without_a_quote(payload, why):
     with pytest.raises(PayloadError) as refused:
         message_of(payload).json()
     before = why.replace("code point at line 1 column 10", "code point at line 1 column 11")  # pydantic up to 2.14.2
-    assert str(refused.value) in (f"the payload is no JSON: {why}", f"the payload is no JSON: {before}")
+    assert str(refused.value) in (f"the payload is not valid JSON: {why}", f"the payload is not valid JSON: {before}")
     assert "hunter2" not in str(refused.value)
     assert refused.value.__suppress_context__, "what it arose from may quote the payload"
 
 
 @pytest.mark.parametrize(("data", "kind"), [(None, "NoneType"), ({"a": 1}, "dict")])
-def test_data_that_is_no_payload_is_no_json(data, kind):
-    with pytest.raises(TypeError, match=rf"json\(\) decodes bytes, and data is of type {kind}"):
+def test_data_that_is_not_bytes_is_refused(data, kind):
+    with pytest.raises(TypeError, match=rf"json\(\) requires data of type bytes, got {kind}"):
         message_of(b"{}").put_data(data).json()
 
 
-def test_a_model_is_made_of_the_payload_as_it_does_by_itself():
+def test_a_pydantic_model_decodes_by_its_own_rules():
     order = message_of(b'{"number": 7, "price": 2}').json(Order)
     assert (type(order), order) == (Order, Order(number=7, price=2.0))
     with pytest.raises(ValidationError, match="number"):
@@ -99,7 +99,7 @@ class Refund(BaseModel):
     refund: int
 
 
-def test_a_union_and_a_list_of_models_are_taken_as_pydantic_takes_them():
+def test_a_union_and_a_list_of_models_are_decoded_by_pydantic():
     assert message_of(b'{"refund": 5}').json(Order | Refund) == Refund(refund=5)
     assert message_of(b'[{"number": 7}]').json(list[Order]) == [Order(number=7)]
     assert message_of(b'[{"number": 7, "price": 2}]').json(list[OrderStruct]) == [OrderStruct(number=7, price=2.0)]
@@ -107,7 +107,7 @@ def test_a_union_and_a_list_of_models_are_taken_as_pydantic_takes_them():
         message_of(b"{}").json(Order | Refund)
 
 
-def test_a_type_that_neither_library_takes_is_refused():
+def test_an_unsupported_type_is_refused():
     with pytest.raises(TypeError, match="cannot decode to"):
         message_of(b"{}").json(Message)
 
@@ -129,10 +129,10 @@ class OrderStruct(Struct, forbid_unknown_fields=True):
         (b'{"number": 7}', "OrderStruct: Object missing required field `price`"),
         (b'{"number": 7, "price": 2, "colour": "hunter2"}', "OrderStruct: Invalid enum value - at `$.colour`"),
         (b'{"number": 7, "price": 2, "hunter2": 1}', "OrderStruct: Object contains unknown field"),
-        (b'{"hunter2"', "the payload is no JSON: EOF while parsing an object at line 1 column 10"),
+        (b'{"hunter2"', "the payload is not valid JSON: EOF while parsing an object at line 1 column 10"),
     ],
 )
-def test_a_struct_is_made_of_the_payload_or_refuses_it_without_its_words(payload, why):
+def test_a_struct_decodes_a_payload_or_refuses_it_without_a_quote(payload, why):
     assert message_of(b'{"number": 7, "price": 2}').json(OrderStruct) == OrderStruct(number=7, price=2.0)
     with pytest.raises(PayloadError) as refused:
         message_of(payload).json(OrderStruct)

@@ -1,4 +1,4 @@
-"""Portions are within their bounds, as large as they can be, and together what was put in."""
+"""Portions are within their limits, as large as possible, and complete."""
 
 import pyarrow as pa
 import pytest
@@ -11,7 +11,7 @@ TEXTS = st.lists(st.binary(max_size=12))
 
 
 @given(TEXTS, st.integers(1, 20), st.integers(1, 5))
-def test_portions_are_all_items_in_order_within_both_bounds(items, max_bytes, max_items):
+def test_portions_contain_all_items_in_order_within_both_limits(items, max_bytes, max_items):
     cut = list(portions(iter(items), len, max_bytes, max_items))
     assert [item for portion in cut for item in portion] == items
     sizes = [sum(map(len, portion)) for portion in cut]
@@ -21,7 +21,7 @@ def test_portions_are_all_items_in_order_within_both_bounds(items, max_bytes, ma
         assert len(portion) == max_items or size + len(following[0]) > max_bytes, "it had room for the next one"
 
 
-def test_a_portion_that_has_all_its_items_waits_for_no_other():
+def test_a_full_portion_does_not_wait_for_the_next_item():
     def endless():
         yield from (b"1", b"2")
         pytest.fail("nothing more is wanted")
@@ -30,7 +30,7 @@ def test_a_portion_that_has_all_its_items_waits_for_no_other():
 
 
 @given(TEXTS, st.integers(1, 200))
-def test_halves_are_all_rows_in_order_within_the_bound(items, max_bytes):
+def test_halves_contain_all_rows_in_order_within_the_limit(items, max_bytes):
     batch = pa.RecordBatch.from_pydict({"data": pa.array(items, pa.binary())})
     cut = list(halves(batch, max_bytes))
     assert pa.Table.from_batches(cut)["data"].to_pylist() == items

@@ -1,4 +1,4 @@
-"""Retries: when the next attempt is due, and which is the last."""
+"""Retries: time of the next attempt, and the last attempt."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -12,7 +12,7 @@ DOUBLING = Backoff(first=10 * SECOND, factor=2.0, most=60 * SECOND)
 
 
 def pauses(retry: Retry, *attempts: int, message_id: str = "m") -> list[float]:
-    return [(retry.due_at("q", message_id, one, FAILED_AT) - FAILED_AT).total_seconds() for one in attempts]
+    return [(retry.due_at("q", message_id, attempt, FAILED_AT) - FAILED_AT).total_seconds() for attempt in attempts]
 
 
 @pytest.mark.parametrize(
@@ -34,12 +34,12 @@ def test_a_pause_of_any_attempt_is_within_bounds():
     assert 60 <= pause <= 75
 
 
-def test_what_is_added_is_the_same_at_each_try_and_differs_between_messages():
+def test_the_random_part_is_constant_for_a_message_and_differs_between_messages():
     retry = Retry(max_attempts=3, backoff=DOUBLING)
     assert pauses(retry, 1) == pauses(retry, 1)
     assert len({pauses(retry, 1, message_id=str(number))[0] for number in range(100)}) == 100
 
 
 @pytest.mark.parametrize(("attempt", "last"), [(1, False), (2, False), (3, True), (4, True)])
-def test_the_last_attempt_is_that_of_the_option_and_each_after_it(attempt, last):
+def test_an_attempt_from_max_attempts_on_is_the_last(attempt, last):
     assert Retry(max_attempts=3).is_last(attempt) == last

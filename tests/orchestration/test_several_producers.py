@@ -100,9 +100,9 @@ def test_a_source_that_does_not_answer_is_not_chosen(location, west):
 @pytest.mark.parametrize(
     ("job", "producer", "words"),
     [
-        ("coasts_pull", "wets", "no producer has the name 'wets'; did you mean 'west'?"),
+        ("coasts_pull", "wets", "has no producer 'wets'. Did you mean 'west'?"),
         ("coasts_backfill", "west", "a backfill is of all producers: leave `producer` (west) out"),
-        ("told_pull", "west", "no producer has the name 'west'; its only one has no name: give none"),
+        ("told_pull", "west", "has no producer 'west'. Leave the name out"),
     ],
 )
 def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(location, west, job, producer, words):

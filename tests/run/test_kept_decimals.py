@@ -98,4 +98,4 @@ def test_a_new_table_has_the_digits_of_its_fields_and_keeps_them(filled):  # noq
     assert types(wide)["total"] == 'PrimitiveType("decimal(12,2)")'
     assert rows(wide, "default")["total"].sort().to_list() == [Decimal("2.25"), Decimal("3.50")]
     (reason,) = rows(wide, "failed")["reason"].to_list()
-    assert reason == "total is beyond what its column holds: 10 digits before the decimal point and 2 after it"
+    assert reason == "total does not fit its column, which stores 10 digits before the decimal point and 2 after it"

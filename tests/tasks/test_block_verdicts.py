@@ -103,7 +103,7 @@ def test_a_value_that_fits_no_column_has_the_kind_and_stage_of_rows():
 
     ((kind, reason, stage),) = seen(kind_of(made, Number), '{"number": 99999999999999999999}')
     assert (kind, stage) == ("ColumnError", "lake")
-    assert reason.startswith("number is beyond")
+    assert reason.startswith("number does not fit")
 
 
 class Shown(Pipeline):

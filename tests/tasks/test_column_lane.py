@@ -132,7 +132,9 @@ def test_a_row_that_fits_no_column_fails_alone(lake, misfits):
     manifest = written(lake, *rows, late=pa.uint64())
     assert {int(name[1:]) for name in failures(lake, manifest)} == misfits
     assert [row["late"] for row in rows_of(lake, "fast", manifest, "lake")] == sorted(set(range(4)) - misfits)
-    assert {why for _, why in failures(lake, manifest).values()} == {"late is beyond what its column holds: 64 bits"}
+    assert {why for _, why in failures(lake, manifest).values()} == {
+        "late does not fit its column, which stores 64 bits"
+    }
     assert {row["data"] for row in rows_of(lake, "fast", manifest, "failed")} == {b"original"}, "as it was received"
 
 
@@ -169,7 +171,7 @@ def test_payloads_of_failures_are_looked_up_a_few_at_a_time(lake, said):
     ("second", "kind", "reason"),
     [
         # What `from_json` makes of a payload that it cannot read: nulls, and no error.
-        ({"line": None}, "ColumnError", "line is None, which its model does not allow"),
+        ({"line": None}, "ColumnError", "line must not be None"),
         ({"batcher": "nowhere"}, "unknown batcher", "'nowhere' is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
         ({"batcher": None}, "unknown batcher", "None is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
         ({"_failure": "no line", "batcher": "nowhere"}, "failed", "no line"),

@@ -167,7 +167,7 @@ def test_ack_immediately_without_the_option_fails_the_message_and_names_the_opti
     manifest = handled(lake, Forgetful, b"1")
 
     (failed,) = rows_of(lake, "forgetful", manifest, "failed")
-    assert "memory is acknowledged at the end of the run: write acks_immediately = True" in failed["reason"]
+    assert "ack_immediately requires acks_immediately = True" in failed["reason"]
 
 
 def test_a_retry_sends_no_early_acks(lake):
@@ -178,7 +178,7 @@ def test_a_retry_sends_no_early_acks(lake):
 def test_ack_immediately_accepts_messages_or_an_empty_list():
     (message,) = Message.each(batch_of(b"1"))
     assert ack_immediately([]) == []
-    with pytest.raises(TypeError, match="takes messages, not bytes"):
+    with pytest.raises(TypeError, match="requires messages, got bytes"):
         ack_immediately([b"1"])
     with pytest.raises(RuntimeError, match="acks_immediately = True"):
         ack_immediately([message])

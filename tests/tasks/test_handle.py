@@ -22,14 +22,14 @@ FAULTS = {
     "another": ("TypeError", "it returned another message"),
     "neighbour": ("TypeError", "it returned another message"),
     "unknown": ("unknown batcher", "'nowhere' is not a batcher. Batchers: ['kept']"),
-    "unhashable": ("TypeError", "batcher was set to a value of type list; put_batcher takes text"),
+    "unhashable": ("TypeError", "batcher must be a str, got list. Use put_batcher(...)."),
     "fail": ("failed", "as told"),
     "unknown option": ("TypeError", "unexpected keyword argument 'on_error'"),
-    "unknown word": ("ValueError", "memory acknowledges a message by 'ack', 'noop', 'nack' or"),
-    "misfit": ("ColumnError", "data has ['txt'], which Row has no field for"),
-    "surrogate": ("ColumnError", "text is beyond what its column holds: valid UTF-8"),
+    "unknown word": ("ValueError", "is not a valid ack action of memory. Valid actions: 'ack', 'noop', 'nack' or"),
+    "misfit": ("ColumnError", "data has ['txt'], which are not fields of Row"),
+    "surrogate": ("ColumnError", "text does not fit its column, which stores valid UTF-8"),
     "surrogate key": ("UnicodeEncodeError", "surrogates not allowed"),
-    "number for a key": ("TypeError", "batch_key was set to a value of type int; put_batch_key takes text"),
+    "number for a key": ("TypeError", "batch_key must be a str, got int. Use put_batch_key(...)."),
 }
 
 

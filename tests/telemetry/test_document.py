@@ -1,4 +1,4 @@
-"""What `docs/run/telemetry.md` and `docs/reference/events.md` say of metrics and events is what there is."""
+"""`docs/run/telemetry.md` and `docs/reference/events.md` list the metrics and events of the code."""
 
 import re
 from pathlib import Path
@@ -16,12 +16,12 @@ DOCUMENT = (DOCS / "run" / "telemetry.md").read_text()
 
 
 def rows(document: str, after: str) -> list[list[str]]:
-    """The cells of a document's first table after some words."""
+    """Return the cells of the first table after a text in a document."""
     table = document.partition(after)[2].partition("\n|-")[2].partition("\n\n")[0].splitlines()[1:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
 
 
-def test_the_table_of_events_is_that_of_the_code():
+def test_the_table_of_events_matches_the_code():
     names = [
         (cells[0].strip("`"), *(tuple(re.findall(r"`(\w+)`", cell)) for cell in cells[2:]))
         for cells in rows((DOCS / "reference" / "events.md").read_text(), "# Events")
@@ -29,7 +29,7 @@ def test_the_table_of_events_is_that_of_the_code():
     assert names == [(name, fields.start, fields.stop) for name, fields in EVENTS.items()]
 
 
-def test_the_table_of_metrics_is_that_of_the_code(monkeypatch):
+def test_the_table_of_metrics_matches_the_code(monkeypatch):
     made: list[str] = []
     meters = MeterProvider()
     meter = meters.get_meter("pipeline_platform")
@@ -46,7 +46,7 @@ def test_the_table_of_metrics_is_that_of_the_code(monkeypatch):
     assert len(made) == len(COUNTED) + 2
 
 
-def test_the_pipeline_of_the_document_hears_its_failures(capsys):
+def test_the_pipeline_of_the_document_gets_events(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.S)
     names: dict[str, Any] = {}
     exec(compile(code, "telemetry.md", "exec"), names)  # our own text

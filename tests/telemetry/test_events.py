@@ -1,4 +1,4 @@
-"""Functions that are told of events, in the process where these happen."""
+"""Functions get events in the process where they happen."""
 
 import logging
 from collections import Counter
@@ -14,15 +14,15 @@ from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import handled, outcomes
 from tests.fixtures.telemetry import named
 
-TOLD: list[Event] = []
+EVENTS: list[Event] = []
 
 
 @pytest.fixture(autouse=True)
-def told_nothing():
-    TOLD.clear()
+def no_events():
+    EVENTS.clear()
 
 
-def test_a_message_ends_once_ok_failed_or_raised_and_counts_once_in_its_chunk(lake, heard):
+def test_a_message_has_one_end_event_and_counts_once_in_its_chunk(lake, heard):
     handled(lake, Obedient, b"1", b"fail", b"raise", b"none", b"unknown")
 
     messages, (start, stop) = named(heard, "message"), named(heard, "chunk")
@@ -39,7 +39,7 @@ def test_a_message_ends_once_ok_failed_or_raised_and_counts_once_in_its_chunk(la
     ]
     assert start == ("start", {"pipeline": "obedient", "receive_id": "r1", "run_id": "", "task": 0, "messages": 5})
     counts = {"handled": 1, "failed": 4, "returned": 0, "staged": 0}
-    assert stop == ("stop", start[1] | counts), "with the one that no batcher took"
+    assert stop == ("stop", start[1] | counts), "with the message of an unknown batcher"
 
 
 def test_events_of_handle_failed_begin_and_stop_or_raise(lake, heard):
@@ -62,7 +62,7 @@ def test_events_of_handle_failed_begin_and_stop_or_raise(lake, heard):
     assert events == [("start", 2, None), ("stop", 2, None), ("start", 2, None), ("exception", 2, "ConnectionError")]
 
 
-def test_a_batch_tells_what_failed_of_it_or_that_it_raised(heard):
+def test_a_batch_event_has_counts_or_an_exception(heard):
     class Batching(Obedient):
         name = "batching"
         batchers = {"all": Batcher(batch_size=3)}
@@ -86,7 +86,7 @@ def test_a_batch_tells_what_failed_of_it_or_that_it_raised(heard):
     assert {fields["batcher"] for _, fields in named(heard, "batch")} == {"all"}
 
 
-def test_no_event_holds_a_payload_or_what_an_exception_says(lake, heard):
+def test_events_contain_no_payload_and_no_text_of_an_exception(lake, heard):
     class Quoting(Obedient):
         name = "quoting"
 
@@ -98,7 +98,7 @@ def test_no_event_holds_a_payload_or_what_an_exception_says(lake, heard):
     assert "secret" not in str(heard)
 
 
-def test_both_clocks_and_a_span_are_told_and_the_duration_at_the_end(lake, heard):
+def test_an_event_has_both_clocks_a_span_and_at_the_end_a_duration(lake, heard):
     handled(lake, Obedient, b"1")
     start, stop = (event for event in heard if event.name == "chunk")
     assert (start.duration, start.span) == (None, stop.span)
@@ -106,7 +106,7 @@ def test_both_clocks_and_a_span_are_told_and_the_duration_at_the_end(lake, heard
     assert stop.system_time > 1.7e9 > start.monotonic_time
 
 
-def test_a_class_s_own_functions_are_told_also_in_forks_and_threads(lake, tmp_path):
+def test_functions_of_the_class_get_events_in_forks_and_threads(lake, tmp_path):
     def note(event: Event) -> None:
         with (tmp_path / "told").open("a") as file:
             file.write(f"{event.name} {event.phase} {event.fields['task']}\n")
@@ -125,53 +125,53 @@ def test_a_class_s_own_functions_are_told_also_in_forks_and_threads(lake, tmp_pa
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), PanicError()])
-def test_a_function_that_raises_is_told_no_more_and_costs_no_message(lake, caplog, error):
+def test_a_function_that_raises_gets_no_more_events_and_fails_no_message(lake, caplog, error):
     def broken(event: Event) -> None:
-        TOLD.append(event)
+        EVENTS.append(event)
         raise error
 
     class Broken(Obedient):
         name = f"broken_{type(error).__name__.lower()}"
-        telemetry = {"message": broken, "chunk": TOLD.append}
+        telemetry = {"message": broken, "chunk": EVENTS.append}
 
     manifests = [handled(lake, Broken, b"1", b"2") for _ in range(2)]
 
-    assert [set(outcomes(lake, Broken.name, one).values()) for one in manifests] == [{"handled"}] * 2
-    assert Counter(event.name for event in TOLD) == {"message": 1, "chunk": 4}
+    assert [set(outcomes(lake, Broken.name, manifest).values()) for manifest in manifests] == [{"handled"}] * 2
+    assert Counter(event.name for event in EVENTS) == {"message": 1, "chunk": 4}
     (line,) = caplog.messages
     assert "broken" in line
-    assert f"raised {type(error).__name__} at message.start: it gets no more events" in line
+    assert f"raised {type(error).__name__} at message.start" in line
 
 
-def test_one_that_is_attached_and_raises_is_detached_and_may_be_attached_again(lake, caplog):
+def test_an_attached_function_that_raises_is_detached_and_may_be_attached_again(lake, caplog):
     def broken(event: Event) -> None:
-        TOLD.append(event)
+        EVENTS.append(event)
         raise ValueError("no")
 
     for _ in range(2):
         telemetry.attach("broken", ["chunk"], broken)
         handled(lake, Obedient, b"1")
 
-    assert len(TOLD) == 2
+    assert len(EVENTS) == 2
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * 2
     telemetry.detach("broken")
 
 
-def test_one_hears_what_it_asked_for_until_it_is_detached(lake):
-    telemetry.attach("mine", ["chunk"], TOLD.append)
+def test_an_attached_function_gets_its_events_until_it_is_detached(lake):
+    telemetry.attach("mine", ["chunk"], EVENTS.append)
     handled(lake, Obedient, b"1", b"raise")
     telemetry.detach("mine")
     handled(lake, Obedient, b"1")
-    assert [(event.name, event.phase) for event in TOLD] == [("chunk", "start"), ("chunk", "stop")]
+    assert [(event.name, event.phase) for event in EVENTS] == [("chunk", "start"), ("chunk", "stop")]
 
 
-def test_an_event_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match=r"attach\('mine'\): there is no event 'chunks'; there is ask, begin"):
-        telemetry.attach("mine", ["chunks"], TOLD.append)
+def test_an_unknown_event_is_refused():
+    with pytest.raises(ValueError, match=r"attach\('mine'\): 'chunks' is not an event. Valid events: ask, begin"):
+        telemetry.attach("mine", ["chunks"], EVENTS.append)
 
 
 def test_without_functions_the_callback_itself_is_called(lake, monkeypatch):
-    """The hot loop calls nothing in between."""
+    """The hot loop calls no wrapper."""
 
     def refused(*_: Any) -> None:
         raise AssertionError("told of a message")

@@ -1,4 +1,4 @@
-"""A run in a process of its own, and a server that takes OTLP over HTTP."""
+"""Export of a run to a server that accepts OTLP over HTTP."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 
 class Collector:
-    """Takes what is exported."""
+    """OTLP server that records spans and metrics."""
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
@@ -32,7 +32,7 @@ class Collector:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
@@ -52,22 +52,23 @@ class Collector:
                     self.metrics[metric.name] = list(getattr(metric, metric.WhichOneof("data")).data_points)
 
     def _note(self, resource: Any) -> None:
-        self.services |= {one.value.string_value for one in resource.resource.attributes if one.key == "service.name"}
+        attributes = resource.resource.attributes
+        self.services |= {attribute.value.string_value for attribute in attributes if attribute.key == "service.name"}
 
 
 @pytest.fixture
 def collector():
-    one = Collector()
-    thread = threading.Thread(target=one.server.serve_forever)
+    collector = Collector()
+    thread = threading.Thread(target=collector.server.serve_forever)
     thread.start()
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
+    yield collector
+    collector.server.shutdown()
+    collector.server.server_close()
     thread.join()
 
 
 def told_run(folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A run in a process of its own, with these variables of OpenTelemetry and no others."""
+    """Execute a run in a new process with only these variables of OpenTelemetry."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     command = [sys.executable, "-m", "tests.fixtures.told_run", str(folder)]
     return subprocess.run(command, env=plain | environment, capture_output=True, text=True, check=True)
@@ -103,20 +104,23 @@ def test_an_endpoint_in_the_environment_gets_the_spans_and_metrics_of_a_run(tmp_
         ("OTEL_SDK_DISABLED", "true", False, False),
     ],
 )
-def test_either_may_be_switched_off(tmp_path, collector, variable, value, spans, metrics):
+def test_spans_and_metrics_can_be_disabled(tmp_path, collector, variable, value, spans, metrics):
     told_run(tmp_path, OTEL_EXPORTER_OTLP_ENDPOINT=collector.address, **{variable: value})
     assert (bool(collector.spans), bool(collector.metrics)) == (spans, metrics)
 
 
-def test_a_collector_that_is_away_fails_no_run(tmp_path):
+def test_an_unavailable_collector_fails_no_run(tmp_path):
     away = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
     assert told_run(tmp_path, **away).returncode == 0
 
 
-def test_a_setting_that_the_sdk_refuses_fails_no_run_and_is_said(tmp_path):
+def test_an_invalid_setting_of_the_sdk_is_logged_and_fails_no_run(tmp_path):
     wrong = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "5000"}
-    assert "OpenTelemetry gets no events: max_export_batch_size must be less" in told_run(tmp_path, **wrong).stderr
+    assert (
+        "No events are exported to OpenTelemetry: max_export_batch_size must be less"
+        in told_run(tmp_path, **wrong).stderr
+    )
 
 
-def test_without_an_endpoint_nothing_of_opentelemetry_is_loaded(tmp_path):
+def test_without_an_endpoint_opentelemetry_is_not_loaded(tmp_path):
     assert told_run(tmp_path).stdout.split() == []

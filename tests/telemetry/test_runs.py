@@ -1,4 +1,4 @@
-"""What a run and a sensor tell of themselves, to functions and to OpenTelemetry."""
+"""Events of runs and sensors, for functions and for OpenTelemetry."""
 
 import dataclasses
 import logging
@@ -28,7 +28,7 @@ PAYLOADS = [b"one", b"two", b"raise", b"batch a", b"batch a", b"batch few"]
 
 
 class Exported:
-    """What OpenTelemetry got."""
+    """Spans and metrics that OpenTelemetry got."""
 
     def __init__(self) -> None:
         self._spans, self._metrics = InMemorySpanExporter(), InMemoryMetricReader()
@@ -42,12 +42,12 @@ class Exported:
         return self._spans.get_finished_spans()
 
     def by_parent(self) -> Counter[tuple[str, str]]:
-        """How many spans of a name are children of one of another name."""
+        """Return the number of spans by name and name of the parent."""
         names = {span.context.span_id: span.name for span in self.spans}
         return Counter((span.name, names[span.parent.span_id] if span.parent else "") for span in self.spans)
 
     def metrics(self) -> dict[str, Any]:
-        """The sums by name, and the counts of histograms by event."""
+        """Return sums by name, and counts of histograms by event."""
         data = self._metrics.get_metrics_data()
         found: Counter[str] = Counter()
         for metric in data.resource_metrics[0].scope_metrics[0].metrics:
@@ -76,7 +76,7 @@ def exported():
     return Exported()
 
 
-def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here, heard):
+def test_a_run_emits_each_step_with_the_documented_fields(here, heard):
     run(here(Obedient, PAYLOADS))
 
     for event in heard:
@@ -100,7 +100,7 @@ def test_a_run_tells_of_each_step_with_the_fields_of_the_table(here, heard):
     assert figures["acknowledge"]["acknowledged"] == 6
 
 
-def test_a_receive_that_raises_is_an_exception_and_no_stop(here, heard, monkeypatch):
+def test_a_receive_that_raises_emits_an_exception_instead_of_a_stop(here, heard, monkeypatch):
     flow = here(Obedient, PAYLOADS)
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
 
@@ -126,7 +126,7 @@ def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(h
     assert [len(named(heard, name)) for name in ("handle", "batcher")] == [2, 2]
 
 
-def test_a_sensor_tells_what_it_asks_for_and_that_its_source_is_away(place, heard):
+def test_a_sensor_emits_its_demand_and_that_its_source_is_unavailable(place, heard):
     place.enqueue(130)
     place.tick()
     place.tick(source=TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite"))
@@ -156,13 +156,13 @@ def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here, ex
             assert "pipeline_platform.seconds" in span.attributes
 
 
-def test_another_process_goes_on_with_the_trace_that_the_receive_names(here, exported):
+def test_another_process_continues_the_trace_of_the_receive(here, exported):
     flow = here(Obedient, PAYLOADS)
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
     steps.receive_messages(flow, receive)
     again = dataclasses.replace(flow)
     steps.handle_messages(again, again.ledger.get(receive.receive_id))
-    handle, begun = (next(one for one in exported.spans if one.name == name) for name in ("handle", "begin"))
+    handle, begun = (next(span for span in exported.spans if span.name == name) for name in ("handle", "begin"))
     assert handle.context.trace_id == begun.context.trace_id
     assert handle.parent.span_id == begun.context.span_id
     assert handle.parent.is_remote
@@ -178,13 +178,13 @@ def test_metrics_count_each_message_once(here, exported):
     assert found["duration handle.task"] == 2
 
 
-def test_the_sensor_gives_the_backlog(place, exported):
+def test_the_sensor_reports_the_backlog(place, exported):
     place.enqueue(7)
     place.tick()
     assert exported.metrics()["backlog"] == 7
 
 
-def test_an_exception_is_an_error_of_its_span(here, exported, monkeypatch):
+def test_an_exception_sets_the_status_of_its_span(here, exported, monkeypatch):
     monkeypatch.setattr(TableQueue, "plan", lambda *_: 1 / 0)
     flow = here(Obedient, PAYLOADS)
     with pytest.raises(ZeroDivisionError):
@@ -203,11 +203,11 @@ def test_an_endpoint_without_the_sdk_is_one_warning(here, monkeypatch, caplog):
     assert not telemetry.spans.is_attached(configuration.NAME)
 
 
-def test_an_sdk_that_raises_is_told_once_in_a_process_and_fails_no_run(here, monkeypatch, caplog):
+def test_an_sdk_that_raises_is_logged_once_and_fails_no_run(here, monkeypatch, caplog):
     monkeypatch.setattr(Exporter, "_end", lambda *_: 1 / 0)
     flow = here(Obedient, [b"one"])
     run(flow)
     assert flow.source.backlog().messages == 0
     assert [message for message in caplog.messages if "telemetry" in message] == [
-        "telemetry: opentelemetry raised ZeroDivisionError at begin.stop: it gets no more events in this process"
+        "Detached opentelemetry from telemetry: raised ZeroDivisionError at begin.stop"
     ]

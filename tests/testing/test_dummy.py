@@ -1,4 +1,4 @@
-"""A source that has nothing: it takes the place of one in definitions, and keeps what a source without messages can."""
+"""A `DummySource` loads in definitions, and keeps the promises of an empty source."""
 
 import dagster as dg
 import pytest
@@ -23,20 +23,20 @@ from tests.fixtures.pipelines_under_test import Told
         "unknown_actions_are_refused",
     ],
 )
-def test_it_keeps_all_promises_that_are_not_about_a_message(promise):
+def test_a_dummy_source_keeps_all_promises_that_need_no_message(promise):
     assert check_source(lambda: DummySource(name="dummy"), only=promise).kept == [promise]
 
 
-def test_it_has_nothing_takes_nothing_and_knows_no_message():
+def test_a_dummy_source_is_empty_and_refuses_acknowledgements_and_sent_messages():
     source = DummySource(name="dummy")
     assert (source.backlog(), source.plan(10, 2, "r")) == (Backlog(0), [])
     for action in ("ack", "nack:5"):
-        assert source.acknowledge(action, "q", ["1"]) == [Refused("1", "a DummySource gives nothing out", lost=True)]
+        assert source.acknowledge(action, "q", ["1"]) == [Refused("1", "a DummySource delivers no messages", lost=True)]
     with pytest.raises(SourceError, match=r"source 'dummy': DummySource does not support send\(\)"):
         source.send([b"1"])
 
 
-def test_definitions_load_with_it_and_their_sensor_finds_nothing(tmp_path):
+def test_definitions_load_with_a_dummy_source_and_their_sensor_skips(tmp_path):
     resources = resources_at(str(tmp_path), "nowhere") | {"queue": source_resource(DummySource)(name="queue")}
     defined = platform_definitions([Told], resources)
     dg.Definitions.validate_loadable(defined)

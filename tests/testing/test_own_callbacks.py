@@ -1,4 +1,4 @@
-"""The testing kit calls a pipeline's own `acknowledge` as a run does."""
+"""The testing kit calls the callback `acknowledge` as a run does."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ Call = tuple[str, list[Any], list[tuple[Any, str | None]]]
 
 
 class Marks(Pipeline):
-    """Keeps what it is told."""
+    """Records the calls of `acknowledge`."""
 
     name = "marks"
     producer = Producer(source="queue")
@@ -20,7 +20,7 @@ class Marks(Pipeline):
         self.calls: list[Call] = []
 
     def handle_message(self, message: Message, context: Any) -> Message | list[Message]:
-        """Change it, multiply it or fail."""
+        """Change the message, return children, or raise."""
         if message.data.startswith(b"fail"):
             raise ValueError(message.data.decode())
         if message.data == b"several":
@@ -28,17 +28,21 @@ class Marks(Pipeline):
         return message.put_data("changed")
 
     def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Any) -> None:
-        """Keep, and leave nothing of what was given."""
-        self.calls.append(("own", [one.data for one in successful], [(one.data, one.reason) for one in failed]))
+        """Record the call, and clear the given lists."""
+        self.calls.append(("own", *_told(successful, failed)))
         successful.clear()
         failed.clear()
 
     def of_source(self, ack_ref: str, successful: list[Message], failed: list[Message]) -> None:
-        """Keep what the source is told, too."""
-        self.calls.append(("source", [one.data for one in successful], [(one.data, one.reason) for one in failed]))
+        """Record the call for the source."""
+        self.calls.append(("source", *_told(successful, failed)))
 
 
-def test_it_is_told_of_what_was_delivered_before_the_source_is():
+def _told(successful: list[Message], failed: list[Message]) -> tuple[list[Any], list[tuple[Any, str | None]]]:
+    return [message.data for message in successful], [(message.data, message.reason) for message in failed]
+
+
+def test_the_callback_gets_messages_as_delivered_before_the_source_is_acknowledged():
     pipeline = Marks()
     test_batch(pipeline, [b"one", b"fail", b"several"], acknowledger=pipeline.of_source)
     assert pipeline.calls == [
@@ -47,7 +51,7 @@ def test_it_is_told_of_what_was_delivered_before_the_source_is():
     ]
 
 
-def test_where_it_raises_the_source_is_not_told():
+def test_the_source_is_not_acknowledged_if_the_callback_raises():
     class Raises(Marks):
         name = "raises"
 
@@ -62,14 +66,14 @@ def test_where_it_raises_the_source_is_not_told():
     assert pipeline.calls == []
 
 
-def test_it_is_not_told_of_messages_that_come_again():
+def test_the_callback_does_not_get_messages_that_are_redelivered():
     pipeline = Marks()
     test_batch(pipeline, [b"one", b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
     test_batch(pipeline, [b"fail"], source=DummySource(name="queue", on_failure="nack:0"))
     assert pipeline.calls == [("own", [b"one"], [])]
 
 
-def test_thousands_are_told_a_thousand_at_a_time():
+def test_the_callback_gets_at_most_a_thousand_messages_per_call():
     pipeline = Marks()
     test_batch(pipeline, [*[b"one"] * 1_001, *[b"fail"] * 1_000])
     counts = [(len(successful), len(failed)) for _, successful, failed in pipeline.calls]
@@ -77,7 +81,7 @@ def test_thousands_are_told_a_thousand_at_a_time():
 
 
 class BySource(Pipeline):
-    """The source of a test names no partition, so batches have none."""
+    """A pipeline with the partitions of its source; the source of a test has no partitions."""
 
     name = "by_source"
     producer = Producer(source="memory")

@@ -1,4 +1,4 @@
-"""`test_message` and `test_batch`: callbacks tried by hand do what they do in a run."""
+"""`test_message` and `test_batch` call callbacks as a run does."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ class Rules(BaseModel):
 
 
 class Stops(Pipeline):
-    """A batch of stops does what the name of one says."""
+    """A pipeline in which the name of a stop selects the fault."""
 
     name = "stops"
     producer = Producer(source="memory")
@@ -102,7 +102,7 @@ def test_a_fault_fails_its_message_for_the_reason_of_a_run(tmp_path, fault):
 
 
 def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
-    """The outcomes that a run of `Stops` writes."""
+    """Yield the outcomes that a run of `Stops` writes."""
     first = handled(lake, Stops, *payloads, context=Rules())
     yield from rows_of(lake, "stops", first, "outcomes")
     for batcher in ("typed", "plain"):
@@ -110,7 +110,7 @@ def in_a_run(lake: Lake, payloads: Sequence[bytes]) -> Iterator[dict[str, Any]]:
         yield from rows_of(lake, "stops", done, "outcomes")
 
 
-def test_what_is_acknowledged_is_what_a_run_acknowledges(tmp_path):
+def test_actions_are_the_same_as_in_a_run(tmp_path):
     names = ["", "over", "misfit", "now", "not now", "late", "not late", "raise", "lose"]
     payloads = [f"{batcher} {name}".encode() for name in names for batcher in ("lake", "typed", "plain", "nowhere")]
     actions = {row["message_id"]: row["action"] for row in in_a_run(Lake(root=str(tmp_path)), payloads)}
@@ -168,15 +168,15 @@ def test_a_failure_handler_that_raises_is_in_the_notes():
     assert "handle_failed: OSError: no mail" in done.notes["reasons"]
 
 
-def test_nothing_gives_nothing():
-    assert test_batch(Stops, [], acknowledger=lambda *told: pytest.fail("nobody is told")) == Acknowledged()
+def test_without_messages_the_result_is_empty_and_the_acknowledger_is_not_called():
+    assert test_batch(Stops, [], acknowledger=lambda *_: pytest.fail("called")) == Acknowledged()
 
 
-# What is given
+# Arguments
 
 
 class Seeing(Pipeline):
-    """Keeps what a message says of itself."""
+    """Puts the properties of a message as its data."""
 
     name = "seeing"
     producers = {"east": Producer(source="east_queue"), "west": Producer(source="west_queue")}
@@ -214,17 +214,17 @@ def test_fields_of_the_context_are_overridden_as_by_a_run():
     assert reasons_of(test_message(Stops, "lake over", context={"limit": 5})) == []
 
 
-def test_the_acknowledger_is_told_once_of_all():
-    told: list[Any] = []
-    test_batch(Stops, ["lake a", "lake over", "typed b"], acknowledger=lambda *one: told.append(one))
-    ((ack_ref, successful, failed),) = told
+def test_the_acknowledger_is_called_once_with_all_messages():
+    calls: list[Any] = []
+    test_batch(Stops, ["lake a", "lake over", "typed b"], acknowledger=lambda *call: calls.append(call))
+    ((ack_ref, successful, failed),) = calls
     assert isinstance(ack_ref, str)
     assert data_of(successful) == [{"name": "a"}, Stop(name="b")]
     assert [message.reason for message in failed] == ["over 3"]
 
 
 class Channel(DummySource):
-    """Rejects by a word of its own, and once only."""
+    """A source with ack actions of its own, of which one changes for a redelivery."""
 
     @property
     def words(self) -> Words:
@@ -238,13 +238,15 @@ class Choosy(Seeing):
         return message.configure_ack(on_failure=message.data.decode()).failed("as told")
 
 
-def test_a_source_lends_its_words():
+def test_the_actions_of_the_source_are_valid():
     channel = Channel(name="channel", on_failure="once")
     assert test_batch(Choosy, ["drop", "once", "nack"], source=channel).actions == ["drop", "once", "once"]
     assert test_batch(Choosy, ["drop", "once"], source=channel, redelivered=True).actions == ["drop", "drop"]
     (failed,) = test_message(Choosy, "drop").failed
     assert failed.reason is not None
-    assert failed.reason.startswith("east_queue acknowledges a message by 'ack', 'noop', 'nack'"), "the source's name"
+    assert "is not a valid ack action of east_queue. Valid actions: 'ack', 'noop', 'nack'" in failed.reason, (
+        "the source's name"
+    )
 
 
 class Columns(Pipeline):
@@ -258,32 +260,32 @@ class Columns(Pipeline):
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: test_message(Stops, {"a": 1}), r"data is dict: .* json.dumps\(...\) makes text of a dict"),
-        (lambda: test_message(Stops, None), "data is NoneType"),
-        (lambda: test_batch(Stops, [b"1", bytearray(b"2")]), "data is bytearray"),
-        (lambda: test_batch(Stops, b"1"), "data is bytes: test_batch takes a list of payloads"),
-        (lambda: test_batch(Stops, {"a": 1}), "data is dict: test_batch takes a list of payloads"),
-        (lambda: test_batch(Stops, None), "data is NoneType: test_batch takes a list of payloads"),
-        (lambda: test_message(Stops, "a", source="queue"), "source is str: give a source itself"),
-        (lambda: test_message(Stops, "a", [{}]), "metadata is list: give a dict"),
-        (lambda: test_batch(Stops, ["a"], metadata=["x"]), "metadata is str: give a dict, or a list"),
-        (lambda: test_batch(Stops, ["a", "b"], metadata=[{}]), "metadata has 1 entries for 2 messages"),
-        (lambda: test_batch(Stops, ["a"], "bluk"), "batch_mode is 'bluk': it is 'bulk' or 'flush'"),
-        (lambda: test_message(Stops, "a", attempt=0), "attempt is 0: it is 1 when first received"),
-        (lambda: test_message(Stops, "a", attempt=2**40), "attempt is 1099511627776: it is 1"),
-        (lambda: test_message(Stops, "a", context={"limt": 1}), r"Stops.context.limt: .* did you mean 'limit'\?"),
+        (lambda: test_message(Stops, {"a": 1}), r"data: must be bytes .* got dict. Use json.dumps\(...\)"),
+        (lambda: test_message(Stops, None), "data: must be bytes .* got NoneType"),
+        (lambda: test_batch(Stops, [b"1", bytearray(b"2")]), "data: .* got bytearray"),
+        (lambda: test_batch(Stops, b"1"), "data: must be a list of payloads, got bytes"),
+        (lambda: test_batch(Stops, {"a": 1}), "data: must be a list of payloads, got dict"),
+        (lambda: test_batch(Stops, None), "data: must be a list of payloads, got NoneType"),
+        (lambda: test_message(Stops, "a", source="queue"), "source: must be a Source, got str"),
+        (lambda: test_message(Stops, "a", [{}]), "metadata: must be a dict.* got list"),
+        (lambda: test_batch(Stops, ["a"], metadata=["x"]), "metadata: must be a dict.* got str"),
+        (lambda: test_batch(Stops, ["a", "b"], metadata=[{}]), "metadata: .* got 1 for 2 messages"),
+        (lambda: test_batch(Stops, ["a"], "bluk"), "batch_mode: must be 'bulk' or 'flush', got 'bluk'"),
+        (lambda: test_message(Stops, "a", attempt=0), "attempt: must be 1 .* got 0"),
+        (lambda: test_message(Stops, "a", attempt=2**40), "attempt: must be 1 .* got 1099511627776"),
+        (lambda: test_message(Stops, "a", context={"limt": 1}), r"Stops.context.limt: .* Did you mean 'limit'\?"),
         (lambda: test_message(Stops, "a", contxt={}), "unexpected keyword argument 'contxt'"),
-        (lambda: test_message(Pipeline, "a"), "Pipeline is no pipeline: give a class that is built on Pipeline"),
-        (lambda: test_message(Rules(), "a"), "Rules is no pipeline"),
-        (lambda: test_message(Columns, "a"), "Columns.handle_messages needs Spark, .* of your own Spark session"),
+        (lambda: test_message(Pipeline, "a"), "pipeline: must be a subclass of Pipeline .* got Pipeline"),
+        (lambda: test_message(Rules(), "a"), "pipeline: .* got Rules"),
+        (lambda: test_message(Columns, "a"), "Columns.handle_messages: needs Spark, .* of your own Spark session"),
     ],
 )
-def test_what_cannot_be_tried_is_refused_with_the_way_out(call, words):
+def test_an_invalid_argument_is_refused_by_name_and_value(call, words):
     with pytest.raises((TypeError, ValueError), match=words):
         call()
 
 
-# Where it is used
+# Imports and pytest
 
 TRIED = """
 import sys
@@ -295,7 +297,7 @@ print(*sorted(heavy & {name.partition(".")[0] for name in sys.modules}))
 """
 
 
-def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path):
+def test_the_kit_loads_no_heavy_package_and_writes_no_file(tmp_path):
     path = {"PYTHONPATH": ":".join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
         [sys.executable, "-c", TRIED], capture_output=True, text=True, cwd=tmp_path, env=path, check=True
@@ -304,7 +306,7 @@ def test_it_loads_nothing_heavy_and_writes_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pytest_does_not_take_it_for_tests(tmp_path):
+def test_pytest_does_not_collect_the_functions_of_the_kit(tmp_path):
     module = tmp_path / "test_of_an_author.py"
     module.write_text("from pipeline_platform.testing import *\n\ndef test_mine():\n    pass\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", str(module)]
@@ -313,21 +315,21 @@ def test_pytest_does_not_take_it_for_tests(tmp_path):
     assert "warning" not in done.stdout
 
 
-def test_what_is_acknowledged_early_is_heard_at_that_time_and_once():
-    heard: list[tuple[list[bytes], list[bytes]]] = []
+def test_the_acknowledger_gets_messages_that_are_acknowledged_early_once_and_at_that_time():
+    calls: list[tuple[list[bytes], list[bytes]]] = []
 
     def acknowledge(ack_ref: str, successful: list[Message], failed: list[Message]) -> None:
-        heard.append(([one.data for one in successful], [one.data for one in failed]))
+        calls.append((data_of(successful), data_of(failed)))
 
     done = test_batch(Together, [b"1", b"bad", b"raise"], acknowledger=acknowledge)
 
-    assert heard == [([b"1", b"raise"], [b"bad"])], "nothing is left for the end"
-    assert [one.data for one in done.early] == [b"1", b"bad", b"raise"]
-    assert [one.data for one in done.failed] == [b"bad", b"raise"]
+    assert calls == [([b"1", b"raise"], [b"bad"])], "the end has no messages left"
+    assert data_of(done.early) == [b"1", b"bad", b"raise"]
+    assert data_of(done.failed) == [b"bad", b"raise"]
     assert done.actions == ["ack", "ack", "ack"]
 
 
-def test_what_is_not_acknowledged_early_is_heard_at_the_end():
-    heard: list[int] = []
-    test_batch(Early, [b"early", b"plain", b"early batch"], acknowledger=lambda _, ok, failed: heard.append(len(ok)))
-    assert heard == [1, 1, 1]
+def test_the_acknowledger_gets_messages_that_are_not_acknowledged_early_at_the_end():
+    calls: list[int] = []
+    test_batch(Early, [b"early", b"plain", b"early batch"], acknowledger=lambda _, ok, failed: calls.append(len(ok)))
+    assert calls == [1, 1, 1]
