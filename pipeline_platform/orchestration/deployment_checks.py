@@ -72,8 +72,8 @@ def check_places(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, An
                     other, key = read[place]
                     raise PipelineError(
                         f"{pipeline.__qualname__}.{_option(name)} is {producer.source!r}: it reads {place}, and so "
-                        f"does {key!r}, the source of {other.__qualname__}. Each would get a part of the messages. Give "
-                        "each pipeline its own queue, or handle both kinds of messages in one pipeline, by batcher"
+                        f"does {key!r}, the source of {other.__qualname__}. Each would get a part of the messages. "
+                        "Give each pipeline its own queue, or handle both kinds of messages in one pipeline, by batcher"
                     )
             read |= dict.fromkeys(places_of(resources[producer.source]), (pipeline, producer.source))
     for pipeline in pipelines:

@@ -55,7 +55,7 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
 
     @dg.op(
         name=f"{pipeline.name}__change_limits",
-        description="Changes the pipeline's limits. Rate limits apply from the next permits, options from the next run.",
+        description="Changes the pipeline's limits: a rate limit from the next permits on, options from the next run.",
         required_resource_keys={"control"},
         out=dg.Out(dg.Nothing),
     )
