@@ -111,20 +111,26 @@ def _ask(
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
     event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
-    runs = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
-    news = f"; {runs} left {demand.count(held)}" if left else ""
-    news += f"; {options.source}: {backlog.lost}" if backlog.lost and noted["lost"] != waiting.lost else ""
+    is_new_loss = bool(backlog.lost) and noted["lost"] != waiting.lost
+    news = _news(left, held, f"{options.source}: {backlog.lost}" if is_new_loss else "")
     if not asks[0].demand:
         reason = state.after(asks[0].because, news)
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     for ask in asks:
-        messages = demand.count(ask.demand)
-        context.log.info("Requested a run of %s: %s%s. Before: %s", messages, ask.because, news, state.sentence)
+        context.log.info(
+            "Requested a run of %s: %s%s. Before: %s", demand.count(ask.demand), ask.because, news, state.sentence
+        )
     requests = [
         run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand, producer=producer)
         for ask in asks
     ]
     return dg.SensorResult(run_requests=requests, cursor=cursor, asset_events=events)
+
+
+def _news(left: Sequence[Claim], messages: int, loss: str) -> str:
+    """Return what a tick reports besides its reason: messages of crashed runs, and a loss at the source."""
+    runs = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
+    return "".join(f"; {text}" for text in (f"{runs} left {demand.count(messages)}" if left else "", loss) if text)
 
 
 def _with_earlier_runs(
