@@ -34,8 +34,8 @@ _CLIENT = "pyspark.errors.exceptions.base"
 """Module of errors raised while a query is built. Errors of running queries are in other modules."""
 
 MOST_APART = 100
-"""Maximum number of rows that stop the query to isolate. Each takes two queries per halving of the receive. If there are
-more, all messages of the remaining ranges fail; a query with `try_cast` avoids this."""
+"""Maximum number of rows to isolate that stop the query. Each takes two queries per halving of the receive. If there
+are more, all messages of the remaining ranges fail; a query with `try_cast` avoids this."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class FastLane:
         returned = manifest.total("returned_rows")
         if returned > expected:
             raise PipelineError(
-                f"{name}: handle_messages returned {returned:,} rows for {expected:,} messages. Return each message once"
+                f"{name}: handle_messages returned {returned:,} rows for {expected:,} messages. Return each only once"
             )
         if returned < expected:
             seen = [

@@ -130,7 +130,7 @@ class Flow:
 
 
 def no_source(pipeline: type[Pipeline], lake: Lake) -> Source:
-    """Return the source of a flow without a producer: the failures in the lake, which need no lease or acknowledgement."""
+    """Return the source of a flow without a producer: failures in the lake, without leases or acknowledgements."""
     return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name)
 
 
