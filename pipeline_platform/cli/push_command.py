@@ -82,7 +82,7 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
         except SourceError as error:
             where = f"lines {some[0].number:,} to {some[-1].number:,}"
             way_out = f"Continue with --from-line {some[0].number}"
-            before = f". {loading.counted(sent, 'message')} before these lines sent. {way_out}" if sent else ""
+            before = f". Sent {loading.counted(sent, 'message')} before these lines. {way_out}" if sent else ""
             raise SourceError(f"{where} were not all accepted: {error}{before}") from None
         from_line = some[-1].number + 1
         if time.monotonic() - reported > _EVERY_S:

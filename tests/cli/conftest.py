@@ -27,7 +27,7 @@ def beside(tmp_path, control, monkeypatch):
 
     def deploy(*pipelines, **sources) -> Cli:
         lake = Lake(root=str(tmp_path / "lake"))
-        deployment = Deployment({one.name: one for one in pipelines}, control, lake, sources)
+        deployment = Deployment({pipeline.name: pipeline for pipeline in pipelines}, control, lake, sources)
         monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_, **__: nullcontext(deployment))
         return lambda *arguments: CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
 

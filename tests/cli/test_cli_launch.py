@@ -24,7 +24,7 @@ Cli = Callable[..., str]
 
 @pytest.fixture
 def cli(tmp_path):
-    """The command line on this repository's deployment, whose runs are queued and nobody takes them on."""
+    """The command line on this repository's deployment, whose runs stay queued."""
     (tmp_path / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{QUEUE}")
     variables = {"DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)}
 
@@ -94,5 +94,5 @@ def test_where_dagster_lacks_what_loads_once_its_command_launches(cli, tmp_path,
 
 
 def test_a_module_that_is_named_is_the_one_that_is_loaded(cli):
-    with pytest.raises(AssertionError, match="there is no module elsewhere here"):
+    with pytest.raises(AssertionError, match="there is no module elsewhere in "):
         cli("-m", "elsewhere", "status")

@@ -58,13 +58,13 @@ class Webhook:
 
 @pytest.fixture
 def webhook(monkeypatch):
-    one = Webhook()
-    thread = threading.Thread(target=one.server.serve_forever, args=(0.01,))
+    webhook = Webhook()
+    thread = threading.Thread(target=webhook.server.serve_forever, args=(0.01,))
     thread.start()
-    monkeypatch.setenv("ALERTS_URL", one.address)
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
+    monkeypatch.setenv("ALERTS_URL", webhook.address)
+    yield webhook
+    webhook.server.shutdown()
+    webhook.server.server_close()
     thread.join()
 
 
@@ -227,7 +227,7 @@ def test_a_function_gets_alerts_and_one_that_raises_gets_them_again(place):
     place.queued(tags(5), RED)
     refused = tick(place, page)
     tick(place, page), tick(place, page)
-    assert [(one.about, one.over) for one in got] == [("runs", False)] * 2
+    assert [(alert.about, alert.over) for alert in got] == [("runs", False)] * 2
     assert "ConnectionError" in refused
     assert "hush" not in refused
 

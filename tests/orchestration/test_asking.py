@@ -27,8 +27,8 @@ class ByClock(Told):
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.local_temp() as one:
-        yield one
+    with dg.DagsterInstance.local_temp() as instance:
+        yield instance
 
 
 def beat(instance: dg.DagsterInstance, *daemons: str, ago_s: float = 0) -> None:

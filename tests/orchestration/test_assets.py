@@ -49,7 +49,7 @@ def test_the_catalog_shows_columns_with_descriptions_names_and_the_class():
     asset = pipeline_assets(Told)
     specs = {spec.key.path[-1]: spec.metadata for spec in asset.specs}
     assert specs["lines"]["dagster/table_name"] == "told.lines"
-    columns = {one.name: one for one in specs["lines"]["dagster/column_schema"].columns}
+    columns = {column.name: column for column in specs["lines"]["dagster/column_schema"].columns}
     assert (columns["text"].type, columns["text"].description) == ("string", "What it says.")
     assert columns["message_id"].description
     (reference,) = specs["failed"]["dagster/code_references"].code_references

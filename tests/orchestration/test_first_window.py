@@ -69,13 +69,13 @@ def test_whoever_loads_later_makes_the_same_partitions(tmp_path):
 
 
 def test_of_two_that_load_first_at_once_one_says_it(tmp_path):
-    one, other = (ControlStore(f"sqlite:///{tmp_path}/control.sqlite") for _ in range(2))
+    first, other = (ControlStore(f"sqlite:///{tmp_path}/control.sqlite") for _ in range(2))
 
     def while_the_other_asks() -> str:
         assert other.first_window("orders", lambda: NEXT_YEAR) == NEXT_YEAR
         return "2031-01-01T0000"
 
-    assert one.first_window("orders", while_the_other_asks) == NEXT_YEAR
+    assert first.first_window("orders", while_the_other_asks) == NEXT_YEAR
 
 
 def test_windows_begin_with_the_oldest_data_where_the_store_is_new(tmp_path):

@@ -153,7 +153,7 @@ def test_a_field_that_the_context_does_not_have_is_refused_before_a_run_starts(p
 
 
 def test_resources_show_their_values_on_their_own_page(asked):
-    shown = {one["name"]: one["configuredValues"] for one in asked(RESOURCES)["results"]}
+    shown = {resource["name"]: resource["configuredValues"] for resource in asked(RESOURCES)["results"]}
 
     assert {"key": "attempts", "value": "3"} in shown["acknowledger"]
 

@@ -98,7 +98,7 @@ def test_a_tick_reports_the_check_once_a_minute_and_only_what_is_new(place, at):
     at(timedelta(seconds=122))
     changed = place.tick()
 
-    told = [len(evaluations(place, one)) for one in (first, at_once, unchanged, changed)]
+    told = [len(evaluations(place, tick)) for tick in (first, at_once, unchanged, changed)]
     assert told == [1, 0, 0, 1]
 
 

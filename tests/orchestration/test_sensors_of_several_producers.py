@@ -168,8 +168,8 @@ def test_what_the_dead_left_is_asked_for_by_its_own_sensor_or_by_the_first(place
 def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s():
     location = platform_definitions([Mixed], resources_at("nowhere", "nowhere")).get_repository_def()
     definitions = [*location.sensor_defs, *location.schedule_defs]
-    on = {one.name for one in definitions if one.default_status.value == "RUNNING"}
-    off = {one.name for one in definitions} - on
+    on = {sensor.name for sensor in definitions if sensor.default_status.value == "RUNNING"}
+    off = {sensor.name for sensor in definitions} - on
     schedules = {"mixed_west_pull_schedule", "mixed_maintenance_schedule"}
     assert on == {"mixed_east_producer", "mixed_east_backlog", "mixed_west_backlog", *schedules}
     assert off == {"mixed_west_producer"}

@@ -48,7 +48,7 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
         "batch late": ["failed"],
         "plain": ["handled"],
     }
-    assert set(rows(flow, "failed")["data"]) == {one for one in payloads if one not in (b"early", b"plain")}
+    assert set(rows(flow, "failed")["data"]) == {payload for payload in payloads if payload not in (b"early", b"plain")}
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []
 
@@ -142,7 +142,8 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
         "once it is told": {b"early"},
         "before the decision": {b"early", b"early too"},
     }[moment]
-    expected = {one: ["failed" if one.encode() in forgotten else "handled"] for one in ("early", "plain", "early too")}
+    payloads = ("early", "plain", "early too")
+    expected = {payload: ["failed" if payload.encode() in forgotten else "handled"] for payload in payloads}
     assert acknowledged(flow) == expected
     if forgotten:
         failed = rows(flow, "failed")

@@ -87,7 +87,7 @@ class Rescuing(Families):
     }
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        return [one.put({"word": "rescued"}, batcher="lake").rescued() for one in messages]
+        return [message.put({"word": "rescued"}, batcher="lake").rescued() for message in messages]
 
 
 def has_fault(payload: str) -> bool:
@@ -149,7 +149,7 @@ ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max
 
 @pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    "pipeline", [Families, *(pytest.param(one, marks=pytest.mark.faults) for one in (Ordered, Timed, Rescuing))]
+    "pipeline", [Families, *(pytest.param(family, marks=pytest.mark.faults) for family in (Ordered, Timed, Rescuing))]
 )
 def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
     flows,  # noqa: F811
@@ -159,7 +159,7 @@ def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none
     @settings(max_examples=examples)
     @given(PAYLOADS, ENDS, ENDS)
     def tried(payloads: list[str], ends: list[Point], later: list[Point]) -> None:
-        flow = flows(pipeline, [Text(one) for one in payloads])
+        flow = flows(pipeline, [Text(payload) for payload in payloads])
         check(payloads, run_to_end(flow, ends))
         waiting = Selection(state="waiting")
         for end in later:

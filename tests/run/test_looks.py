@@ -92,8 +92,8 @@ def test_a_handle_is_lent_to_one_at_a_time_and_shows_what_others_committed(lake)
     assert mine.version() == 0
     theirs.swap(theirs.open(), "r1", [])
     assert mine.version() == 1
-    with mine.look() as one, mine.look() as other:
-        assert one is not other
+    with mine.look() as handle, mine.look() as other:
+        assert handle is not other
 
 
 class Hearing(Keeping):

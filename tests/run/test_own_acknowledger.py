@@ -109,11 +109,11 @@ class Groups(Memory):
     folder: str = ""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        ids = [one for one, _ in self.deliveries_]
+        ids = [message_id for message_id, _ in self.deliveries_]
         yield self.deliveries(
             message_id=ids,
             data=[data for _, data in self.deliveries_],
-            ack_id=[f"ack-{one}" for one in ids],
+            ack_id=[f"ack-{message_id}" for message_id in ids],
             ack_ref=["a" if place % 2 == 0 else "b" for place in range(len(ids))],
         )
 
@@ -129,15 +129,14 @@ def calls(folder: Path) -> Heard:
 def heard(folder: Path) -> list[str]:
     """All that was told of, sorted."""
     each = calls(folder)
-    return sorted(
-        [one for call in each for one in call["successful"]] + [one[0] for call in each for one in call["failed"]]
-    )
+    successful = [data for call in each for data in call["successful"]]
+    return sorted(successful + [data for call in each for data, *_ in call["failed"]])
 
 
 def acknowledged(flow: Flow) -> list[str]:
     """What the source was told of, sorted."""
     assert isinstance(flow.source, Groups)
-    return sorted(one for _, _, ids in flow.source.told for one in ids)
+    return sorted(message_id for _, _, ids in flow.source.told for message_id in ids)
 
 
 @pytest.fixture
@@ -153,8 +152,8 @@ def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(fi
     flow = filled(pipeline, [b"one", b"raise", b"two"])
     run(flow, context={"folder": str(tmp_path)})
     told = calls(tmp_path)
-    assert sorted(one for call in told for one in call["successful"]) == ["one", "two"]
-    ((data, reason, _),) = [one for call in told for one in call["failed"]]
+    assert sorted(message for call in told for message in call["successful"]) == ["one", "two"]
+    ((data, reason, _),) = [message for call in told for message in call["failed"]]
     assert (data, reason.removeprefix("ValueError: ")) == ("raise", "told to")
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []

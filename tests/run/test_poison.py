@@ -37,7 +37,7 @@ def test_a_message_that_ends_its_worker_fails_alone(filled_on_spark):
     assert set(rows(flow, "kept")["text"]) == good
     assert kinds(flow) == dict.fromkeys(poison, "worker killed")
     stages = {row["data"].decode(): row["stage"] for row in rows(flow, "failed").to_dicts()}
-    assert stages == {one: one.split()[0].replace("serialise", "lake") for one in poison}
+    assert stages == {payload: payload.split()[0].replace("serialise", "lake") for payload in poison}
     assert flow.source.backlog().messages == 0, "nothing is left to fail the next run"
 
 
@@ -109,7 +109,7 @@ class Odd(Casting):
 def test_rows_that_fail_cost_no_other(filled, pipeline, payloads, kinds):
     flow = filled(pipeline, payloads)
     run(flow)
-    good = sorted(int(one) for one in payloads if len(one) == 1 and one != b"8")
+    good = sorted(int(payload) for payload in payloads if len(payload) == 1 and payload != b"8")
     assert sorted(rows(flow, "numbers")["number"]) == good
     failed = rows(flow, "failed")
     assert (failed.height, set(failed["kind"])) == (len(payloads) - len(good), kinds)

@@ -120,11 +120,11 @@ def test_a_start_that_is_killed_leaves_no_second_server(tmp_path):
 def test_two_that_find_it_dead_start_one(folder, mortal):
     kill(mortal)
     with ThreadPoolExecutor(2) as both:
-        one, other = both.map(lambda _: spark_server.revive(folder), range(2))
-    assert one is not None
-    assert one == other
-    assert one.pid != mortal.pid
-    assert one.lives
+        server, other = both.map(lambda _: spark_server.revive(folder), range(2))
+    assert server is not None
+    assert server == other
+    assert server.pid != mortal.pid
+    assert server.lives
 
 
 @pytest.mark.faults

@@ -117,7 +117,8 @@ def half_refused(number: int, body: Body) -> Body:
     """The server is told of every other entry; the others are refused."""
     del number
     told, kept = body["Entries"][::2], body["Entries"][1::2]
-    failed = [{"Id": one["Id"], "SenderFault": False, "Code": "InternalError", "Message": "try again"} for one in kept]
+    error = {"SenderFault": False, "Code": "InternalError", "Message": "try again"}
+    failed = [{"Id": entry["Id"], **error} for entry in kept]
     return {**body, "Entries": told, "Failed": failed}
 
 

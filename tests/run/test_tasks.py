@@ -101,7 +101,7 @@ def tasks(monkeypatch):
 
 
 def plain_flow(folder: Path, pipeline: type[Pipeline], *payloads: str) -> Flow:
-    source = Noting(name="queue", deliveries_=numbered(*(one.encode() for one in payloads)))
+    source = Noting(name="queue", deliveries_=numbered(*(payload.encode() for payload in payloads)))
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
     return flow_of(folder, pipeline, source, session=lambda: spark)
 

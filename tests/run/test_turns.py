@@ -59,7 +59,7 @@ def test_a_pull_beside_another_gets_nothing_until_that_has_ended(made, pipeline)
     second = begun(flow, run_id="second", demand=5)
     flow.control.end(first.receive_id)
     third = begun(flow, run_id="third", demand=5)
-    assert [one.demand for one in (first, second, third)] == [5, 0, 5]
+    assert [receive.demand for receive in (first, second, third)] == [5, 0, 5]
 
 
 @pytest.mark.parametrize("pipeline", [Lengths, BySource])
