@@ -1,4 +1,4 @@
-"""The command line beside a deployment, with Dagster not running."""
+"""The command line with a deployment, without a running Dagster."""
 
 import importlib
 import os
@@ -32,7 +32,7 @@ from tests.fixtures.small_lake import Keeping, Memory, Run
 
 @pytest.fixture
 def variables(tmp_path, monkeypatch):
-    """A home of the test's own."""
+    """A state folder for the test."""
     for name in ("DAGSTER_HOME", "FLIGHTS_SOURCE", "PIPELINE_PLATFORM_LAKE", "PIPELINE_PLATFORM_CONTROL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path))
@@ -41,7 +41,7 @@ def variables(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(variables, monkeypatch):
-    """The commands, in this process: to load Dagster takes a new one seconds."""
+    """The commands in this process: loading Dagster in a new process takes seconds."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "resources"]:
         monkeypatch.delitem(sys.modules, name)
     importlib.reload(definitions)  # its resources are configured by variables
@@ -81,13 +81,13 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
 
 @pytest.fixture
 def keeping(tmp_path, beside):
-    """The tables of a deployment that has another pipeline."""
+    """The tables of a deployment with another pipeline."""
     beside(Keeping, memory=Memory())
     return Tables(Lake(root=str(tmp_path / "lake")), Keeping)
 
 
 def leased(tables: Tables, receive_id: str, *payloads: bytes, window: str = "2026-01-01T0000") -> Run:
-    """A receive of messages that no other has."""
+    """Return a receive of new messages."""
     deliveries = tuple((f"{receive_id} {number}", payload) for number, payload in enumerate(payloads))
     return Run(tables, Memory(deliveries_=deliveries), receive_id, windows=(window,))
 

@@ -1,4 +1,4 @@
-"""`pipeline-platform failures`: what failed, one of them in full, and what is launched to retry them."""
+"""`pipeline-platform failures`: list, show, retry, close and reopen failures."""
 
 import json
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ def cli(lake, beside, tmp_path, monkeypatch):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The run config and the tags of what would be launched."""
+    """Run config and tags of the launched runs."""
     runs: list[tuple[Any, Any]] = []
 
     def launch_one(config, tags):

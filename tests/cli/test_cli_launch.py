@@ -1,4 +1,4 @@
-"""Failures that are retried from the command line: by a real Dagster instance, with `workspace.yaml`, `-m` or `dg`."""
+"""Failures retried from the command line, by a real Dagster instance with `workspace.yaml`, `-m` or `dg`."""
 
 import os
 import subprocess

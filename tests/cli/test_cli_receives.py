@@ -1,4 +1,4 @@
-"""`receives`, and what commands print as JSON."""
+"""`receives`, and the JSON output of commands."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.fixtures.small_lake import Keeping, Memory, Run
 
 @pytest.fixture
 def runs(tmp_path, control, beside):
-    """A receive that was handled and is held, one that a dead run left, and one whose run has begun nothing."""
+    """A handled receive with a claim, an expired one, and a receive whose run has recorded nothing."""
     tables = Tables(Lake(root=str(tmp_path / "lake")), Keeping)
     for receive_id, lease_s in (("held", 60), ("left", -9), ("begun", 60)):
         control.claim("keeping", receive_id, f"run of {receive_id}", wanted=7, capacity=100, lease_s=lease_s)

@@ -1,4 +1,4 @@
-"""`pipeline-platform new`: what it writes runs as it stands, is tested, and is in the deployment."""
+"""`pipeline-platform new`: the new pipeline runs, is tested, and is in the deployment."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""`pipeline-platform push`: lines of a file into a source."""
+"""`pipeline-platform push`: lines of a file to a source."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from tests.fixtures.small_lake import Memory
 
 
 class Small(Told):
-    """Takes messages of ten bytes."""
+    """A pipeline that accepts messages of ten bytes."""
 
     name = "small"
     processors = Processors(max_message_bytes=10)

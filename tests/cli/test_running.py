@@ -1,4 +1,4 @@
-"""`show`, `scale` and `drain`: a pipeline looked at and changed while it runs."""
+"""`show`, `scale` and `drain`: a pipeline inspected and changed at run time."""
 
 import json
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Alerts: what is wrong is posted to a real HTTP server once, and once more when it is over."""
+"""Alerts: each problem is posted to a real HTTP server once, and once more when it ends."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ WINDOW = "2025-03-01T0100"
 
 
 class Webhook:
-    """Takes alerts at an address that is a secret; answers with a status."""
+    """Webhook at a secret address that records alerts and answers with a status."""
 
     def __init__(self) -> None:
         self.posted: list[dict[str, Any]] = []
@@ -44,13 +44,13 @@ class Webhook:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_port}/hush"
 
     def texts(self) -> list[str]:
-        """What was posted since the last look."""
+        """Return the texts of the alerts posted since the last call."""
         texts = [alert["text"] for alert in self.posted]
         self.posted.clear()
         return texts
@@ -72,7 +72,7 @@ POSTED = dg.EnvVar("ALERTS_URL")
 
 
 def tick(place: Place, to: Any = POSTED, queue: TableQueue | None = None) -> str:
-    """A tick of the sensor, which remembers its cursor; what its page in the UI says."""
+    """Evaluate a tick of the sensor with the cursor of the last tick, and return its skip reason."""
     definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"), alerts=to)
     lake = Lake(root=str(place.folder / "lake"))
     context = dg.build_sensor_context(
@@ -87,7 +87,7 @@ def tick(place: Place, to: Any = POSTED, queue: TableQueue | None = None) -> str
 
 
 def fail(place: Place, count: int, state: str = "open", first: int = 0, **more: Any) -> None:
-    """Write the event of some messages, numbered from `first`: `open`, `dead` or `closed`."""
+    """Write events of messages, numbered from `first`: `open`, `dead` or `closed`."""
     table = Table(Lake(root=str(place.folder / "lake")), "asked", "failed", FAILED)
     table.ensure()
     event = {"source": "queue", "attempt": 1, "state": state, "at": datetime.now(UTC), "receive_id": "r", **more}
@@ -233,7 +233,7 @@ def test_a_function_gets_alerts_and_one_that_raises_gets_them_again(place):
 
 
 def test_a_lake_that_does_not_answer_in_time_holds_up_no_alert_and_none_is_sent_twice(place, webhook, monkeypatch):
-    """Dagster gives a tick a minute; a bucket that is away takes two to say so."""
+    """Dagster allows a tick one minute; an unavailable bucket takes two minutes to time out."""
     answers = threading.Event()
     monkeypatch.setattr(FailedMessages, "by_window", lambda _: answers.wait(30) and {})
     monkeypatch.setattr(alerts, "_LOOKS_WITHIN_S", 0.2)

@@ -1,4 +1,4 @@
-"""Pipelines as partitioned assets: what the graph shows, pulls on a real instance, Spark and queue, and refusals."""
+"""Pipelines as partitioned assets: the graph, pulls on a real instance, Spark and queue, and refusals."""
 
 import re
 from typing import Any

@@ -1,4 +1,4 @@
-"""Backfills of open failures and full replays: whole runs over windows, with figures for each of them."""
+"""Retries of open failures and full replays: whole runs over windows, with metadata for each window."""
 
 import dagster as dg
 import pytest

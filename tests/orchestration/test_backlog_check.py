@@ -1,4 +1,4 @@
-"""The check `backlog`: evaluated by a sensor, without a run, and by hand."""
+"""The check `backlog`, evaluated by a sensor, without a run, and manually."""
 
 import sqlite3
 from datetime import timedelta
@@ -23,21 +23,21 @@ WARN = dg.AssetCheckSeverity.WARN
 
 
 class Clocked(Told):
-    """Pulled by the clock; its messages may wait for five minutes."""
+    """Pulled by a schedule; its messages may wait for five minutes."""
 
     name = "clocked"
     producer = Producer(source="queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5))
 
 
 class Hourly(Told):
-    """Pulled by the clock; its messages may wait for ever."""
+    """Pulled by a schedule; its messages may wait for any time."""
 
     name = "hourly"
     producer = Producer(source="queue", schedule="7 * * * *")
 
 
 def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = None) -> Any:
-    """What the UI shows of the check after a tick, which the daemon reports as here."""
+    """Return the check's evaluation in the UI after a tick, which this function reports as the daemon does."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     context = dg.build_sensor_context(
         instance=place.instance,

@@ -1,4 +1,4 @@
-"""What people start from asset pages, the command line or GraphQL: some assets alone, some checks alone."""
+"""Manual runs from asset pages, the command line or GraphQL: some assets only, some checks only."""
 
 import dagster as dg
 

@@ -1,4 +1,4 @@
-"""A model whose field changed its type: its pipeline gets no runs, by sensors, the check `columns` and `status`."""
+"""A model with a changed type of a field: sensors, the check `columns` and `status` report that runs are refused."""
 
 import dagster as dg
 import pyarrow as pa

@@ -1,4 +1,4 @@
-"""`PipelineComponent`: pipelines of a `dg` project, each a folder with a `defs.yaml`."""
+"""`PipelineComponent`: pipelines of a `dg` project, each in a folder with a `defs.yaml`."""
 
 import re
 import sys

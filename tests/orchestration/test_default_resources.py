@@ -1,4 +1,4 @@
-"""A deployment of pipelines and sources alone: the lake, control store and Spark are the default resources."""
+"""A deployment of pipelines and sources only: lake, control store and Spark are the default resources."""
 
 import dagster as dg
 import pytest
@@ -14,7 +14,7 @@ class Order(BaseModel):
 
 
 class Orders(Pipeline):
-    """Stores orders."""
+    """A pipeline that stores orders."""
 
     name = "orders"
     producer = Producer(source="queue")

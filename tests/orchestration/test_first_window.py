@@ -1,4 +1,4 @@
-"""The first window of a pipeline whose class leaves it open: kept by the control store, the same for all who load."""
+"""The first window of a pipeline without `first_window`: stored in the control store, equal for all processes."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +43,7 @@ def resources_at(root: Path) -> dict[str, Any]:
 
 
 def first_of(pipeline: type[Keeping], root: Path, **given: Any) -> str:
-    """The first partition of all assets of a pipeline, as a process that loads the definitions makes them."""
+    """Return the first partition of a pipeline's assets, as a process builds them when it loads the definitions."""
     definitions = platform_definitions([pipeline], resources_at(root), **given)
     partitions = {spec.partitions_def for spec in definitions.resolve_all_asset_specs()}
     (windows,) = partitions | {definitions.resolve_job_def(f"{pipeline.name}_pull").partitions_def}

@@ -1,4 +1,4 @@
-"""What callbacks print and log, in the log of the run."""
+"""Output of callbacks in the log of the run."""
 
 import logging
 from types import SimpleNamespace

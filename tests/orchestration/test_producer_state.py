@@ -1,4 +1,4 @@
-"""What holds of a producer now: the same sentence in the sensor's tick, the check `backlog` and `status`."""
+"""State of a producer: the same sentence in the sensor's tick, the check `backlog` and `status`."""
 
 import re
 from datetime import timedelta
@@ -39,7 +39,7 @@ def test_it_counts_what_waits_and_what_is_held_by_which_run_in_which_step(place)
 
 
 def test_what_runs_may_take_is_part_of_what_waits(place):
-    """A scheduled run that starts may take 200,000 of the four that wait."""
+    """A scheduled run that starts may lease 200,000 messages, but only four wait."""
     place.enqueue(4)
     starting = place.queued(tags(200_000))
     leasing = place.queued(tags(60), dg.DagsterRunStatus.STARTED)

@@ -1,4 +1,4 @@
-"""The retry sensor: what is due is retried by a run, and nothing else is."""
+"""The retry sensor requests runs for due failures only."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ AHEAD = datetime.now(UTC) + timedelta(hours=1)
 
 
 class Again(Told):
-    """What fails is retried; one run takes 100."""
+    """A pipeline whose failures are retried; a run retries 100."""
 
     name = "asked"
     retry = Retry(max_attempts=3)

@@ -1,4 +1,4 @@
-"""The schedules, and what they go by: ticks on a real instance."""
+"""The schedules: ticks on a real instance."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from tests.fixtures.sensor import Asked, Limited, Place
 
 
 class Clocked(Told):
-    """Pulled by the clock, and its failures retried by the clock."""
+    """A pipeline with schedules for pulls and retries."""
 
     name = "clocked"
     producer = Producer(source="queue", schedule="7 * * * *")
@@ -40,7 +40,7 @@ def scheduled(schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
 
 
 def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
-    """What a tick of a schedule comes to."""
+    """Return the result of a tick of a schedule."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     with dg.build_schedule_context(
         instance=place.instance,
@@ -149,21 +149,21 @@ LATER = datetime(2999, 1, 1, tzinfo=UTC)
 
 
 class InTokyo(Told):
-    """Its windows begin with the year in Tokyo."""
+    """A pipeline whose windows start with the year in Tokyo."""
 
     name = "in_tokyo"
     first_window = TOKYO
 
 
 class Future(Asked):
-    """Its windows have not begun."""
+    """A pipeline whose first window is in the future."""
 
     name = "future"
     first_window = LATER
 
 
 class FutureByClock(Future):
-    """The same by the clock."""
+    """The same with a schedule."""
 
     name = "future_by_clock"
     producer = Producer(source="queue", schedule="7 * * * *")

@@ -1,4 +1,4 @@
-"""The sensors and schedules of several producers: each looks at its own source, and asks within its own limits."""
+"""Sensors and schedules of several producers: each reads its own source, and has its own limits."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ FAILURE = dg.DagsterRunStatus.FAILURE
 
 
 class Mixed(Told):
-    """One by the sensor, one by the clock."""
+    """A pipeline with one producer by sensor and one by schedule."""
 
     name = "mixed"
     producer = None
@@ -34,7 +34,7 @@ class Mixed(Told):
 
 
 class Slow(Told):
-    """West may handle ten a minute."""
+    """A pipeline whose producer `west` may handle ten messages a minute."""
 
     name = "slow"
     producer = None
@@ -55,7 +55,7 @@ def west(place):
 
 
 class Coast:
-    """Ticks of one producer's sensor, with a cursor of its own."""
+    """Ticks of one producer's sensor, with its own cursor."""
 
     def __init__(self, place: Place, west: TableQueue, producer: str, pipeline: type[Pipeline] = Coasts) -> None:
         self.place, self.west, self.producer, self.pipeline = place, west, producer, pipeline
@@ -74,7 +74,7 @@ class Coast:
         return told
 
     def asked(self) -> list[int]:
-        """The demands of the runs that a tick asks for, which are under way from then on."""
+        """Return the demands of the runs that a tick requests. They are queued from then on."""
         requests = self.tick().run_requests or []
         for request in requests:
             self.place.queued(request.tags)

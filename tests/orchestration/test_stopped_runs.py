@@ -14,7 +14,7 @@ MESSAGES = 40
 
 
 def test_a_run_that_is_terminated_keeps_what_it_handled_and_gives_back_the_rest_at_once(location):
-    """Dagster's launchers send this signal when somebody ends a run in the UI. It ends once all is acknowledged."""
+    """Dagster's launchers send this signal when a user ends a run in the UI. The run ends after its acknowledgement."""
     begun = location.root / "begun"
     texts = [f"sleep 0.3{number:03}" for number in range(MESSAGES)]
     location.enqueue(f"touch {begun}", *texts)

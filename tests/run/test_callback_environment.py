@@ -1,4 +1,4 @@
-"""The environment of callbacks: what the system and the platform need, and the variables that the run names."""
+"""Environment of callbacks: variables of the system and the platform, and variables that the run names."""
 
 import os
 from dataclasses import replace
@@ -27,7 +27,7 @@ FIRST, SECOND, CONTROL = "canary-of-monday", "canary-of-tuesday", "postgresql://
 
 
 class Seen(BaseModel):
-    """What a callback sees."""
+    """Return the environment that a callback sees."""
 
     names: list[str]
     token: str
@@ -35,7 +35,7 @@ class Seen(BaseModel):
 
 
 class Looking(Pipeline):
-    """Writes down its environment."""
+    """A pipeline that records its environment."""
 
     name = "looking"
     producer = Producer(source="queue")

@@ -1,4 +1,4 @@
-"""Acknowledged before the decision: each message once as an outcome or an open failure, whatever dies."""
+"""Early acknowledgements: each message has one outcome or one open failure, despite crashes."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ from tests.run.test_takeover import failing_once
 
 
 def acknowledged(flow: Flow) -> dict[str, list[str]]:
-    """What decided each message, by payload."""
+    """Return the outcomes of each message, by payload."""
     outcomes, messages = rows(flow, "outcomes"), rows(flow, "messages").unique("message_id")
     decided = outcomes.join(messages.select("message_id", "data"), on="message_id")
     found: dict[str, list[str]] = {}
@@ -54,7 +54,7 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
 
 
 class Returns(Early):
-    """Gives all back, and tells nothing early."""
+    """A source that takes all messages back, and acknowledges none early."""
 
     name = "early"
 
@@ -63,7 +63,7 @@ class Returns(Early):
 
 
 def test_a_task_whose_run_was_taken_over_tells_the_source_nothing(filled):
-    """Or a message would be lost that the other run gives back: the source would have forgotten it."""
+    """Otherwise a message that the other run releases would be lost: the source would have forgotten it."""
     flow = filled(Early, [b"early"])
     stale = received(flow)
     later = resume(returning := replace(flow, pipeline=Returns), stale, "another run")
@@ -155,7 +155,7 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_replay_takes_on_what_its_own_clear_up_records(filled, monkeypatch, waits):
-    """Also where the run before it dies only while the replay waits for its turn."""
+    """Also if the earlier run crashes while the replay waits for its turn."""
     flow = filled(Early, [b"first"])
     first = run(flow).receive_id
     flow.source.enqueue([b"early", b"plain"])

@@ -1,4 +1,4 @@
-"""Order through whole runs on Spark: pulls, backfills and replays, with a killer between, from real servers."""
+"""Order in whole runs on Spark: pulls, retries and replays with crashes between, from real servers."""
 
 import os
 import signal
@@ -19,12 +19,12 @@ Handled = dict[str, list[int]]
 
 
 def group(message: Message) -> int:
-    """A payload is its partition, its number there, and what is to happen."""
+    """A payload contains its partition, its number there, and a fault."""
     return int(message.data.split()[0])
 
 
 class InOrder(Pipeline):
-    """Writes down when each message was handled."""
+    """A pipeline that records when each message was handled."""
 
     name = "in_order"
     producer = Producer(source="queue")
@@ -41,7 +41,7 @@ class InOrder(Pipeline):
 
 
 class BySource(InOrder):
-    """The partition that the source names."""
+    """A pipeline in order by the source's partition."""
 
     name = "by_source"
     processors = Processors(concurrency=3)
@@ -49,7 +49,7 @@ class BySource(InOrder):
 
 
 class Batches(Pipeline):
-    """The fast lane, and batches of a first letter's messages."""
+    """The Spark lane, with batches by first letter."""
 
     name = "batches"
     producer = Producer(source="queue")
@@ -75,7 +75,7 @@ def stamped(text: str) -> str:
 
 
 def by_partition(flow: Flow, table: str = "words") -> Handled:
-    """By partition, the numbers of its messages in the order in which they were handled."""
+    """Return the numbers of messages by partition, in the order in which they were handled."""
     order: Handled = defaultdict(list)
     for word in sorted(rows(flow, table)["word"]):
         _, partition, number, *_ = word.split()

@@ -1,4 +1,4 @@
-"""The lake is away for a while, or for good; and Spark is."""
+"""Outages of the lake and of Spark, short and permanent."""
 
 import threading
 

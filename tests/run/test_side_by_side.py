@@ -1,4 +1,4 @@
-"""Batchers of one receive, side by side on a real Spark: none delays another, none costs another its work."""
+"""Batchers of a receive in parallel on a real Spark: none delays or breaks another."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from tests.fixtures.flow_pipelines import Place
 
 
 class Pair(Pipeline):
-    """Two batchers with more tasks each than Spark has cores; a batch does what its first message says."""
+    """Two batchers, each with more tasks than Spark has cores. A batch obeys its first message."""
 
     name = "pair"
     producer = Producer(source="queue", max_runs=2)
@@ -38,7 +38,7 @@ class Pair(Pipeline):
     def handle_batch(
         self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Place
     ) -> list[Message]:
-        """Obey, and leave a trace of each call."""
+        """Obey the message, and record each call."""
         folder = Path(context.folder)
         (folder / f"{batcher}-{time.monotonic_ns()}").touch()
         says = messages[0].data
@@ -53,7 +53,7 @@ class Pair(Pipeline):
 
 
 def received(flow: Flow, folder: Path) -> Receive:
-    """A receive whose messages are handled and not batched."""
+    """A receive whose messages are handled but not batched."""
     folder.mkdir(exist_ok=True)
     return handled(flow, context={"folder": str(folder)})
 

@@ -1,4 +1,4 @@
-"""The life of one message, from its first delivery to what holds it now."""
+"""History of a message, from its first delivery to its current lease."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from tests.fixtures.flow_pipelines import Word
 
 
 class Second(Pipeline):
-    """A message that begins with `late` succeeds at its second attempt."""
+    """A message that starts with `late` succeeds at its second attempt."""
 
     name = "second"
     producer = Producer(source="queue", concurrency=1)
@@ -91,7 +91,7 @@ def test_after_replays_a_life_still_has_the_first_delivery(flow, printed):
 
 
 class Marking(TableQueue):
-    """Marks every delivery, as a source that cannot tell does."""
+    """A source that marks every delivery as redelivered."""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         for batch in super().read(share, receive_id):
