@@ -103,7 +103,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert checks["acknowledged"].passed
     assert not checks["no_open_failures"].passed
     assert checks["no_open_failures"].severity == dg.AssetCheckSeverity.WARN
-    assert "2 failed messages wait" in checks["no_open_failures"].description
+    assert "2 open failures" in checks["no_open_failures"].description
 
 
 def test_an_empty_queue_still_yields_every_output(location):

@@ -99,9 +99,9 @@ def test_it_warns_of_messages_that_the_source_lost(place):
 @pytest.mark.parametrize(
     ("messages", "oldest_allowed", "passed", "said"),
     [
-        (1, timedelta(minutes=5), False, "Messages wait, and the source cannot tell for how long"),
-        (0, timedelta(minutes=5), True, "None waits."),
-        (1, None, True, "The pipeline's `oldest_allowed` sets no limit."),
+        (1, timedelta(minutes=5), False, "Messages are waiting, and the source does not report their age"),
+        (0, timedelta(minutes=5), True, "No messages are waiting."),
+        (1, None, True, "`oldest_allowed` is not set"),
     ],
 )
 def test_of_a_source_that_cannot_tell_how_long_it_passes_only_where_none_waits(

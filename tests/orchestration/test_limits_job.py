@@ -92,7 +92,7 @@ def test_it_logs_what_it_changed_and_no_option_that_is_unset(tmp_path):
     store, said = ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), []
     change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), said.append)
     change(Told, store, LimitsConfig(max_runs=3), said.append)
-    assert said == ["told is paused: moves", "told: set at run time: max_runs 3"]
+    assert said == ["Paused told: moves", "told: set at run time: max_runs 3"]
 
 
 @pytest.mark.parametrize(("reason", "kept"), [("", "moves"), ("ends", "ends")])

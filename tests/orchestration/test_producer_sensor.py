@@ -331,7 +331,7 @@ def test_no_run_is_asked_for_beside_another(place, alone):
     place.enqueue(70)
     claim(place, alone=alone)
 
-    assert place.skips(InTurn) == "run other is under way, and runs take turns: messages keep their order"
+    assert place.skips(InTurn) == "run other is active, and runs take turns to keep messages in order"
     place.control.end("a")
     assert place.asked(InTurn) == [70]
 

@@ -77,9 +77,9 @@ def test_a_pause_holds_for_retries_too(place):
 def test_while_a_run_drives_failures_no_other_is_asked_for(place):
     fail(place, WINDOWS[0], AGO)
     queued = place.queued(tags(1) | {"pipeline_platform.origin/asked": "failed"})
-    assert look(place).skip_message == f"run {queued.run_id} retries failures already"
+    assert look(place).skip_message == f"run {queued.run_id} is already retrying failures"
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=60)
-    assert look(place).skip_message == f"run {queued.run_id} retries failures already"
+    assert look(place).skip_message == f"run {queued.run_id} is already retrying failures"
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=-1)
     assert len(look(place).run_requests) == 1, "a run whose claim is over is dead"
 

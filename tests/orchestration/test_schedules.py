@@ -80,7 +80,7 @@ def test_the_tables_are_seen_to_each_night_and_in_an_hour_in_which_one_is_crowde
 
     assert len(asked(night).run_requests) == 1
     assert asked(night + timedelta(hours=1)).skip_message == (
-        "no table has 500 files that could be fewer; the rest waits until 02:30 UTC"
+        "no table has 500 small files to compact; all tables are maintained at 02:30 UTC"
     )
     monkeypatch.setattr(schedules, "is_crowded", lambda tables: tables.pipeline is Clocked)
     assert len(asked(night + timedelta(hours=1)).run_requests) == 1

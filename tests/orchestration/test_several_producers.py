@@ -82,7 +82,7 @@ def test_a_pull_that_names_no_producer_takes_the_one_with_the_most_waiting_and_s
     assert run.status == SUCCESS
     assert run.tags[TAGS.producer] == "west"
     assert texts(location) == ["one west", "two west"]
-    assert "pulling from producer 'west'" in location.log(run)
+    assert "Chose producer 'west'" in location.log(run)
     assert {"backlog_east", "backlog_west"} <= location.checks(run).keys()
 
 

@@ -123,7 +123,7 @@ def test_a_variable_that_the_run_lacks_is_named():
 
 
 def test_a_value_in_place_of_a_name_is_refused_unquoted():
-    with pytest.raises(ValidationError, match=r"environment\[1\] is not the name of a variable") as refusal:
+    with pytest.raises(ValidationError, match=r"environment\[1\] is not a valid name of a variable") as refusal:
         SparkResource(environment=["A", f"BANK_TOKEN={FIRST}"])
 
     assert FIRST not in str(refusal.value)

@@ -88,7 +88,7 @@ def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_n
         patch.setattr(CutBatches, "__call__", full)
         with pytest.raises(OSError, match="No space left") as raised:
             steps.batch_messages(flow, receive)
-    assert raised.value.__notes__ == ["in batcher 'left'"]
+    assert raised.value.__notes__ == ["Raised in batcher 'left'."]
     assert (calls(folder, "left"), calls(folder, "right")) == (0, 1)
 
     steps.batch_messages(flow, receive)
@@ -131,7 +131,7 @@ def test_errors_of_several_batchers_are_told_together(filled_on_spark, tmp_path)
     with pytest.raises(TaskError, match="one") as raised:
         batching.side_by_side(works, flow, receive)
 
-    assert raised.value.__notes__ == ["in batcher 'left'", "batcher 'right' failed too: TaskError: two"]
+    assert raised.value.__notes__ == ["Raised in batcher 'left'.", "Batcher 'right' failed, too: TaskError: two"]
 
 
 @pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 5), (5, 2), (9, 1)])
