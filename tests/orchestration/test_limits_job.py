@@ -45,7 +45,7 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     [
         ({"allowed_messages": -5, "interval_s": 1.0}, "RateLimiting.allowed_messages is -5: it must be a whole number"),
         ({"allowed_messages": 5, "interval_s": 1e300}, "less than or equal to 3153600000"),
-        ({"allowed_messages": 5}, "told has no rate limit to change a part of: set allowed_messages and interval_s"),
+        ({"allowed_messages": 5}, "told has no rate limit. Set both allowed_messages and interval_s"),
         ({"max_runs": 0}, "Overrides.max_runs is 0: it must be a whole number from 1 to 1,000"),
     ],
 )
