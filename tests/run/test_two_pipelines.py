@@ -60,8 +60,8 @@ def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location,
     assert run.status == SUCCESS
     assert_both_are_home(location, beside)
     assert told_of(location, run) == {
-        "told": ("Acknowledged all.", 20),
-        "beside": ("Acknowledged all.", 20),
+        "told": ("All messages are acknowledged.", 20),
+        "beside": ("All messages are acknowledged.", 20),
     }
     receives = {run.tags[RunTags.of(pipeline).receive_id] for pipeline in (Told, Beside)}
     assert len(receives) == 2
