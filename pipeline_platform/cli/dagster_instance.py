@@ -1,4 +1,4 @@
-"""The Dagster instance that the command line asks, and whether anything there asks for runs of a pipeline."""
+"""The Dagster instance of the command line, and whether it requests runs of a pipeline."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     import dagster as dg
 
 Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
-"""Dagster's, or why it cannot be asked."""
+"""A Dagster instance, or the reason why there is none: a text, or the error of its storage."""
 
 
 @contextmanager
 def dagster_instance() -> Iterator[Instance]:
-    """The instance of DAGSTER_HOME, or why it cannot be asked."""
+    """Open the instance in DAGSTER_HOME, or yield the reason why it is unavailable."""
     import dagster as dg
 
     if not os.environ.get("DAGSTER_HOME"):
         yield "DAGSTER_HOME is not set"
         return
     if not _is_made(Path(os.environ["DAGSTER_HOME"])):
-        yield "none yet: Dagster has not been started with this DAGSTER_HOME"
+        yield "no instance yet: Dagster has not been started with this DAGSTER_HOME"
         return
     try:
         instance = dg.DagsterInstance.get()
-    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
+    except Exception as error:  # any error of the instance's storage; the caller reports everything else
         yield error
         return
     with instance:
@@ -40,10 +40,10 @@ def dagster_instance() -> Iterator[Instance]:
 
 
 def _is_made(home: Path) -> bool:
-    """Whether Dagster's own SQLite files are whole: two processes that make them at once leave them unusable."""
+    """Whether Dagster's SQLite files are complete. Two processes that create them at the same time corrupt them."""
     settings, last = home / "dagster.yaml", home / "schedules" / "schedules.db"
     if not home.is_dir() or (settings.is_file() and re.search(r"^(run_)?storage:", settings.read_text(), re.M)):
-        return True  # somewhere else, or nowhere: Dagster says so
+        return True  # the storage is elsewhere, or Dagster reports what is missing
     if not last.is_file():
         return False
     with closing(sqlite3.connect(last)) as database, suppress(sqlite3.OperationalError):
@@ -52,20 +52,20 @@ def _is_made(home: Path) -> bool:
 
 
 def known(instance: Instance) -> dg.DagsterInstance | None:
-    """The instance, if it can be asked."""
+    """Return the instance, or None if it is unavailable."""
     return None if isinstance(instance, str | Exception) else instance
 
 
 def asking(pipeline: type[Pipeline], producer: str, instance: Instance) -> str:
-    """Whether runs of a producer that is not paused are asked for, in words."""
+    """Return whether runs of a producer that is not paused are requested, in words that follow `is`."""
     from pipeline_platform.orchestration.sensors.asking import not_asked_for
 
     if isinstance(instance, str):
-        return f"not paused; whether runs are asked for is unknown: {instance}"
+        return f"not paused; unknown whether runs are requested: {instance}"
     try:
         if isinstance(instance, Exception):
             raise instance
         why = not_asked_for(pipeline, producer, instance)
-    except Exception as error:  # of whatever storage the instance has
-        return f"not paused; whether runs are asked for is unknown: Dagster does not answer ({type(error).__name__})"
-    return "asks for runs" if why is None else f"not paused, but no runs are asked for: {why}"
+    except Exception as error:  # any error of the instance's storage
+        return f"not paused; unknown whether runs are requested: Dagster does not answer ({type(error).__name__})"
+    return "active: runs are requested" if why is None else f"not paused, but no runs are requested: {why}"

@@ -1,4 +1,4 @@
-"""`pipeline-platform failures`: what failed and why, one of them with its history, and retry them."""
+"""`pipeline-platform failures`: list, show, retry, close and reopen failures."""
 
 import json
 import shlex
@@ -25,10 +25,10 @@ from pipeline_platform.lake.inspection import grouped, history, state_of
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.windows import expect_window
 
-app = typer.Typer(help="Look at failed messages, and retry them.", no_args_is_help=True)
+app = typer.Typer(help="List, show, retry, close and reopen failures.", no_args_is_help=True)
 
 _PAYLOAD = 4_000
-"""Bytes of a payload that are shown."""
+"""Bytes of a payload to show."""
 _REASON = 300
 
 
@@ -44,10 +44,10 @@ def _expected(windows: list[str] | None) -> list[str] | None:
 Name = Annotated[str, typer.Argument(help="Name of the pipeline.")]
 Windows = Annotated[
     list[str] | None,
-    typer.Option("--window", help="Failures of this window; repeat it for others.", callback=_expected),
+    typer.Option("--window", help="Only failures of this window. Repeat the option for more.", callback=_expected),
 ]
-Kind = Annotated[str | None, typer.Option(help="Failures of exactly this kind: an exception's name, or `failed`.")]
-Reason = Annotated[str | None, typer.Option(help="Failures whose reason contains this text.")]
+Kind = Annotated[str | None, typer.Option(help="Only failures of this kind: the name of an exception, or `failed`.")]
+Reason = Annotated[str | None, typer.Option(help="Only failures whose reason contains this text.")]
 State = Literal["open", "waiting", "due", "dead"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -56,18 +56,19 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def list_(
     pipeline: Name,
     window: Windows = None,
-    state: Annotated[Literal[State, "closed"], typer.Option(help="Failures in this state.")] = "open",
+    state: Annotated[Literal[State, "closed"], typer.Option(help="Only failures in this state.")] = "open",
     kind: Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option(min=1, help="Groups that are shown at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of groups to show.")] = 50,
     as_json: Json = False,
 ) -> None:
-    """Count failures by window, state, kind and reason, with some ids of each."""
+    """Count failures by window, state, kind and reason, with some message ids of each group."""
     now, closed = datetime.now(UTC), state == "closed"
     if closed and (kind or reason):
-        raise typer.BadParameter("closed failures have no kind and reason: choose them by window", param_hint="--state")
+        message = "closed failures have no kind or reason. Choose them by --window."
+        raise typer.BadParameter(message, param_hint="--state")
     chosen = "open" if closed else state
     with loading.opened() as opened:
         window = _windows(opened, pipeline, window, since, until)
@@ -78,7 +79,7 @@ def list_(
         return
     table = Table(box=None)
     for column in ("window", "state", "messages", "kind", "reason", "ids"):
-        table.add_column(column, no_wrap=column in ("window", "ids"), overflow="fold")  # to be copied whole
+        table.add_column(column, no_wrap=column in ("window", "ids"), overflow="fold")  # so that they can be copied
     for group in groups[:limit]:
         due = f" {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
         ids = "\n".join([*group.ids[:3], *(["..."] if group.messages > 3 else [])])
@@ -89,7 +90,7 @@ def list_(
     total = sum(group.messages for group in groups)
     say(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state}.")
     if len(groups) > limit:
-        say(f"{len(groups) - limit:,} groups of them are not shown: give --limit, or --json.")
+        say(f"{counted(len(groups) - limit, 'more group')} not shown. Use --limit or --json.")
 
 
 @app.command()
@@ -99,11 +100,11 @@ def show(
     window: Windows = None,
     as_json: Json = False,
 ) -> None:
-    """Show one message: its payload as it was delivered, its metadata, its traceback and all that became of it."""
+    """Show a failed message: its failures, original payload, metadata and traceback."""
     with loading.opened() as opened:
         events = history(_failed(opened, pipeline, window), message_id)
     if not events:
-        raise typer.BadParameter(f"no message {message_id!r} of {pipeline} has failed", param_hint="MESSAGE_ID")
+        raise typer.BadParameter(f"{pipeline} has no failure of message {message_id!r}.", param_hint="MESSAGE_ID")
     if as_json:
         typer.echo(json.dumps([{**event, "data": _payload(event["data"])} for event in events], default=str))
         return
@@ -111,16 +112,16 @@ def show(
         mine = [event for event in events if event["source"] == source]
         failures = [event for event in mine if event["state"] != "closed"]
         state = state_of(mine[-1], datetime.now(UTC))
-        say(f"message {message_id} of {source}, in window {mine[-1]['window']}: {state}")
+        say(f"Message {message_id} of {source}, window {mine[-1]['window']}: {state}")
         for event in mine:
             say(f"  {happened(event)}")
         if failures:
             _say_payload(failures[-1])
-    say(f"Its whole life: pipeline-platform trace {pipeline} {shlex.quote(message_id)}")
+    say(f"For its full history: pipeline-platform trace {pipeline} {shlex.quote(message_id)}")
 
 
 def happened(event: dict[str, Any]) -> str:
-    """An event of a failure, in a line."""
+    """Return an event of a failure as a line."""
     text = f"{event['at']:%Y-%m-%d %H:%M:%S} attempt {event['attempt']}: {event['state']}"
     if event["state"] != "closed":
         text += f" in {event['stage']}, {event['kind']}: {event['reason']}"
@@ -132,18 +133,18 @@ def happened(event: dict[str, Any]) -> str:
 
 def _say_payload(event: dict[str, Any]) -> None:
     shown = _payload(event["data"])
-    say(f"metadata: {event['metadata'] or 'none'}")
-    cut = f", the first {_PAYLOAD:,} of them" if shown["bytes"] > _PAYLOAD else ""
+    say(f"Metadata: {event['metadata'] or 'none'}")
+    cut = f", first {_PAYLOAD:,} bytes" if shown["bytes"] > _PAYLOAD else ""
     name = "text" if "text" in shown else "hex"
-    say(f"payload: {shown['bytes']:,} bytes{cut}, as {name}:\n{shown[name]}")
+    say(f"Payload ({counted(shown['bytes'], 'byte')}{cut}), as {name}:\n{shown[name]}")
     if event["traceback"]:
         say(event["traceback"].rstrip())
 
 
-Id = Annotated[str | None, typer.Option("--id", help="This message only.")]
-Source = Annotated[str | None, typer.Option(help="Name of the source: ids are unique per source.")]
-Every = Annotated[bool, typer.Option("--all", help="All open failures, dead ones included.")]
-Chosen = Annotated[State | None, typer.Option(help="Failures in this state.")]
+Id = Annotated[str | None, typer.Option("--id", help="Only failures of the message with this id.")]
+Source = Annotated[str | None, typer.Option(help="Only failures from this source. Ids are unique per source.")]
+Every = Annotated[bool, typer.Option("--all", help="All open failures, including dead failures.")]
+Chosen = Annotated[State | None, typer.Option(help="Only failures in this state.")]
 
 
 @app.command()
@@ -161,7 +162,7 @@ def retry(
     dry_run: DryRun = False,
     wait: Wait = False,
 ) -> None:
-    """Launch runs that retry failures, on the instance in DAGSTER_HOME: a run for each range of windows."""
+    """Launch runs that retry failures, on the instance in DAGSTER_HOME: one run per contiguous range of windows."""
     chosen = Selection(**_selected(message_id, source, window or since or until, state, kind, reason, every=every))
     with loading.opened() as opened:
         say(f"Looking for failures of {pipeline} in {opened.lake.root}.", err=True)
@@ -184,8 +185,8 @@ def retry(
 @app.command()
 def close(
     pipeline: Name,
-    why: Annotated[str, typer.Option(help="Kept with each, and shown by `show` and `trace`.", prompt=True)],
-    by: Annotated[str, typer.Option(help="Who closes them; by default the user of this machine.")] = "",
+    why: Annotated[str, typer.Option(help="Reason, shown by `failures show` and `trace`.", prompt=True)],
+    by: Annotated[str, typer.Option(help="Name of the person. Default: the user of this machine.")] = "",
     message_id: Id = None,
     source: Source = None,
     window: Windows = None,
@@ -196,13 +197,13 @@ def close(
     until: Until = None,
     every: Every = False,
 ) -> None:
-    """Close failures that need no retry; `reopen` opens them again."""
+    """Close failures that need no retry. `failures reopen` reverses it."""
     selected = _selected(message_id, source, window or since or until, state, kind, reason, every=every)
     with loading.opened() as opened:
         window = _windows(opened, pipeline, window, since, until)
         failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
         closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or getuser(), why)
-    say(f"{counted(closed, 'failure')} closed.")
+    say(f"Closed {counted(closed, 'failure')}.")
 
 
 @app.command()
@@ -211,14 +212,14 @@ def reopen(
     message_id: Id = None,
     source: Source = None,
     window: Windows = None,
-    every: Annotated[bool, typer.Option("--all", help="All that were closed by hand.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="All manually closed failures.")] = False,
 ) -> None:
-    """Open failures again that `close` closed; never those that a retry ended."""
+    """Reopen failures that were closed with `failures close`. Failures that a retry ended stay closed."""
     selected = _selected(message_id, source, window, every=every)
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, **selected)
         opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed)
-    say(f"{counted(opened_again, 'failure')} opened again.")
+    say(f"Reopened {counted(opened_again, 'failure')}.")
 
 
 def _selected(
@@ -231,10 +232,10 @@ def _selected(
     *,
     every: bool,
 ) -> dict[str, Any]:
-    """What options choose; some must be given, or `--all` alone."""
+    """Return the criteria of options. At least one is required, or `--all` alone."""
     criteria = {"message_id": message_id, "source": source, "kind": kind, "reason": reason}
-    if every == any(one is not None for one in (*criteria.values(), window, state)):
-        raise typer.BadParameter("say which failures: --id, --source, --window, ... (see --help); or --all alone")
+    if every == any(value is not None for value in (*criteria.values(), window, state)):
+        raise typer.BadParameter("Choose failures by --id, --source, --window, ... (see --help), or use --all alone.")
     return {**criteria, "state": state or "open"}
 
 
@@ -259,11 +260,11 @@ def _failed(opened: loading.Deployment, pipeline: str, windows: list[str] | None
 
 
 def _payload(data: bytes | None) -> dict[str, Any]:
-    """A payload for people: text where it is text, hexadecimal where it is not; not the whole of a large one."""
+    """Return the first bytes of a payload as text if they are UTF-8, otherwise as hexadecimal digits."""
     whole = data or b""
     some = whole[:_PAYLOAD]
     try:
-        # Not final where it is cut, which may be within a character.
+        # The first bytes may end within a character.
         return {"bytes": len(whole), "text": getincrementaldecoder("utf-8")().decode(some, len(some) == len(whole))}
     except UnicodeDecodeError:
         return {"bytes": len(whole), "hex": some.hex()}

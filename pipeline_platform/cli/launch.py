@@ -1,4 +1,4 @@
-"""Runs that retry failures, launched on the deployment's Dagster instance: for the commands and for Python."""
+"""Runs that retry failures, launched on the deployment's Dagster instance by commands or from Python."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,25 +22,25 @@ def retry_failures(
     windows: Sequence[str] = (),
     module: str | None = None,
 ) -> list[Launched]:
-    """Launch runs that retry failures: without criteria all that are open, dead ones included.
+    """Launch runs that retry failures. Without criteria, retry all open failures, including dead failures.
 
     Args:
-        pipeline: Its name.
-        state: `open`; `waiting`, those not dead; `due`; or `dead`.
-        kind: Of this kind, exactly.
-        reason: Whose reason contains this text.
-        message_id: Of this message alone.
-        source: Of the source of this name alone: ids are unique per source.
-        windows: Of these windows alone; all if empty.
-        module: Of the deployment; by default what `loading.location_of` finds.
+        pipeline: Name of the pipeline.
+        state: `open` (all), `waiting` (not dead), `due` or `dead`.
+        kind: Only failures of this kind.
+        reason: Only failures whose reason contains this text.
+        message_id: Only failures of this message.
+        source: Only failures from the source with this name. Ids are unique per source.
+        windows: Only failures of these windows; all windows if empty.
+        module: Module of the deployment. Default: see `loading.location_of`.
 
     Returns:
-        A run for each range of neighbouring windows; none where no failure is such.
+        A run for each contiguous range of windows with matching failures.
 
     Raises:
-        SetUpError: There is no deployment here, several sources have the id and none is named, or Dagster would not
-            launch a run.
-        ValueError: One of `windows` is none.
+        SetUpError: There is no deployment here, several sources have the id and `source` is not set, or Dagster
+            refused to launch a run.
+        ValueError: A key in `windows` is not valid.
     """
     selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id, source=source)
     with loading.opened(module) as opened:
@@ -78,7 +78,7 @@ def plan_retries(
     )
     if selection.message_id is not None and selection.source is None and len(sources := failed.sources()) > 1:
         raise loading.SetUpError(
-            f"failures of the sources {', '.join(sources)} have the id {selection.message_id!r}: name one as source"
+            f"several sources have failures with the id {selection.message_id!r}. Choose a source: {', '.join(sources)}"
         )
     waiting, runs = failed.chosen_by_window(), []
     for neighbours in contiguous(pipeline, waiting):

@@ -1,7 +1,7 @@
-"""Launching runs of one job on the instance in DAGSTER_HOME: the deployment is loaded once for all of them.
+"""Launching several runs of a job on the instance in DAGSTER_HOME, with the deployment loaded once.
 
-Dagster has a command for one run only. What that command does is called here by names that Dagster calls private, tried
-with 1.13; where another release lacks one, the command itself is run for each.
+Dagster's own command launches a single run. This module calls the private functions of that command (Dagster 1.13). If
+a release has no such function, it runs the command once per run.
 """
 
 import json
@@ -18,17 +18,17 @@ from typing import Any
 from pipeline_platform.cli.loading import Location, SetUpError, location_of
 
 Launch = Callable[[Mapping[str, Any], Mapping[str, str]], str]
-"""Launches a run with this configuration and these tags; returns its id."""
+"""Function that launches a run with a configuration and tags, and returns its id."""
 
 
 @contextmanager
 def launching(job: str, module: str | None) -> Iterator[Launch]:
-    """Load the deployment, and lend what launches runs of a job of it.
+    """Load the deployment and yield a function that launches runs of a job.
 
-    The daemon finds a run's code by the name of its location: it is loaded under the name that it has there.
+    The location is loaded under the name that it has in the daemon, which finds a run's code by that name.
 
     Raises:
-        SetUpError: Dagster would not.
+        SetUpError: Dagster refused to launch a run.
     """
     of = location_of(module)
     try:
@@ -65,7 +65,7 @@ def launching(job: str, module: str | None) -> Iterator[Launch]:
 
 @contextmanager
 def _workspace(of: Location) -> Iterator[str]:
-    """A workspace file that has the location: the deployment's, or one that is removed in the end."""
+    """Yield a workspace file with the location: the deployment's own, or a temporary file."""
     if of.listed:
         yield "workspace.yaml"
         return
@@ -84,5 +84,5 @@ def _by_command(job: str, config: Mapping[str, Any], tags: Mapping[str, str], fi
     done = subprocess.run([*command, *given], capture_output=True, text=True, check=False)  # noqa: S603 - no shell
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
-        raise SetUpError(f"Dagster did not launch {job}: {lines[-1] if lines else 'it said nothing'}")
+        raise SetUpError(f"Dagster did not launch {job}: {lines[-1] if lines else 'no output'}")
     return run_id

@@ -1,4 +1,4 @@
-"""`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: what a pipeline may do, changed while it runs."""
+"""`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: changes of a pipeline at run time."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance
 from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.terminal import say
+from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Overrides, Producer
@@ -25,14 +25,14 @@ _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 Reason = Annotated[str, typer.Option(help="Shown while the pipeline is paused.")]
 DrainReason = Annotated[
     str | None,
-    typer.Option(help="Shown while the pipeline is paused.  [default: that of its pause, if it is paused]"),
+    typer.Option(help="Shown while the pipeline is paused.  [default: the reason of its pause, if it is paused]"),
 ]
-Of = Annotated[str, typer.Option("--producer", help="This producer only, where the pipeline has several.")]
+Of = Annotated[str, typer.Option("--producer", help="Only this producer of the pipeline.")]
 
 
 @contextmanager
 def chosen(name: str, producer: str, *, as_json: bool = False) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
-    """The deployment, and the pipeline of this name, which has the producer."""
+    """Open the deployment and yield it with a pipeline. Refuse an unknown producer."""
     with loading.opened() as opened:
         pipeline = opened.pipeline(name)
         try:
@@ -47,32 +47,32 @@ def chosen(name: str, producer: str, *, as_json: bool = False) -> Iterator[tuple
 def _of(
     name: str, producer: str, *, as_json: bool = False
 ) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
-    """The control store, what it knows the producer or the whole pipeline by, and of which producers that is."""
+    """Yield the control store, the key of the producer or of the whole pipeline, and its producers by key."""
     with chosen(name, producer, as_json=as_json) as (opened, pipeline):
-        of_keys = {pipeline.limits_key(one): options for one, options in pipeline.producers_of(producer).items()}
+        of_keys = {pipeline.limits_key(key): options for key, options in pipeline.producers_of(producer).items()}
         yield opened.control, pipeline.limits_key(producer), of_keys
 
 
 def pause(pipeline: Name, reason: Reason = "paused on the command line", producer: Of = "") -> None:
-    """Stop all runs from taking on messages; messages that a run has received are finished."""
+    """Pause a pipeline: runs receive no more messages. Messages that a run has received are still handled."""
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
         in_flight = control.in_flight(key, of_all=not producer)
     messages = counted(sum(claim.messages for claim in in_flight), "message")
     runs = counted(len(in_flight), "run")
-    going_on = f"{messages} in {runs} will still be finished" if in_flight else "No run holds any"
-    say(f"{key} is paused: {reason}. {going_on}.")
+    rest = f"{messages} in {runs} will still be handled" if in_flight else "No messages are in flight"
+    say(f"Paused {key}: {reason}. {rest}.")
 
 
 def resume(pipeline: Name, producer: Of = "") -> None:
-    """End a pause; a producer that was paused by its name stays paused until it is named."""
+    """Resume a paused pipeline. A producer that was paused with --producer stays paused until resumed with it."""
     with dagster_instance() as instance, chosen(pipeline, producer) as (opened, of):
         control, key = opened.control, of.limits_key(producer)
         before = control.paused(key)
         control.resume(key)
         still = {name: why for name in of.producers_of(producer) if (why := control.paused(of.limits_key(name)))}
         if before and not control.paused(key):
-            say(f"{key} is resumed.")
+            say(f"Resumed {key}.")
         elif not before:
             say(f"{key} was not paused.")
         for name, options in of.producers_of(producer).items():
@@ -89,20 +89,19 @@ def _resumed(
     paused: str | None,
 ) -> str:
     if paused:
-        return f"stays paused: {paused}"
+        return f"is still paused: {paused}"
     try:
         opened.sources[options.source].backlog()
     except SourceError as error:
-        return f"is not paused, but no runs are asked for: {options.source} {error.summary}: {error}"
-    state = asking(pipeline, producer, instance)
-    return f"{state}." if state == "asks for runs" else f"is {state}."
+        return f"is not paused, but no runs are requested: {options.source} {error.summary}: {error}"
+    return f"is {asking(pipeline, producer, instance)}."
 
 
 def drain(pipeline: Name, reason: DrainReason = None, producer: Of = "") -> None:
-    """Pause a pipeline, stop its runs after the messages that they have begun, and wait for them.
+    """Pause a pipeline, stop its active runs, and wait until they have ended.
 
-    Runs begin messages for the pipeline's `shutdown` more. What was handled by then is delivered, published and
-    acknowledged. The pipeline stays paused until `resume`.
+    Runs start messages for another `shutdown` (an option of the pipeline). Handled messages are batched, published and
+    acknowledged. Other messages are released to the source. The pipeline stays paused until `resume`.
     """
     with chosen(pipeline, producer) as (opened, of):
         reason = reason or opened.control.paused(of.limits_key(producer)) or "drained on the command line"
@@ -111,22 +110,22 @@ def drain(pipeline: Name, reason: DrainReason = None, producer: Of = "") -> None
 
 def limit(
     pipeline: Name,
-    allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages handled in an interval.")] = None,
-    interval: Annotated[float | None, typer.Option(help="Length of an interval, seconds.")] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own option.")] = False,
+    allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages per interval.")] = None,
+    interval: Annotated[float | None, typer.Option(help="Length of an interval in seconds.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Reset the rate limit to that of the class.")] = False,
     producer: Of = "",
     as_json: Json = False,
 ) -> None:
-    """Change the rate limit, from the next permits on; without options, print the present one."""
+    """Change the rate limit. The change applies from the next permits. Without options, print the current limit."""
     if reset and (allowed is not None or interval is not None):
-        raise typer.BadParameter("--reset goes back to the pipeline's own limit; give it alone")
+        raise typer.BadParameter("--reset cannot be combined with --allowed or --interval.")
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
-        raise typer.BadParameter(f"--interval is {interval}; give seconds, from {_SHORTEST_S} to {_LONGEST_S}")
+        raise typer.BadParameter(f"--interval must be {_SHORTEST_S} to {_LONGEST_S} seconds, got {interval}.")
     span = None if interval is None else timedelta(seconds=interval)
     with _of(pipeline, producer, as_json=as_json) as (control, key, producers):
         if key not in producers:
             names = ", ".join(each.partition("/")[2] for each in producers)
-            several = f"each producer of {pipeline} has a limit of its own: choose one of {names}"
+            several = f"{pipeline} has a rate limit per producer. Choose one of {names}."
             raise typer.BadParameter(several, param_hint="--producer")
         own = producers[key].rate_limiting
         if reset:
@@ -135,34 +134,33 @@ def limit(
             try:
                 control.update_rate_limiting(key, own, allowed_messages=allowed, interval=span)
             except ValueError:
-                raise typer.BadParameter(
-                    f"{key} has no rate limit to change a part of; give both --allowed and --interval"
-                ) from None
-        holds = control.rate_limiting(key, own)
+                raise typer.BadParameter(f"{key} has no rate limit. Give both --allowed and --interval.") from None
+        now = control.rate_limiting(key, own)
     if as_json:
-        rate = holds and {"allowed_messages": holds.allowed_messages, "interval_s": holds.interval.total_seconds()}
+        rate = now and {"allowed_messages": now.allowed_messages, "interval_s": now.interval.total_seconds()}
         typer.echo(json.dumps({key: rate}))
-    elif holds is None:
+    elif now is None:
         say(f"{key} has no rate limit.")
     else:
-        say(f"{key} handles at most {holds.allowed_messages:,} messages in {holds.interval}.")
+        every = duration(now.interval.total_seconds())
+        say(f"Rate limit of {key}: {counted(now.allowed_messages, 'message')} every {every}.")
 
 
 def scale(
     pipeline: Name,
-    concurrency: Annotated[int | None, typer.Option(help="Tasks that handle messages at once.")] = None,
-    max_demand: Annotated[int | None, typer.Option(help="Messages that one task takes on in a run.")] = None,
-    max_runs: Annotated[int | None, typer.Option(help="Runs that may be under way at once.")] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Back to the pipeline's own options.")] = False,
+    concurrency: Annotated[int | None, typer.Option(help="Number of tasks that handle messages in parallel.")] = None,
+    max_demand: Annotated[int | None, typer.Option(help="Maximum number of messages per task and run.")] = None,
+    max_runs: Annotated[int | None, typer.Option(help="Maximum number of active runs.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Reset the options to those of the class.")] = False,
     producer: Of = "",
     as_json: Json = False,
 ) -> None:
-    """Change options from the next run on, in place of the class's own; without options, print the changed ones."""
+    """Override options of the class. The change applies from the next run. Without options, print the overrides."""
     given = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
     try:
         changes = Overrides(**given)
         if reset and any(value is not None for value in given.values()):
-            raise PipelineError("--reset goes back to the pipeline's own options; give it alone")
+            raise PipelineError("--reset cannot be combined with other options.")
         with chosen(pipeline, producer, as_json=as_json) as (opened, of):
             if reset:
                 opened.control.reset_overrides(of, producer)
@@ -172,4 +170,4 @@ def scale(
     if as_json:
         typer.echo(json.dumps({key: now.model_dump()}))
         return
-    say(f"{key}: {str(now) or 'nothing is changed; its own options hold'}.")
+    say(f"Overrides of {key}: {str(now) or 'none'}.")

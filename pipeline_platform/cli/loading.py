@@ -1,6 +1,6 @@
-"""The deployment that the command line works on: what `workspace.yaml`, `pyproject.toml` or `-m` names.
+"""The deployment of the command line, found by `workspace.yaml`, `pyproject.toml` or `-m`.
 
-Dagster need not run.
+It is loaded without a running Dagster.
 """
 
 import importlib
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from pipeline_platform.orchestration.deployment import Built
 
 _CHOSEN: dict[str, str] = {}
-"""What `-m` names, in this process."""
+"""Value of `-m` in this process."""
 
 
 class SetUpError(Exception):
-    """There is no deployment here, or a resource of it cannot be set up; the message names what is missing."""
+    """A deployment was not found, or one of its resources cannot be set up."""
 
 
 class Location(NamedTuple):
-    """A code location: the module that it loads, its name, and the folders to find the module in.
+    """A code location: its module, its name, and folders to import the module from.
 
-    `listed` says whether `workspace.yaml` has it.
+    `listed` is True for a location in `workspace.yaml`.
     """
 
     module: str
@@ -52,10 +52,10 @@ class Location(NamedTuple):
 
 @dataclass(frozen=True)
 class Deployment:
-    """The pipelines that are defined, and what they share.
+    """Pipelines by name, with their resources.
 
-    Pipelines are by name. Sources are by key: those that are pulled from, and those that dead letters are sent to.
-    `spark_ui` is the address of Spark's UI, or empty.
+    Sources are by key: those of producers, and those for dead letters. `spark_ui` is the address of Spark's UI, or
+    empty.
     """
 
     pipelines: dict[str, type[Pipeline]]
@@ -65,14 +65,15 @@ class Deployment:
     spark_ui: str = ""
 
     def pipeline(self, name: str) -> type[Pipeline]:
-        """One pipeline; a `BadParameter` if there is none of that name."""
+        """Return a pipeline by name; `BadParameter` if it does not exist."""
         if name not in self.pipelines:
-            unknown = f"there is no pipeline {name!r}; there is {', '.join(self.pipelines) or 'none'}"
+            known = f"The pipelines are {', '.join(self.pipelines)}." if self.pipelines else "There are no pipelines."
+            unknown = f"there is no pipeline {name!r}. {known}"
             raise typer.BadParameter(unknown, param_hint="PIPELINE")
         return self.pipelines[name]
 
     def flow(self, pipeline: type[Pipeline]) -> Flow:
-        """A pipeline with what a look at its receives needs."""
+        """Return a pipeline's flow for reading its receives."""
         return looked_at(pipeline, self.lake, self.control)
 
 
@@ -80,12 +81,12 @@ def load(module: str | None = None) -> "Built":
     """Load the deployment.
 
     Args:
-        module: Its module, or the name of its location in `workspace.yaml`; by default what the command line names,
-            or the only one of `workspace.yaml`.
+        module: Its module, or the name of its location in `workspace.yaml`. Default: the value of `-m`, or the only
+            location in `workspace.yaml`.
 
     Raises:
-        SetUpError: There is none here.
-        PipelineError: It is refused.
+        SetUpError: There is no deployment here.
+        PipelineError: The deployment is invalid.
     """
     from dagster.components.definitions import LazyDefinitions
 
@@ -99,31 +100,31 @@ def load(module: str | None = None) -> "Built":
         loaded = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # of an import within
-        raise SetUpError(f"there is no module {module} here, in {Path.cwd()}: correct workspace.yaml, or -m") from None
+            raise  # an import within the module
+        raise SetUpError(f"there is no module {module} in {Path.cwd()}. Correct workspace.yaml, or -m") from None
     for defined in vars(loaded).values():
         if isinstance(defined, LazyDefinitions):  # as in a project of `dg`
             try:
                 defined()
             except Exception as error:
-                if isinstance(error.__cause__, PipelineError):  # Dagster says in which component, and shows its tree
+                if isinstance(error.__cause__, PipelineError):  # without Dagster's tree of components
                     raise error.__cause__ from None
                 raise
     if not BUILT:
-        raise SetUpError(f"{module} puts no pipelines together: have it call platform_definitions")
+        raise SetUpError(f"{module} does not define pipelines. Call platform_definitions in it")
     return BUILT[-1]
 
 
 @contextmanager
 def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = None) -> Iterator[Deployment]:
-    """Load the deployment and set up what the command line looks at; no Spark.
+    """Load the deployment and set up its resources, without Spark.
 
     Args:
-        module: As of `load`.
-        instance: Dagster's, where it is open already: without one Dagster makes one in memory, which takes long.
+        module: See `load`.
+        instance: The Dagster instance, if it is open already. Otherwise Dagster creates one in memory, which is slow.
 
     Raises:
-        SetUpError: There is none here; or a variable that a resource is configured by is not set, or a value is wrong.
+        SetUpError: There is no deployment here, or a resource has an invalid option or an unset variable.
     """
     import dagster as dg
 
@@ -138,7 +139,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
             for key in sources:
                 getattr(resources, key).open(resources.control)
         except dg.DagsterInvalidConfigError as error:
-            reasons = "; ".join(_refusal(one, str(error)) for one in error.errors)
+            reasons = "; ".join(_refusal(reason, str(error)) for reason in error.errors)
             raise SetUpError(f"the resources of {named} cannot be set up: {reasons}") from None
         except dg.DagsterResourceFunctionError as error:
             key, cause = str(error).rpartition(" ")[2], error.user_exception
@@ -148,40 +149,40 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
 
 
 def _refusal(error: Any, whole: str) -> str:
-    """The key and the option of a resource, and what Dagster says of its value."""
+    """Return the key of a resource, its option, and Dagster's message about the value."""
     levels = [level for level in error.stack.levels if level != "config"]
-    if one := re.match(r"Error in config for resource (\w+)\n", whole):  # then the levels are within that resource
-        levels.insert(0, one[1])
+    if found := re.match(r"Error in config for resource (\w+)\n", whole):  # the levels are within that resource
+        levels.insert(0, found[1])
     key = ".".join(levels)
     said = error.message.partition("PostProcessingError: ")
     return f"{key}: {(said[2] or said[0]).strip().splitlines()[0]}"
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something: `1 run`, `2 runs`."""
+    """Return a number with a noun: `1 run`, `2 runs`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def choose(module: str | None) -> None:
-    """Work on this module from now on; without one on what `location_of` finds."""
+    """Use a module from now on; None for the result of `location_of`."""
     _CHOSEN.clear()
     if module is not None:
         _CHOSEN["module"] = module
 
 
 def chosen() -> str | None:
-    """The module that was chosen; None for what `location_of` finds."""
+    """Return the chosen module; None for the result of `location_of`."""
     return _CHOSEN.get("module")
 
 
 def location_of(module: str | None) -> Location:
     """Return the code location of a module, or of a name in `workspace.yaml`; without a name, the only location.
 
-    Without `workspace.yaml`, the location is what `pyproject.toml` says for `dg`, or the only file in this folder that
-    calls `platform_definitions`.
+    Without `workspace.yaml`, the location is the project of `dg` in `pyproject.toml`, or the only file in this folder
+    that calls `platform_definitions`.
 
     Raises:
-        SetUpError: There is no location here, `workspace.yaml` cannot be read, or several locations are meant.
+        SetUpError: There is no location here, `workspace.yaml` is invalid, or several locations match.
     """
     workspace = Path("workspace.yaml")
     if not workspace.is_file():
@@ -202,19 +203,19 @@ def location_of(module: str | None) -> Location:
         known = [_location(*loaded) for entry in entries for loaded in entry.items()]
     except (yaml.YAMLError, AttributeError, KeyError, TypeError, UnicodeDecodeError) as error:
         where = f"line {mark.line + 1}" if (mark := getattr(error, "problem_mark", None)) else "its load_from"
-        raise SetUpError(f"workspace.yaml cannot be read, at {where}: mend it, or name a module with -m") from None
-    found = [one for one in known if one and module in (None, one.name)]
-    found = found or [one for one in known if one and module == one.module]
+        raise SetUpError(f"workspace.yaml is invalid at {where}. Fix it, or name a module with -m") from None
+    found = [location for location in known if location and module in (None, location.name)]
+    found = found or [location for location in known if location and module == location.module]
     if len(found) == 1:
         return found[0]
     if module and not found:
         return Location(module, module)
-    names = ", ".join(one.name for one in found)
-    raise SetUpError(f"workspace.yaml names {len(found)} code locations ({names}): choose one with -m")
+    names = ", ".join(location.name for location in found)
+    raise SetUpError(f"workspace.yaml contains {len(found)} code locations ({names}). Choose one with -m")
 
 
 def _location(kind: str, entry: Any) -> Location | None:
-    """What an entry of `workspace.yaml` loads, named as Dagster names it; None where that is a server of its own."""
+    """Return the location of an entry in `workspace.yaml`, named as in Dagster; None for a code server."""
     if kind not in ("python_module", "python_file"):
         return None
     options = entry if isinstance(entry, dict) else {}
@@ -234,7 +235,7 @@ def _modules_here() -> list[str]:
 
 
 def _project() -> Location | None:
-    """What `dg` loads here, named as `dg dev` names it; None where there is no project of it."""
+    """Return the location of the project of `dg` here, named as in `dg dev`; None if there is no project."""
     file = Path("pyproject.toml")
     tool = tomllib.loads(file.read_text()).get("tool", {}) if file.is_file() else {}
     if not (project := tool.get("dg", {}).get("project")):

@@ -1,4 +1,4 @@
-"""The command line, `pipeline-platform`. Each group of commands is a file of its own, registered here."""
+"""The command line, `pipeline-platform`. Each group of commands is in its own file, and registered here."""
 
 import atexit
 import gc
@@ -33,7 +33,7 @@ from pipeline_platform.source.contract import SourceError
 
 app = typer.Typer(
     pretty_exceptions_enable=False,
-    help="Look at the pipelines of a deployment, change their limits, retry failures, run a warm Spark.",
+    help="Inspect the pipelines of a deployment, change their limits, retry failures, and run a warm Spark server.",
     no_args_is_help=True,
 )
 app.add_typer(spark.app, name="spark")
@@ -65,24 +65,24 @@ def options(
         typer.Option(
             "-m",
             "--module",
-            help="Module of the deployment, or name of its location in workspace.yaml; by default the only one there, "
-            "or the project of dg in the working directory.",
+            help="Module of the deployment, or name of its location in workspace.yaml. Default: the only location "
+            "there, or the dg project in the working directory.",
         ),
     ] = None,
 ) -> None:
-    """Look at the pipelines of a deployment, change their limits, retry failures, run a warm Spark."""
-    dotenv.load_dotenv(Path(".env"))  # variables that are not set, as Dagster does
+    """Inspect the pipelines of a deployment, change their limits, retry failures, and run a warm Spark server."""
+    dotenv.load_dotenv(Path(".env"))  # sets unset variables, as Dagster does
     loading.choose(module)
 
 
 def main() -> None:
-    """Run a command; an error of a deployment is reported in one line."""
+    """Run a command. Report errors of the deployment in one line."""
     for argument in sys.argv[1:]:
         if not argument.isascii() and any("\ud800" <= character <= "\udfff" for character in argument):
-            say(f"{argument!r}: an argument must be text in UTF-8. Set the terminal's encoding to UTF-8", err=True)
+            say(f"{argument!r}: an argument must be valid UTF-8. Set the terminal's encoding to UTF-8", err=True)
             sys.exit(2)
-    gc.set_threshold(100_000)  # collecting while Dagster is imported takes an eighth of `status`
-    atexit.register(gc.freeze)  # else Python's end collects what Dagster loaded three times: a fifth of `status`
+    gc.set_threshold(100_000)  # garbage collection during Dagster's import takes an eighth of `status`
+    atexit.register(gc.freeze)  # otherwise Python collects Dagster's objects three times at exit: a fifth of `status`
     try:
         app()
     except (loading.SetUpError, ControlStoreError, PipelineError, ReceiveError, SourceError) as error:
@@ -91,7 +91,7 @@ def main() -> None:
     except Exception as error:
         if (said := store_away(error)) is None:
             raise
-        say(f"the lake did not answer for about {AWAY_S} s ({said}): see that the store runs", err=True)
+        say(f"The lake did not answer for about {AWAY_S} s ({said}). Check that the store is running.", err=True)
         sys.exit(1)
 
 

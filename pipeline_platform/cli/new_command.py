@@ -1,4 +1,4 @@
-"""`pipeline-platform new`: a pipeline in this checkout, its source, a test, and its lines in `definitions.py`."""
+"""`pipeline-platform new`: add a pipeline to this checkout, with a source, a test, and lines in `definitions.py`."""
 
 import re
 from pathlib import Path
@@ -12,10 +12,10 @@ from pipeline_platform.new_pipeline import Kind, NewPipeline
 
 
 def new(
-    name: Annotated[str, typer.Argument(help="Of the pipeline: small letters, digits and _, such as `orders`.")],
-    source: Annotated[Kind, typer.Option(help="Where it pulls from.")] = Kind.table,
+    name: Annotated[str, typer.Argument(help="Name of the pipeline: lower-case letters, digits and _.")],
+    source: Annotated[Kind, typer.Option(help="Kind of source.")] = Kind.table,
 ) -> None:
-    """Write a pipeline into this checkout: it runs at once, and is yours to change."""
+    """Add a pipeline that is ready to run to this checkout, as a starting point for your own code."""
     try:
         made = NewPipeline(name, source, package="pipelines")
     except ValueError as error:
@@ -27,25 +27,27 @@ def new(
         Path(f"resources/{key}.py"): made.source,
     }
     if taken := [str(path) for path in files if path.exists()]:
-        raise SetUpError(f"{', '.join(taken)} is there already: choose another name, or remove what is there")
+        exist = "already exists" if len(taken) == 1 else "already exist"
+        raise SetUpError(f"{', '.join(taken)} {exist}. Choose another name, or remove the old files")
     files[definitions] = _with_lines(definitions, name, key, made.class_name)
     for path, text in files.items():
         path.write_text(text)
-        say(f"wrote {path}")
+        say(f"Wrote {path}")
     say(made.make_ready())
-    say(f"test it: python -m pytest pipelines/test_{name}.py; send it messages: pipeline-platform push {name}")
+    say(f"Run its test: python -m pytest pipelines/test_{name}.py")
+    say(f"Send messages: pipeline-platform push {name} --file FILE")
 
 
 def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:
-    """The text of `definitions.py` with a pipeline and its source more.
+    """Return the text of `definitions.py` with a pipeline and its source added.
 
     Raises:
-        SetUpError: It is not here, or is not as in the template: says which lines to add by hand.
+        SetUpError: The file is missing, or was changed too much: names the lines to add manually.
     """
     if not definitions.is_file():
         raise SetUpError(
-            f"there is no {definitions} in {Path.cwd()}: go to a checkout of this template; "
-            "in a project of dg, `dg scaffold defs pipeline_platform.orchestration.PipelineComponent` does it"
+            f"there is no {definitions} in {Path.cwd()}. Change to a checkout of this template; in a dg project, use "
+            "`dg scaffold defs pipeline_platform.orchestration.PipelineComponent`"
         )
     text = definitions.read_text()
     imports = [f"from pipelines.{name} import {pipeline}", f"from resources.{key} import {key}"]
@@ -54,11 +56,11 @@ def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:
     above = list(re.finditer(r"^from [\w.]+ import .*\n", text, re.M))
     if not (listed and held and above):
         lines = "\n".join([*imports, f'"{key}": {key}  # in the resources', f"{pipeline}  # in the list of pipelines"])
-        raise SetUpError(f"{definitions} is not as in the template: nothing is written. It needs these lines:\n{lines}")
-    # From the end of the text to its beginning: what comes before keeps its place.
+        raise SetUpError(f"Could not extend {definitions}; no file was written. Add these lines manually:\n{lines}")
+    # From the end of the text to the start, so that positions stay valid.
     changes = [(held.end(1), f'    "{key}": {key},\n'), (listed.end(1), f"{', ' if listed[1] else ''}{pipeline}")]
     for line in imports:
-        later = [one.start() for one in above if one[0] > line + "\n"]
+        later = [other.start() for other in above if other[0] > line + "\n"]
         changes.append((min(later, default=above[-1].end()), line + "\n"))
     for at, more in sorted(changes, reverse=True):
         text = text[:at] + more + text[at:]

@@ -1,4 +1,4 @@
-"""`pipeline-platform push`: messages of a file into a pipeline's source, a line each."""
+"""`pipeline-platform push`: send the lines of a file to a pipeline's source as messages."""
 
 import json
 import time
@@ -16,16 +16,16 @@ from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import Source, SourceError
 
 _TOGETHER, _BYTES = 1_000, 8 * 2**20
-"""Messages, and bytes of them, that are sent at once: what is held in memory, and what an error leaves unsaid."""
+"""Maximum messages and bytes per call of the source: also the range of lines that an error leaves uncertain."""
 _EVERY_S = 2.0
 
-_FILE = "File with one message a line; `-` for standard input. Empty lines are skipped."
-_METADATA = 'A line is {"data": ..., "metadata": {...}}; without this, a line is a payload.'
-_FROM = "Begin with this line: an earlier call has sent the lines before it."
+_FILE = "File with one message per line; `-` for standard input. Empty lines are skipped."
+_METADATA = 'Lines are JSON: {"data": ..., "metadata": {...}}. By default, a line is a payload.'
+_FROM = "Number of the first line to send, to continue after an error."
 
 
 class Line(NamedTuple):
-    """A message of a file, and the number of its line from 1 on."""
+    """A message of a file, and its line number, starting at 1."""
 
     number: int
     payload: bytes
@@ -37,7 +37,7 @@ def push(
     file: Annotated[typer.FileBinaryRead, typer.Option(help=_FILE)],
     metadata: Annotated[bool, typer.Option("--metadata", help=_METADATA)] = False,
     from_line: Annotated[int, typer.Option(min=1, help=_FROM)] = 1,
-    producer: Annotated[str, typer.Option(help="Producer whose source it is, where the pipeline has several.")] = "",
+    producer: Annotated[str, typer.Option(help="Producer of the source. Required if the pipeline has several.")] = "",
 ) -> None:
     """Send messages to the source of a pipeline."""
     with chosen(pipeline, producer) as (opened, of):
@@ -53,18 +53,18 @@ def push(
 def _producer(pipeline: type[Pipeline], producer: str) -> str:
     producers = pipeline.producers_of(producer)
     if len(producers) > 1:
-        several = f"{pipeline.name} has several: choose one of {', '.join(producers)}"
+        several = f"{pipeline.name} has several producers. Choose one of {', '.join(producers)}."
         raise typer.BadParameter(several, param_hint="--producer")
     (only,) = producers.values()
     return only.source
 
 
 def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> int:
-    """Send lines, some at a time; return how many were sent.
+    """Send lines in portions, and return the number of messages sent.
 
     Raises:
-        SourceError: The source takes none, or refused some: names the line to go on from.
-        BadParameter: A line cannot be sent: the same.
+        SourceError: The source does not accept messages, or refused some: names the line to continue from.
+        BadParameter: A line is invalid: names the line to continue from.
     """
     lines, sent, reported = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0, time.monotonic()
     parts = portions(lines, lambda line: len(line.payload), _BYTES, _TOGETHER)
@@ -72,9 +72,8 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
         try:
             some = next(parts, [])
         except ValueError as error:
-            way_out = f"mend it, and go on with --from-line {from_line}"
-            unsent = f"{error}; nothing from line {from_line:,} on is sent: {way_out}"
-            raise typer.BadParameter(unsent, param_hint="--file") from None
+            unsent = f"{error}. Lines from {from_line:,} on were not sent. Fix the line, and continue with "
+            raise typer.BadParameter(f"{unsent}--from-line {from_line}.", param_hint="--file") from None
         if not some:
             return sent
         try:
@@ -82,17 +81,18 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
             sent += source.send([line.payload for line in some], notes)
         except SourceError as error:
             where = f"lines {some[0].number:,} to {some[-1].number:,}"
-            before = f"; {sent:,} messages before are sent. Go on with --from-line {some[0].number}" if sent else ""
-            raise SourceError(f"{where} were not all taken: {error}{before}") from None
+            way_out = f"Continue with --from-line {some[0].number}"
+            before = f". Sent {loading.counted(sent, 'message')} before these lines. {way_out}" if sent else ""
+            raise SourceError(f"{where} were not all accepted: {error}{before}") from None
         from_line = some[-1].number + 1
         if time.monotonic() - reported > _EVERY_S:
-            say(f"{sent:,} messages, up to line {some[-1].number:,}", err=True)
+            say(f"Sent {loading.counted(sent, 'message')}, up to line {some[-1].number:,}.", err=True)
             reported = time.monotonic()
 
 
 def _lines(file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> Iterator[Line]:
     number = 0
-    # Never a whole line that is too long: a file may have no ends of lines at all.
+    # Reads no more than the limit: a file may have no line ends at all.
     while text := file.readline(most_bytes + 2):
         number += 1
         payload = text.removesuffix(b"\n").removesuffix(b"\r")
@@ -106,19 +106,19 @@ def _with_metadata(number: int, text: bytes) -> Line:
     try:
         row = json.loads(text, parse_constant=_refused)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"line {number:,} is no JSON: {error}") from None
+        raise ValueError(f"line {number:,} is not valid JSON: {error}") from None
     if not isinstance(row, dict) or "data" not in row or row.keys() - {"data", "metadata"}:
-        raise ValueError(f'line {number:,} must be {{"data": ..., "metadata": {{...}}}}, and is not')
+        raise ValueError(f'line {number:,} must be {{"data": ..., "metadata": {{...}}}}')
     data, metadata = row["data"], row.get("metadata")
     if not isinstance(metadata, dict | None):
-        raise ValueError(f"metadata of line {number:,} must be an object, not {type(metadata).__name__}")
+        raise ValueError(f"metadata of line {number:,} must be an object, got {type(metadata).__name__}")
     try:
         json.dumps(metadata, allow_nan=False)
         payload = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, allow_nan=False)
     except ValueError:  # Python reads 1e400 as infinite
-        raise ValueError(f"line {number:,} holds a number that JSON has no place for") from None
+        raise ValueError(f"line {number:,} contains a number that JSON cannot represent") from None
     return Line(number, payload.encode(errors="surrogatepass"), metadata)
 
 
 def _refused(constant: str) -> None:
-    raise ValueError(f"it has no {constant}")
+    raise ValueError(f"{constant} is not allowed")

@@ -1,4 +1,4 @@
-"""`pipeline-platform receives`: what runs hold, and what dead ones left."""
+"""`pipeline-platform receives`: list unfinished receives."""
 
 import json
 from collections.abc import Iterator
@@ -16,28 +16,28 @@ from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.model.pipeline import Pipeline
 
 _TAKE_OVER = (
-    "Take over the receives of another control store, which is gone for good. Its runs must have ended: messages of a "
-    "run that is still at work would be handled twice."
+    "Take over the receives of another control store that is permanently lost. Its runs must have ended: messages of a "
+    "run that is still active would be handled twice."
 )
 _COLUMNS = ("pipeline", "receive", "run", "age_s", "step", "messages", "lease_s")
 
 
 def receives(
-    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
     take_over: Annotated[bool, typer.Option("--take-over", help=_TAKE_OVER)] = False,
     as_json: Json = False,
 ) -> None:
-    """List the receives that are not finished: age, run, step that comes next, messages, and lease.
+    """List unfinished receives with their run, age, next step, number of messages, and lease.
 
-    A lease below zero ended so long ago; without one, no run holds the receive: the next run finishes it or gives it
-    up. Ages and leases are in seconds.
+    Ages and leases are in seconds. A negative lease has expired. A receive without a lease has no active run: the next
+    run finishes it, or releases its messages.
     """
     from pipeline_platform.run import finish
 
     with loading.opened() as opened:
         chosen = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
-        taken = sum(finish.adopt(opened.flow(one)) for one in chosen) if take_over else 0
-        found = [row for one in chosen for row in _rows(opened, one)]
+        taken = sum(finish.adopt(opened.flow(each)) for each in chosen) if take_over else 0
+        found = [row for each in chosen for row in _rows(opened, each)]
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -47,12 +47,12 @@ def receives(
     if found:
         Console().print(table)
     if take_over:
-        say(f"Took over {loading.counted(taken, 'receive')}: the next runs finish or release them.")
-    say(f"{loading.counted(len(found), 'receive')} not finished.")
+        say(f"Took over {loading.counted(taken, 'receive')}. The next runs finish or release them.")
+    say(f"{loading.counted(len(found), 'unfinished receive')}.")
 
 
 def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict[str, Any]]:
-    """Each receive that the lake knows as unfinished, or the control store as held."""
+    """Yield each unfinished receive of the lake, and each receive with a claim in the control store."""
     from pipeline_platform.run.receive_state import Phase, ReceiveState
 
     next_steps = {
@@ -67,7 +67,7 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict
         messages = claim.messages if claim else None
         try:
             if begun := state.record:
-                step = next_steps.get(state.phase, "none: given up or finished")
+                step = next_steps.get(state.phase, "none: fenced or finished")
                 messages = messages or flow.ledger.manifest(begun).total("received")
         except ReceiveError as error:
             step = str(error)

@@ -1,4 +1,4 @@
-"""`pipeline-platform repair`: tables with files that nobody can read."""
+"""`pipeline-platform repair`: remove unreadable files and rows from tables."""
 
 import json
 from typing import Annotated, Any
@@ -13,15 +13,15 @@ from pipeline_platform.lake.repair import repair as repair_tables
 from pipeline_platform.lake.repair import unreadable, unreadable_values
 from pipeline_platform.lake.tables import Tables
 
-_APPLY = "Take files and rows out, and record again what became of their messages; else they are only named."
+_APPLY = "Remove the files and rows, and record their messages as open failures. By default, only list them."
 
 
 def repair(
     pipeline: Name, apply: Annotated[bool, typer.Option("--apply", help=_APPLY)] = False, as_json: Json = False
 ) -> None:
-    """Find files of a pipeline's tables that are cut off, and rows with values that not every reader can read.
+    """Find truncated files in a pipeline's tables, and rows with values that some readers cannot read.
 
-    Every row is read. Messages whose rows are taken out become open failures.
+    The command reads every row. Messages of removed rows become open failures.
     """
     with loading.opened() as opened:
         tables = Tables(opened.lake, opened.pipeline(pipeline))
@@ -33,23 +33,23 @@ def repair(
             typer.echo(json.dumps({**found, "taken_out": apply, "open_again": again}, default=str))
             return
         for file in broken:
-            say(f"{pipeline}/{file.table}: {file.path} cannot be read ({file.rows:,} rows).")
+            say(f"{pipeline}/{file.table}: {file.path} is unreadable ({loading.counted(file.rows, 'row')}).")
         for row in rows:
             message = f"message {row['message_id']} of {row['source']}, attempt {row['attempt']}"
-            say(f"{pipeline}/{row['table']}: {row['path']} has a row that not every reader can read: {message}.")
+            say(f"{pipeline}/{row['table']}: {row['path']} has a row that some readers cannot read: {message}.")
         if not broken and not values:
             say(f"All files of {pipeline} are intact.")
         elif not apply:
-            say("Take them out with --apply, while no run of the pipeline is under way.")
+            say("Remove them with --apply while the pipeline has no active run.")
         else:
             again = repair_tables(tables)
             windows = ", ".join(sorted({file.window for file in [*broken, *values]}))
-            say(f"They are out of their tables. {again:,} messages are open failures now: backfill {windows}.")
-            say(f"Rows that are missing besides come back by a replay of {windows}.")
+            say(f"Removed them from the tables. Recorded {loading.counted(again, 'message')} as open failures.")
+            say(f"Retry the failures of {windows}. To restore other missing rows, replay {windows}.")
 
 
 def _named(rows: pa.Table) -> list[dict[str, Any]]:
-    """The messages of rows; an id may be what cannot be read."""
+    """Return the messages of rows. An id may contain invalid UTF-8."""
     texts = [rows[name].cast(pa.binary()).to_pylist() for name in ("source", "message_id")]
     return [
         {"source": source.decode(errors="replace"), "message_id": id_.decode(errors="replace"), "attempt": attempt}

@@ -1,4 +1,4 @@
-"""`pipeline-platform show`: what a pipeline is made of, with what is changed of it at run time."""
+"""`pipeline-platform show`: the current options of pipelines, including changes at run time."""
 
 import json
 from datetime import timedelta
@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json
-from pipeline_platform.cli.terminal import say
+from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
 from pipeline_platform.model.pipeline import Pipeline
@@ -19,37 +19,37 @@ _OWN = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks
 
 
 def show(
-    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Show sources, processors, batchers, tables and limits of pipelines, as they hold now."""
+    """Show the sources, processors, batchers, tables and current limits of pipelines."""
     with loading.opened() as opened:
         chosen = [opened.pipeline(pipeline)] if pipeline else list(opened.pipelines.values())
         if as_json:
-            found = {one.name: _data(opened.control, one) for one in chosen}
+            found = {each.name: _data(opened.control, each) for each in chosen}
             about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
             typer.echo(json.dumps(about, default=_plain))
             return
         say(f"Control store: {opened.control}\nLake: {opened.lake.root}")
-        for one in chosen:
-            say("\n".join(["", one.name, *(f"  {line}" for line in _lines(opened, one))]))
+        for each in chosen:
+            say("\n".join(["", each.name, *(f"  {line}" for line in _lines(opened, each))]))
 
 
 def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:
-    """Options as they hold now; `set_at_run_time` are those that the class does not say so."""
+    """Return the current options. `set_at_run_time` are the overrides of the class's options."""
     producers = {}
     for name, own in pipeline.producers_of().items():
         key = pipeline.limits_key(name)
         limit = control.rate_limiting(key, own.rate_limiting)
         now = {"rate_limiting": limit, "paused": control.paused(key), "set_at_run_time": control.overrides(key)}
         producers[name] = dict(control.producer_of(pipeline, name)) | now
-    batchers = {name: {"class": type(one).__name__, **dict(one)} for name, one in pipeline.batchers.items()}
+    batchers = {name: {"class": type(batcher).__name__, **dict(batcher)} for name, batcher in pipeline.batchers.items()}
     own_options = {name: getattr(pipeline, name) for name in (*_OWN, "window_cron", "shutdown")}
     return {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers, **own_options}
 
 
 def _plain(value: object) -> object:
-    """What JSON has of an option: spans in seconds, functions and classes by their names."""
+    """Return an option's value for JSON: times in seconds, functions and classes by their names."""
     if isinstance(value, BaseModel):
         return dict(value)
     return value.total_seconds() if isinstance(value, timedelta) else _spelt(value)
@@ -63,9 +63,9 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
         lines.append(f"producer {name}: " if name else "producer: ")
         lines[-1] += f"{own.source} ({kind}), {options}"
         lines += [f"  {line}" for line in _limits(control, pipeline, name)]
-    lane = "handle_messages, by columns" if pipeline.uses_columns() else "handle_message"
+    lane = "handle_messages in Spark" if pipeline.uses_columns() else "handle_message by row"
     if kind := pipeline.block_type():
-        lane = f"handle_messages, by blocks ({name_of(kind)})"
+        lane = f"handle_messages by block ({name_of(kind)})"
     lines.append(f"processors: {lane}; {_options(control.processors_of(pipeline))}")
     if at_run_time := str(control.overrides(pipeline.name)):
         lines.append(f"  set at run time: {at_run_time}")
@@ -76,7 +76,8 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
         lines.append(f"options: {own_options}")
     tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
     lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
-    return [*lines, f"windows: {pipeline.window_cron} (UTC), shutdown: {pipeline.shutdown}"]
+    shutdown = duration(pipeline.shutdown.total_seconds())
+    return [*lines, f"windows: {pipeline.window_cron} (cron, UTC)", f"shutdown: {shutdown}"]
 
 
 def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> list[str]:
@@ -84,7 +85,8 @@ def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> l
     limit, lines = control.rate_limiting(key, own), []
     if limit:
         origin = "" if limit == own else ", set at run time"
-        lines.append(f"rate limit: {limit.allowed_messages:,} every {limit.interval}{origin}")
+        every = duration(limit.interval.total_seconds())
+        lines.append(f"rate limit: {loading.counted(limit.allowed_messages, 'message')} every {every}{origin}")
     if producer and (at_run_time := str(control.overrides(key))):
         lines.append(f"set at run time: {at_run_time}")
     if paused := control.paused(key):
@@ -93,20 +95,22 @@ def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> l
 
 
 def _own(pipeline: type[Pipeline]) -> str:
-    """Options of the class itself, where they differ from what a class has without them."""
+    """Return the class's options that differ from the defaults."""
     given = {name: getattr(pipeline, name) for name in _OWN}
     return ", ".join(f"{name} {_spelt(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
 
 
 def _options(options: BaseModel, *but: str) -> str:
-    """Options by name, without those that are unset."""
+    """Return the options that are set, by name."""
     return ", ".join(f"{name} {_spelt(value)}" for name, value in options if value is not None and name not in but)
 
 
 def _spelt(value: object) -> str:
-    """Show an option's value: a function by its name, options within options in brackets."""
+    """Return an option's value as text: a function by its name, nested options in brackets, times with units."""
     if type(value) is int:
         return f"{value:,}"
+    if isinstance(value, timedelta):
+        return duration(value.total_seconds())
     if isinstance(value, Options):
         return f"{type(value).__name__}({_options(value)})"
     return getattr(value, "__qualname__", None) or str(value)

@@ -1,4 +1,4 @@
-"""`pipeline-platform spark`: keep a warm Spark on this machine."""
+"""`pipeline-platform spark`: start and stop a warm Spark server on this machine."""
 
 import importlib
 import json
@@ -17,24 +17,26 @@ from pipeline_platform.home import home
 from pipeline_platform.spark import jvm
 from pipeline_platform.spark import server as spark_server
 
-app = typer.Typer(help="Keep a warm Spark on this machine, so that a run need not start its own.", no_args_is_help=True)
+app = typer.Typer(
+    help="Start and stop a warm Spark server on this machine, so that runs start faster.", no_args_is_help=True
+)
 
 _SLOW = ("pipeline_platform.orchestration.deployment", "dagster_pyspark", "pyspark.sql.connect.session")
-"""What takes seconds to import, and is needed once the server answers."""
-_STATE = "State folder; by default PIPELINE_PLATFORM_HOME, else pipeline_platform in DAGSTER_HOME."
-_TIMEOUT = "Seconds that Spark may take to start; a start without progress is given up earlier."
+"""Modules that take seconds to import and are needed once the server answers."""
+_STATE = "State folder. Default: PIPELINE_PLATFORM_HOME, or pipeline_platform in DAGSTER_HOME."
+_TIMEOUT = "Seconds until the start of Spark times out. A start without progress ends earlier."
 State = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
 
 
 @app.command()
 def start(
     state: State,
-    cores: Annotated[int | None, typer.Option(min=1, help="Tasks at a time; all cores by default.")] = None,
-    memory: Annotated[str, typer.Option(help="Memory of the JVM; Python workers come on top.")] = "1g",
-    warm_up: Annotated[bool, typer.Option(help="Begin the session of the deployment's runs as well.")] = True,
+    cores: Annotated[int | None, typer.Option(min=1, help="Number of parallel tasks. Default: all cores.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory of the JVM. Python workers need more in addition.")] = "1g",
+    warm_up: Annotated[bool, typer.Option(help="Also start the session of the deployment's runs.")] = True,
     timeout: Annotated[float, typer.Option(min=1, help=_TIMEOUT)] = spark_server.START_WITHIN_S,
 ) -> None:
-    """Start the warm server, or say where the running one is."""
+    """Start the warm server, or print the address of the running server."""
 
     def log(line: str) -> None:
         say(line, err=True)
@@ -57,36 +59,36 @@ def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str],
     try:
         built = loading.load()
     except Exception as error:
-        log(f"the first run will load its code: {error}")
+        log(f"Could not load the deployment, so the first run will start more slowly: {error}")
         built = Built((), {"spark": SparkResource()})
     built.warm_up(remote=WARM, cores=server.cores, state_folder=str(state))
 
 
 @app.command()
 def stop(state: State) -> None:
-    """End the warm server."""
+    """Stop the warm server."""
     with _refusals():
         stopped = spark_server.stop(state)
-    say("Spark server stopped" if stopped else "no Spark server was running")
+    say("Stopped the Spark server." if stopped else "No Spark server was running.")
 
 
 @app.command()
 def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Say whether the warm server runs; exits with 1 if not."""
+    """Print whether the warm server is running. Exit with status 1 if it is not."""
     with _refusals():
         server = spark_server.status(state)
     if as_json:
         known = ("address", "pid", "cores", "started_at", "java")
         typer.echo(json.dumps(server and {name: getattr(server, name) for name in known}, default=str))
     else:
-        say(_described(server) if server else f"no Spark server according to {state}")
+        say(_described(server) if server else f"No Spark server is running (state folder: {state}).")
     if server is None:
         raise typer.Exit(1)
 
 
 @contextmanager
 def _refusals() -> Iterator[None]:
-    """Print the reason for which no server runs, and exit with 1."""
+    """Print the error of a server that cannot start, and exit with status 1."""
     try:
         yield
     except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
@@ -96,6 +98,6 @@ def _refusals() -> Iterator[None]:
 
 def _described(server: spark_server.SparkServer) -> str:
     return (
-        f"Spark server at {server.address}, process {server.pid}, {server.cores} cores, since {server.started_at}, "
-        f"Java in {server.java}"
+        f"Spark server at {server.address}, process {server.pid}, {loading.counted(server.cores, 'core')}, "
+        f"started {server.started_at}, Java in {server.java}"
     )

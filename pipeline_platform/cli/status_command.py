@@ -1,4 +1,4 @@
-"""`pipeline-platform status`: what waits, what is in flight, what is left to do; Dagster need not run."""
+"""`pipeline-platform status`: state of pipelines, also without a running Dagster."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance, known
 from pipeline_platform.cli.failure_commands import Json
-from pipeline_platform.cli.terminal import plain, say
+from pipeline_platform.cli.terminal import duration, plain, say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import ReceiveError
@@ -37,14 +37,14 @@ Rows = dict[str, str | Text]
 
 
 def status(
-    pipeline: Annotated[str | None, typer.Argument(help="This pipeline only.", show_default=False)] = None,
+    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
     as_json: Json = False,
 ) -> None:
-    """Show backlog, limits, runs, leases, receives to be finished, and open failures of pipelines.
+    """Show backlog, limits, active runs, unfinished receives and open failures of pipelines.
 
-    `in flight` are the messages that runs hold, by their claims in the control store. Runs that have leased nothing yet
-    are listed with the most that they may take, as the instance in DAGSTER_HOME reports. `runs in Dagster` are the runs
-    that it has queued or started.
+    `in flight` counts messages that runs have leased, by their claims in the control store. Runs that have leased no
+    messages yet are listed with their demand, as reported by the instance in DAGSTER_HOME. `runs in Dagster` counts its
+    queued and started runs.
     """
     console = Console()
     with dagster_instance() as instance, loading.opened(None, known(instance)) as opened:
@@ -77,7 +77,7 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instan
 
 
 def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
-    """What waits and what may be done, of each producer; of several under its name, then what holds for them all."""
+    """Return backlog, limits and runs of each producer; then, if there are several, of retries and replays."""
     from pipeline_platform.launcher.run_process import end_claims
     from pipeline_platform.orchestration.sensors.producer_state import state_of
     from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
@@ -90,21 +90,21 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
         held = _in_flight(control, key, state.in_flight.to_lease, opened.spark_ui)
         asks = asking(pipeline, name, instance)
         if isinstance(state.backlog, SourceError):
-            asks = "not paused, but no runs are asked for: the source does not answer"
-        of_one = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer, asks), **held}
-        rows |= {f"{name}: {what}" if name else what: value for what, value in of_one.items()}
+            asks = f"not paused, but no runs are requested: the source {state.backlog.summary}"
+        own_rows = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer, asks), **held}
+        rows |= {f"{name}: {label}" if name else label: value for label, value in own_rows.items()}
     if pipeline.producers:
         at_run_time = str(control.overrides(pipeline.name))
         rows |= {"set at run time": at_run_time} if at_run_time else {}
         to_lease = _asking(instance, lambda asked: in_flight(pipeline, asked, control)).to_lease
         held = _in_flight(control, pipeline.name, to_lease, opened.spark_ui)
-        of_all = {**_state(control, pipeline.name, "not paused"), **held}
-        rows |= {f"backfills, replays: {what}": value for what, value in of_all.items()}
+        common_rows = {**_state(control, pipeline.name, "not paused"), **held}
+        rows |= {f"retries, replays: {label}": value for label, value in common_rows.items()}
     return rows
 
 
 def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
-    """What a look tells that asks Dagster, too, if it answers; `runs in Dagster` says why it does not."""
+    """Return the result of a function that uses Dagster if it answers. `runs in Dagster` shows why it does not."""
     try:
         return look(known(instance))
     except SQLAlchemyError:
@@ -115,17 +115,19 @@ def _backlog(state: ProducerState) -> Rows:
     name, waiting, allowed = state.source, state.backlog, state.oldest_allowed
     if isinstance(waiting, SourceError):
         return {"backlog": Text(f"{name} {waiting.summary}: {waiting}", style="red")}
-    oldest: str | Text = "none waits" if waiting.messages == 0 else "the source cannot tell"
+    oldest: str | Text = "none waiting" if waiting.messages == 0 else "unknown: the source does not report it"
     if waiting.oldest is not None:
         age = datetime.now(UTC) - waiting.oldest
-        oldest = f"{_seconds(age.total_seconds())} ago"
+        oldest = f"{duration(age.total_seconds())} ago"
         if allowed is not None and age > allowed:
-            oldest = Text(f"{oldest}, longer than the {_seconds(allowed.total_seconds())} allowed", style="yellow")
+            limit = duration(allowed.total_seconds())
+            oldest = Text(f"{oldest}, longer than oldest_allowed ({limit})", style="yellow")
     lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
     free = waiting._replace(messages=state.at_source)  # "in flight" counts the others
-    rows: Rows = {"backlog": f"{free} in {name}", "oldest": oldest, **lost}
+    backlog = f"unknown: {name} does not report it" if free.messages is None else f"{free} in {name}"
+    rows: Rows = {"backlog": backlog, "oldest": oldest, **lost}
     if waiting.others is None:
-        rows["other deployments"] = "the source cannot tell whether others read it"
+        rows["other deployments"] = "unknown: the source does not report other readers"
     return rows
 
 
@@ -133,7 +135,7 @@ def _state(control: ControlStore, key: str, otherwise: str) -> Rows:
     paused, stops_at = control.paused(key), control.draining(key)
     if not paused:
         return {"state": otherwise}
-    drains = f", and drained: runs begin no message after {stops_at:%H:%M:%S} UTC" if stops_at else ""
+    drains = f"; draining: runs start no messages after {stops_at:%H:%M:%S} UTC" if stops_at else ""
     return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
 
 
@@ -145,33 +147,35 @@ def _limits(control: ControlStore, key: str, producer: Producer, asks: str) -> R
     if limit is None:
         return {**rows, "rate limit": "none"}
     left = control.spare(key, limit, timedelta(0)) or 0
-    every = _seconds(limit.interval.total_seconds())
+    every = duration(limit.interval.total_seconds())
     origin = "" if limit == producer.rate_limiting else ", set at run time"
-    rows["rate limit"] = f"{limit.allowed_messages:,} every {every}{origin}"
+    rows["rate limit"] = f"{loading.counted(limit.allowed_messages, 'message')} every {every}{origin}"
     return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
 def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> Rows:
-    """What runs hold; and the most that runs may take which have leased nothing yet."""
+    """Return the messages that runs have leased, and the demand of runs that have leased no messages yet."""
     live, now = control.in_flight(key), datetime.now(UTC)
     holding = [claim for claim in live if claim.run_id not in to_lease]
     messages = sum(claim.messages for claim in holding)
     rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(holding), 'run')}"}
     for claim in holding:
-        began, left = _seconds((now - claim.started_at).total_seconds()), (claim.expires_at - now).total_seconds()
-        rows[f"  run {claim.run_id[:8]}"] = f"{claim.messages:,} messages for {began}, lease for {_seconds(left)} more"
+        count, began = loading.counted(claim.messages, "message"), duration((now - claim.started_at).total_seconds())
+        left = duration((claim.expires_at - now).total_seconds())
+        rows[f"  run {claim.run_id[:8]}"] = f"{count}, started {began} ago, claim expires in {left}"
         if spark_ui and (late := late_tasks(spark_ui, claim.receive_id)):
-            rows[f"  late in {claim.run_id[:8]}"] = Text(late, style="yellow")
+            rows[f"  slow in {claim.run_id[:8]}"] = Text(late, style="yellow")
     for claim in control.over(key):
-        since = _seconds((now - claim.expires_at).total_seconds())
-        dead = f"{claim.messages:,} messages, dead or stalled: its lease ended {since} ago"
-        rows[f"  run {claim.run_id[:8]}"] = Text(dead, style="yellow")
-    takes = {f"  run {run_id[:8]}": f"will take on up to {wanted:,} messages" for run_id, wanted in to_lease.items()}
-    return rows | takes
+        count, since = loading.counted(claim.messages, "message"), duration((now - claim.expires_at).total_seconds())
+        rows[f"  run {claim.run_id[:8]}"] = Text(
+            f"{count}, crashed or stalled: claim expired {since} ago", style="yellow"
+        )
+    demands = {run_id: loading.counted(wanted, "message") for run_id, wanted in to_lease.items()}
+    return rows | {f"  run {run_id[:8]}": f"will lease up to {demand}" for run_id, demand in demands.items()}
 
 
 def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
-    """The runs of the pipeline's sensor, schedules and jobs; of assets materialised by hand once they receive."""
+    """Return the active runs of the pipeline. Manual materialisations of assets count once they have received."""
     if isinstance(instance, str):
         return {"runs in Dagster": instance}
     from pipeline_platform.launcher.run_process import never_begins
@@ -182,15 +186,20 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
         if isinstance(instance, Exception):
             raise instance
         records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
-        lost = [one.dagster_run.run_id[:8] for one in records if never_begins(one, instance, datetime.now(UTC))]
-    except Exception as error:  # of whatever storage the instance has: the rest is reported all the same
+        lost = [
+            record.dagster_run.run_id[:8] for record in records if never_begins(record, instance, datetime.now(UTC))
+        ]
+    except Exception as error:  # any error of the instance's storage; the other rows do not depend on it
         reason = str(error).partition("\n")[0]
-        return {"runs in Dagster": Text(f"cannot be asked for: {type(error).__name__}: {reason}", style="yellow")}
+        return {"runs in Dagster": Text(f"unavailable: {type(error).__name__}: {reason}", style="yellow")}
     counts = Counter(record.dagster_run.status for record in records)
-    live = ", ".join(f"{counts[one]:,} {one.value.lower().replace('_', ' ')}" for one in UNDER_WAY if counts[one])
+    live = ", ".join(
+        f"{counts[status]:,} {status.value.lower().replace('_', ' ')}" for status in UNDER_WAY if counts[status]
+    )
     rows: Rows = {"runs in Dagster": live or "none under way"}
     if lost:
-        rows["  died"] = Text(f"{', '.join(lost)}: Dagster will know later; they hold nothing", style="yellow")
+        text = f"{', '.join(lost)}: leased no messages; Dagster will mark the {'run' if len(lost) == 1 else 'runs'}"
+        rows["  crashed"] = Text(f"{text} as failed", style="yellow")
     return rows
 
 
@@ -211,8 +220,8 @@ def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
     unreadable = found.pop("unreadable receives")
     rows: Rows = {kind: ", ".join(receives) or "none" for kind, receives in found.items()}
     if found["unfinished receives"]:
-        why = "the check `acknowledged` of the run says what is left, and the next run does it"
-        rows["unfinished receives"] = f"{', '.join(found['unfinished receives'])}: {why}"
+        why = "the next run finishes this; see the check `acknowledged`"
+        rows["unfinished receives"] = f"{', '.join(found['unfinished receives'])}; {why}"
     if unreadable:
         rows["unreadable receives"] = Text("\n".join(unreadable), style="red")
     return rows
@@ -223,12 +232,12 @@ def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     if not waiting:
         return {"open failures": "none"}
     windows = {f"  window {window}": _counted(counts.open, counts.dead) for window, counts in waiting.items()}
-    every = _counted(sum(one.open for one in waiting.values()), sum(one.dead for one in waiting.values()))
-    return {"open failures": Text(every, style="yellow"), **windows}
+    total = _counted(sum(counts.open for counts in waiting.values()), sum(counts.dead for counts in waiting.values()))
+    return {"open failures": Text(total, style="yellow"), **windows}
 
 
 def _columns(lake: Lake, pipeline: type[Pipeline]) -> Rows:
-    """What runs would refuse: a model that no longer fits its table."""
+    """Return models that do not fit their table, for which runs are refused."""
     from pipeline_platform.lake.tables import Tables
 
     refused = Tables(lake, pipeline).refusals()
@@ -242,17 +251,9 @@ def _coming_back(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     found = coming_back(Tables(lake, pipeline)["outcomes"])
     if found is None:
         return {}
-    much = f"{loading.counted(found.messages, 'message')}, given back up to {found.deliveries:,} times"
-    return {"come back": Text(f"{much}, the oldest since window {found.oldest}", style="yellow")}
+    text = f"{loading.counted(found.messages, 'message')}, returned up to {found.deliveries:,} times without a decision"
+    return {"redelivered": Text(f"{text}, the oldest since window {found.oldest}", style="yellow")}
 
 
 def _counted(open_: int, dead: int) -> str:
     return f"{open_:,}, {dead:,} of them dead" if dead else f"{open_:,}"
-
-
-def _seconds(seconds: float) -> str:
-    """A span in its largest unit, with a digit after the point below ten."""
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.{1 if seconds < 10 * length else 0}f} {unit}"
-    return f"{seconds:.{1 if seconds < 10 else 0}f} s"

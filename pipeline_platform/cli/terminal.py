@@ -1,4 +1,4 @@
-"""Text on the terminal: what users and messages contribute only shows, it steers nothing."""
+"""Safe text for the terminal: text of users and messages cannot control it."""
 
 import typer
 
@@ -11,5 +11,18 @@ def plain(text: str) -> str:
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print text that may contain anything."""
+    """Print text without control characters."""
     typer.echo(plain(text), err=err)
+
+
+def duration(seconds: float) -> str:
+    """Return a time in its largest unit, such as `2 h`, `1.5 min` or `0.3 s`."""
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{_short(seconds / length)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def _short(number: float) -> str:
+    """Return a number with one decimal below ten, without a trailing zero."""
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")

@@ -1,4 +1,4 @@
-"""`pipeline-platform trace`: the whole life of one message."""
+"""`pipeline-platform trace`: the history of a message."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _SYSTEM = ("table", "source", "message_id", "attempt", "batch_key", "batch_id", 
 def trace(
     pipeline: Name,
     message_id: Annotated[str, typer.Argument(help="Id of the message.")],
-    source: Annotated[str | None, typer.Option(help="Name of its source: ids are unique per source.")] = None,
+    source: Annotated[str | None, typer.Option(help="Name of its source. Ids are unique per source.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Tell the whole life of one message: deliveries, failures, rows, acknowledgement, and what holds it now."""
-    from pipeline_platform.run.trace import trace as life
+    """Show the history of a message: deliveries, failures, rows, acknowledgement, and its current lease."""
+    from pipeline_platform.run.trace import trace as trace_message
 
     with loading.opened() as opened:
-        one = opened.pipeline(pipeline)
-        deliveries = life(opened.flow(one), message_id, source)
-        keys = dict.fromkeys(producer.source for producer in one.producers_of().values())
+        of = opened.pipeline(pipeline)
+        deliveries = trace_message(opened.flow(of), message_id, source)
+        keys = dict.fromkeys(producer.source for producer in of.producers_of().values())
         sources = [opened.sources[key] for key in keys if source in (None, opened.sources[key].name)]
         at_source = {each.name: _asked(each, message_id) for each in sources}
     if as_json:
@@ -41,56 +41,56 @@ def trace(
         typer.echo(json.dumps(found, default=str))
         return
     for name in dict.fromkeys(each.source for each in deliveries):
-        say(f"message {message_id} of {name}")
+        say(f"Message {message_id} of {name}")
         for each in deliveries:
             if each.source == name:
                 say("\n".join(f"  {line}" for line in _lines(each)))
     if not deliveries:
-        kept = one.retention.messages
+        kept = of.retention.messages
         gone = f", or its windows are older than retention.messages ({kept.days} days)" if kept else ""
-        say(f"{pipeline} has never received message {message_id}{gone}.")
+        say(f"{pipeline} has not received message {message_id}{gone}.")
     for name, answer in at_source.items():
-        say(f"at {name} now: {answer}")
+        say(f"Now at {name}: {answer}")
 
 
 def _asked(source: Source, message_id: str) -> str:
     try:
-        unknown = "nothing can be known of one message without receiving it"
-        return source.whereabouts(message_id) or f"{unknown}; waiting there: {source.backlog()}"
+        unknown = "this source cannot look up a single message"
+        return source.whereabouts(message_id) or f"{unknown}; its backlog: {source.backlog()}"
     except SourceError as error:
-        return f"it {error.summary}: {error}"
+        return f"the source {error.summary}: {error}"
 
 
-def _lines(one: Delivery) -> Iterator[str]:
-    run = f"run {one.run_id}" if one.run_id else "a run that is no longer remembered"
-    yield f"attempt {one.attempt} in window {one.window}: receive {one.receive_id} of {run}"
-    if one.received:
-        published, again = one.received["published_at"], ", redelivered" if one.redelivered else ""
-        yield f"  {_time(published)} published" if published else "  no time of publication"
-        yield f"  {_time(one.received['received_at'])} received{again}"
-    if one.replayed_by:
-        yield f"  replayed: receive {one.replayed_by} replaced its outcome, failures and rows"
-    for event in one.failures:
+def _lines(delivery: Delivery) -> Iterator[str]:
+    run = f"run {delivery.run_id}" if delivery.run_id else "a run that is no longer recorded"
+    yield f"attempt {delivery.attempt} in window {delivery.window}: receive {delivery.receive_id} of {run}"
+    if delivery.received:
+        published, again = delivery.received["published_at"], ", redelivered" if delivery.redelivered else ""
+        yield f"  {_time(published)} published" if published else "  time of publication unknown"
+        yield f"  {_time(delivery.received['received_at'])} received{again}"
+    if delivery.replayed_by:
+        yield f"  replaced by the replay in receive {delivery.replayed_by}: outcome, failures and rows"
+    for event in delivery.failures:
         yield f"  {happened(event)}"
-    for row in one.rows:
+    for row in delivery.rows:
         child = "" if row["child"] is None else f", child {row['child']}"
         batch = f", batch {row['batch_id']}" if row["batch_id"] else ""
         data = {name: value for name, value in row.items() if name not in _SYSTEM}
-        yield f"  row of {row['table']}, batch key {row['batch_key']}{batch}{child}: {json.dumps(data, default=str)}"
-    if one.outcome:
-        yield f"  decided: {one.outcome}, to be answered {one.action!r}"
-    if one.acknowledged_at:
-        yield f"  {_time(one.acknowledged_at)} acknowledged: {one.action}"
-    if one.held:
-        yield f"  {_state(one.held)}"
+        yield f"  row in {row['table']}, batch key {row['batch_key']}{batch}{child}: {json.dumps(data, default=str)}"
+    if delivery.outcome:
+        yield f"  decided: {delivery.outcome}, ack action {delivery.action!r}"
+    if delivery.acknowledged_at:
+        yield f"  {_time(delivery.acknowledged_at)} acknowledged: {delivery.action}"
+    if delivery.held:
+        yield f"  {_state(delivery.held)}"
 
 
 def _state(held: Held) -> str:
+    """Return the phase of an unfinished receive and its lease."""
+    since = f"{held.phase} since {_time(held.started_at)}"
     if held.lease_until is None:
-        return (
-            f"{held.phase}, since {_time(held.started_at)}; no run holds it: the next one finishes it, or gives it up"
-        )
-    return f"{held.phase} now, since {_time(held.started_at)}; its lease is until {_time(held.lease_until)}"
+        return f"{since}; no active run: the next run finishes the receive, or releases its messages"
+    return f"{since}; leased until {_time(held.lease_until)}"
 
 
 def _time(time: datetime) -> str:

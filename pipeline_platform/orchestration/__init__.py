@@ -1,4 +1,4 @@
-"""A pipeline as Dagster sees it: assets, sensors, jobs, checks and resources, to put a deployment together from."""
+"""Dagster definitions of pipelines: assets, sensors, jobs, checks and resources."""
 
 from pipeline_platform.orchestration.asset_windows import WHEN_NEW
 from pipeline_platform.orchestration.component import PipelineComponent

@@ -1,4 +1,4 @@
-"""What the catalog shows of a pipeline's tables before they hold anything: columns, name, and where the class is."""
+"""Metadata of a pipeline's assets for Dagster's catalog: columns, table name and code reference."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 
 
 def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
-    """The metadata of the asset of one of a pipeline's tables."""
+    """Return the metadata of the asset of a table."""
     return {
         "dagster/storage_kind": "delta",
         "dagster/table_name": f"{pipeline.name}.{table}",
@@ -28,10 +28,10 @@ def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
 
 def _columns(pipeline: type[Pipeline], table: str) -> dg.TableSchema:
     model = pipeline.batchers[table].table_schema if table in pipeline.batchers else None
-    of_model = {name: getattr(one.of, "description", None) for name, one in fields(model).items()} if model else {}
-    said: Mapping[str, str | None] = {**{one.name: _doc(one) for one in MESSAGES}, **of_model}
+    of_model = {name: getattr(field.of, "description", None) for name, field in fields(model).items()} if model else {}
+    descriptions: Mapping[str, str | None] = {**{field.name: _doc(field) for field in MESSAGES}, **of_model}
     columns = columns_of(pipeline, table)
-    return dg.TableSchema([dg.TableColumn(one.name, str(one.type), said.get(one.name)) for one in columns])
+    return dg.TableSchema([dg.TableColumn(col.name, str(col.type), descriptions.get(col.name)) for col in columns])
 
 
 def _doc(field: pa.Field) -> str | None:
@@ -40,7 +40,7 @@ def _doc(field: pa.Field) -> str | None:
 
 
 def _code_references(pipeline: type[Pipeline]) -> dict[str, Any]:
-    """Where the class is; nowhere for one that is typed in."""
+    """Return the location of the class; empty for a class without a source file."""
     try:
         file, line = inspect.getsourcefile(pipeline), inspect.getsourcelines(pipeline)[1]
     except (OSError, TypeError):

@@ -19,7 +19,7 @@ from pipeline_platform.model.windows import EARLIEST, WINDOW_FORMAT
 from pipeline_platform.orchestration.resources.lake_resources import values_of
 
 _FIRST: dict[type[Pipeline], datetime] = {}
-"""The first windows of classes that leave it open, as the control store that their deployment has keeps them."""
+"""First windows, from the control store, of classes without `first_window`."""
 
 _CHANGED = dg.AutomationCondition.data_version_changed() & ~dg.AutomationCondition.executed_with_root_target()
 WHEN_NEW = (
@@ -29,35 +29,36 @@ WHEN_NEW = (
     & ~dg.AutomationCondition.any_deps_in_progress()
     & ~dg.AutomationCondition.in_progress()
 ).with_label("when_new")
-"""For assets downstream: whenever the rows of a window change, also by a retry of its failures or by a replay."""
+"""Condition for downstream assets: materialise a window when its rows change, including by a retry or a replay."""
 
 
 class NoWindowError(Exception):
-    """No window has begun yet."""
+    """The first window has not started yet."""
 
 
 def find_first_windows(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
-    """Have the windows of pipelines that name no first one begin where the control store says.
+    """Look up the first window of each pipeline without `first_window` in the control store.
 
-    Each process makes the partitions when it loads the definitions, and all have to agree. The first that loads them
-    keeps the window of that moment, or the oldest with data. One that cannot ask begins earlier, and misses none.
+    Every process builds the partitions when it loads the definitions, and all processes must agree. The first process
+    stores the current window, or the oldest window with data if that is earlier. A process that cannot read the store
+    warns and uses an earlier first window, so that no window is missing.
     """
-    unsaid = [pipeline for pipeline in pipelines if pipeline.first_window is None]
-    for pipeline in unsaid:
+    unset = [pipeline for pipeline in pipelines if pipeline.first_window is None]
+    for pipeline in unset:
         _FIRST.pop(pipeline, None)
-    if not unsaid:
+    if not unset:
         return
     try:
         lake = Lake(**values_of(resources["lake"]))
         with closing(ControlStore(**values_of(resources["control"]))) as control:
-            for pipeline in unsaid:
+            for pipeline in unset:
                 first = control.first_window(pipeline.name, partial(_first_of, pipeline, lake))
                 _FIRST[pipeline] = datetime.strptime(first, WINDOW_FORMAT).replace(tzinfo=UTC)
-    except Exception as error:  # of whatever lies behind
-        names = ", ".join(pipeline.name for pipeline in unsaid if pipeline not in _FIRST)
+    except Exception as error:  # any error of the database or the storage
+        names = ", ".join(pipeline.name for pipeline in unset if pipeline not in _FIRST)
         warnings.warn(
-            f"{names}: windows begin with {EARLIEST:%Y-%m-%d} until the definitions are loaded again, for it cannot be "
-            f"known when the first one began: {reason_of(error)}",
+            f"{names}: cannot look up the first window, so windows start at {EARLIEST:%Y-%m-%d} until the definitions "
+            f"are reloaded: {reason_of(error)}",
             stacklevel=3,
         )
 
@@ -67,10 +68,10 @@ def _first_of(pipeline: type[Pipeline], lake: Lake) -> str:
 
 
 def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
-    """A partition for each window, the one that is open now among them."""
+    """Return the windows as partitions, including the current window."""
     return dg.TimeWindowPartitionsDefinition(
         cron_schedule=pipeline.window_cron,
-        start=_begin(pipeline).astimezone(UTC),  # Dagster would put its zone in place of another
+        start=_begin(pipeline).astimezone(UTC),  # Dagster would replace another time zone, not convert it
         fmt=WINDOW_FORMAT,
         timezone="UTC",
         end_offset=1,
@@ -78,11 +79,15 @@ def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
 
 
 def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
-    """The key of the window that is open now; a `NoWindowError` if none has begun."""
+    """Return the key of the current window.
+
+    Raises:
+        NoWindowError: The first window has not started yet.
+    """
     with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
         key = windows_of(pipeline).get_last_partition_key()
     if key is None:
-        raise NoWindowError(f"{pipeline.name}: no window has begun yet; first_window is {_begin(pipeline)}")
+        raise NoWindowError(f"{pipeline.name}: no window has started yet; first_window is {_begin(pipeline)}")
     return key
 
 
@@ -91,7 +96,7 @@ def _begin(pipeline: type[Pipeline]) -> datetime:
 
 
 def contiguous(pipeline: type[Pipeline], windows: Collection[str]) -> list[list[str]]:
-    """Divide windows into ranges of neighbours, in order: what one run can be about."""
+    """Divide windows into contiguous ranges, in order. A run handles one range."""
     with dg.partition_loading_context(effective_dt=datetime.now(UTC)):
         keys = windows_of(pipeline).get_partition_keys()
     runs = groupby(keys, key=lambda window: window in windows)

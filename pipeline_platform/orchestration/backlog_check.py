@@ -1,4 +1,4 @@
-"""The check that needs no run, what waits and what goes on at the source, and the sensor that evaluates it."""
+"""The check `backlog`, which needs no run, and the sensor that evaluates it."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from pipeline_platform.orchestration.sensors.producer_state import ProducerState
 
 
 def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetChecksDefinition:
-    """Build the check `backlog`: a warning while the oldest message waits longer than `oldest_allowed`.
+    """Build the check `backlog`, which warns while the oldest message waits longer than `oldest_allowed`.
 
-    Of several producers each has its own, `backlog_<producer>`.
+    Each of several producers has its own check, `backlog_<producer>`.
     """
     options = pipeline.producers_of(producer)[producer]
 
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name=backlog_name(producer),
-        description="What waits, what runs hold and what may be asked for; it warns while a message waits for longer "
-        "than `oldest_allowed`, of a pause, and of a source that does not answer. Each run reports it when it "
-        "has acknowledged, and the producer's sensor once a minute if it has changed.",
+        description="Backlog, messages in flight and free capacity. Warns while a message waits longer than "
+        "`oldest_allowed`, while the pipeline is paused, and while the source does not answer. Reported by each run "
+        "after its acknowledgement, and by the producer's sensor at most once a minute, if it changed.",
         required_resource_keys={options.source, "control"},
     )
     def backlog(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -35,7 +35,7 @@ def backlog_check(pipeline: type[Pipeline], producer: str = "") -> dg.AssetCheck
 
 
 def look_at_backlog(context: Any, pipeline: type[Pipeline], producer: str) -> dg.AssetCheckEvaluation:
-    """Look at a producer's source and return the evaluation of its check.
+    """Ask a producer's source for its backlog and return the evaluation of its check.
 
     Raises:
         ControlStoreError: The control store does not answer.
@@ -46,12 +46,12 @@ def look_at_backlog(context: Any, pipeline: type[Pipeline], producer: str) -> dg
 
 
 def backlog_name(producer: str) -> str:
-    """The name of the check of a producer."""
+    """Return the name of a producer's check."""
     return f"backlog_{producer}" if producer else "backlog"
 
 
 def evaluation_of(pipeline: type[Pipeline], producer: str, state: ProducerState) -> dg.AssetCheckEvaluation:
-    """The check's result, as a sensor reports it: a source that is away is a warning too, and so is a pause."""
+    """Return the check's result as a sensor reports it. A pause and an unavailable source are warnings."""
     passed, description, metadata = state.evaluation()
     return dg.AssetCheckEvaluation(
         asset_key=dg.AssetKey([pipeline.name, "messages"]),
@@ -64,14 +64,14 @@ def evaluation_of(pipeline: type[Pipeline], producer: str, state: ProducerState)
 
 
 def backlog_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
-    """Build the sensor that looks how long messages wait, and reports it as the check's evaluation."""
+    """Build the sensor that evaluates the check `backlog`."""
     options = pipeline.producers_of(producer)[producer]
 
     @dg.sensor(
         name=f"{named(pipeline, producer)}_backlog",
         minimum_interval_seconds=300,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Looks how long messages wait at the source, and reports it as the check "
+        description="Reports how long messages wait at the source, as the check "
         f"`{backlog_name(producer)}` of `{pipeline.name}/messages`.",
         required_resource_keys={options.source, "control"},
     )

@@ -1,4 +1,4 @@
-"""A pipeline as a component of a `dg` project, and what `dg scaffold defs` writes for one."""
+"""The component of a `dg` project that defines a pipeline, and its scaffolder."""
 
 import importlib
 import os
@@ -22,25 +22,25 @@ from pipeline_platform.source.contract import Source
 
 
 class NewComponent(BaseModel):
-    """What `dg scaffold defs pipeline_platform.orchestration.PipelineComponent` takes beside a name."""
+    """Options of `dg scaffold defs pipeline_platform.orchestration.PipelineComponent`, besides a name."""
 
     source: Kind = Kind.table
 
 
 class PipelineScaffolder(dg.Scaffolder[NewComponent]):
-    """Writes a pipeline's class, its test, and the `defs.yaml` that names the class and its source."""
+    """Scaffolder that writes a pipeline's class, its test, and the `defs.yaml` with the class and its source."""
 
     @classmethod
     def get_scaffold_params(cls) -> type[NewComponent]:
-        """The options of the command."""
+        """Return the options of the command."""
         return NewComponent
 
     def scaffold(self, request: dg.ScaffoldRequest[NewComponent]) -> None:
-        """Write the three files; the queue of a table source, too."""
+        """Write the three files. For a table queue, also create its tables."""
         folder = request.target_path
         if request.scaffold_format != "yaml":
             folder.rmdir()
-            raise click.UsageError("a pipeline is scaffolded with a defs.yaml: leave --format out")
+            raise click.UsageError("--format must be yaml for a pipeline. Remove the option.")
         project = dg.ComponentTree.for_project(folder)
         package = ".".join([project.defs_module_name, *folder.relative_to(project.defs_module_path).parts])
         try:
@@ -55,7 +55,7 @@ class PipelineScaffolder(dg.Scaffolder[NewComponent]):
         attributes = {"pipeline": f".{folder.name}.{made.class_name}", "sources": {made.key: source}}
         dg.scaffold_component(request, attributes)
         click.echo(made.make_ready())
-        click.echo(f"test it: python -m pytest {os.path.relpath(folder)}")
+        click.echo(f"Run its test: python -m pytest {os.path.relpath(folder)}")
 
 
 def _in_yaml(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,22 +70,26 @@ class SourceOptions(dg.Model):
 
     connector: str = Field(description="Import path of the connector's class.")
     options: dict[str, Any] = Field(
-        default_factory=dict, description="The connector's own; a value `{env: NAME}` is a variable that Dagster hides."
+        default_factory=dict,
+        description="Options of the connector. A value `{env: NAME}` is read from a variable, and Dagster hides it.",
     )
 
 
 def _imported(context: dg.ResolutionContext, path: str, base: type) -> Any:
-    """The class at an import path, which begins with a dot within the component's folder."""
+    """Import the class at a path, which starts with a dot within the component's folder."""
     loading = dg.ComponentLoadContext.from_resolution_context(context)
     module, _, name = loading.normalize_component_type_str(path).rpartition(".")
     found = getattr(importlib.import_module(module), name, None)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise PipelineError(f"{path!r} is no {base.__name__}: name a class as <module>.<class>, or .<file>.<class>")
+        raise PipelineError(
+            f"{path!r} is not a {base.__name__}. Give the class as <module>.<class>, or as .<file>.<class> in the "
+            "component's folder"
+        )
     return found
 
 
 def _given(context: dg.ResolutionContext, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a resource, with variables by name."""
+    """Return the options of a resource, with `{env: NAME}` as `dg.EnvVar`."""
     values = context.resolve_value(options)
     return {
         name: dg.EnvVar(value["env"]) if isinstance(value, dict) and list(value) == ["env"] else value
@@ -107,19 +111,19 @@ def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceOptions]
 
 
 def _resource(kind: type[dg.ConfigurableResource[Any]]) -> dg.Resolver:
-    """Makes a resource of its options."""
+    """Return a resolver that builds a resource from its options."""
     return dg.Resolver(
         lambda context, options: kind(**_given(context, options)),
         model_field_type=dict[str, Any],
-        description=f"Options of `{kind.__name__}`, for all of the project; by default as the environment says.",
+        description=f"Options of `{kind.__name__}` for the whole project. Default: from environment variables.",
     )
 
 
 @dg.scaffold_with(PipelineScaffolder)
 class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
-    """A pipeline that pulls messages, handles them on Spark, and acknowledges what is stored.
+    """A pipeline that pulls messages, handles them on Spark, and acknowledges them once their results are stored.
 
-    All of a project share the lake, the control store and Spark: one component may say where they are.
+    All components of a project share the lake, the control store and Spark. One component may configure them.
     """
 
     pipeline: Annotated[
@@ -127,7 +131,7 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         dg.Resolver(
             _pipeline,
             model_field_type=str,
-            description="Import path of the class; in the component's own folder it begins with a dot.",
+            description="Import path of the class. It starts with a dot if the class is in the component's folder.",
         ),
     ]
     sources: Annotated[
@@ -135,7 +139,7 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         dg.Resolver(
             _sources,
             model_field_type=dict[str, SourceOptions],
-            description="By resource key: what the pipeline pulls from, and what its dead letters are sent to.",
+            description="Sources by resource key: those that the pipeline pulls from, and the one for dead letters.",
         ),
     ]
     lake: Annotated[Any, _resource(LakeResource)] = None
@@ -150,11 +154,11 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         return str(home())
 
     def build_defs(self, context: dg.ComponentLoadContext) -> dg.Definitions:
-        """Everything that the pipeline is in Dagster, and the resources of the project's pipelines.
+        """Return the pipeline's definitions, with the resources of the project's pipelines.
 
         Raises:
-            PipelineError: The project's pipelines cannot be defined side by side, or two components give one resource
-                different options.
+            PipelineError: The project's pipelines are invalid together, or two components give a resource different
+                options.
         """
         # Definitions with one key merge only if the resource is the very same: one component makes it for all.
         components = context.component_tree.get_all_components(PipelineComponent)
@@ -167,18 +171,18 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _shared(components: Sequence[PipelineComponent]) -> dict[str, Any]:
-    """The resources of all components, by key."""
+    """Return the resources of all components, by key."""
     resources: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for component in components:
         project = {"lake": component.lake, "control": component.control, "spark": component.spark}
-        given = {**component.sources, **{key: one for key, one in project.items() if one}}
+        given = {**component.sources, **{key: resource for key, resource in project.items() if resource}}
         name = component.pipeline.__qualname__
         for key, resource in given.items():
             if resources.setdefault(key, resource) != resource:
                 raise PipelineError(
-                    f"the components of {said[key]} and {name} give the resource {key!r} different options: "
-                    "a project has one of that key, so leave it out of one of the two, or rename a source"
+                    f"the components of {owners[key]} and {name} give the resource {key!r} different options. Remove "
+                    "it from one of the two components, or rename a source"
                 )
-            said.setdefault(key, name)
+            owners.setdefault(key, name)
     return resources_together([component.pipeline for component in components], {**default_resources(), **resources})

@@ -1,4 +1,4 @@
-"""A deployment: pipelines, resources and assets put together for Dagster and for the command line."""
+"""Deployments: the definitions of several pipelines with their shared resources."""
 
 import warnings
 from collections.abc import Container, Mapping, Sequence
@@ -39,21 +39,21 @@ from pipeline_platform.spark import shipping
 
 
 class Built(NamedTuple):
-    """What `platform_definitions` was given: the classes, and resources by key."""
+    """Arguments of `platform_definitions`: the classes, and resources by key."""
 
     pipelines: tuple[type[Pipeline], ...]
     resources: Mapping[str, Any]
 
     def warm_up(self, **server: Any) -> None:
-        """Have a warm server begin the session of this deployment's runs; `server` are options of `SparkResource`."""
+        """Start the Spark session of this deployment's runs on a warm server, given by options of `SparkResource`."""
         packages = shipping_also(self.resources["spark"], packages_of(self.pipelines, self.resources)).packages
         connectors = filter(None, map(connector_of, self.resources.values()))
         with closing(SparkResource(**server, packages=packages)) as spark:
-            spark.warm_up(*(one.__module__ for one in (*connectors, *self.pipelines)))
+            spark.warm_up(*(cls.__module__ for cls in (*connectors, *self.pipelines)))
 
 
 BUILT: list[Built] = []
-"""In this process, for the command line: the last one is of the module that was loaded last."""
+"""Deployments built in this process, in order, for the command line: it uses the last."""
 
 
 def platform_definitions(
@@ -67,31 +67,31 @@ def platform_definitions(
 ) -> dg.Definitions:
     """Combine pipelines and resources with other assets and sensors.
 
-    Each pipeline gets its assets, checks, jobs, sensors and schedules. What is given in place of one of these, such as
-    `producer_sensor(Orders)` or `pipeline_assets(Orders)`, is not made again.
+    Each pipeline gets its assets, checks, jobs, sensors and schedules. An asset or sensor that you pass, such as
+    `producer_sensor(Orders)` or `pipeline_assets(Orders)`, replaces the one that would be built.
 
     Args:
         pipelines: The classes.
-        resources: By key: `lake`, `control`, `spark`, and each pipeline's source. Spark's workers get the packages that
-            pipelines and connectors are from. Without it, the lake and the control store are in the deployment's
-            folder (`pipeline_platform.home.home`) or where `PIPELINE_PLATFORM_LAKE` and `_CONTROL` say, Spark is this
-            machine's warm server or the run's own, and each run uses one process.
-        assets: Whatever else there is, such as assets downstream of pipelines.
-        sensors: Whatever else there is.
-        alerts: A function that gets each `Alert`; the address of a webhook that they are posted to, by the name of a
-            variable, `dg.EnvVar("ALERTS_URL")`; or `Alerts`, with a bound for open failures. None for no alerts.
+        resources: By key: `lake`, `control`, `spark`, and each pipeline's source. Spark's workers get the packages of
+            pipelines and connectors. By default the lake and the control store are in the deployment's folder
+            (`pipeline_platform.home.home`), or where `PIPELINE_PLATFORM_LAKE` and `_CONTROL` point; Spark is this
+            machine's warm server, or a session of the run's own; and each run uses one process.
+        assets: Other assets, such as assets downstream of pipelines.
+        sensors: Other sensors.
+        alerts: A function that gets each `Alert`; `dg.EnvVar("ALERTS_URL")`, the variable with the address of a webhook
+            to post alerts to; or `Alerts`, with limits for failures. None for no alerts.
         sources: Connectors by key, such as `{"orders_queue": TableQueue(...)}`. Use `source_resource` and `resources`
             instead if an option comes from a `dg.EnvVar`.
 
     Returns:
-        Definitions that hold nothing for other assets and jobs: a project that has definitions merges both,
-        `dg.Definitions.merge(own, platform_definitions(...))`. The jobs work in one process each, so that Spark starts
-        once a run, not once a step.
+        Definitions without defaults for other assets and jobs. A project with definitions of its own merges both:
+        `dg.Definitions.merge(own, platform_definitions(...))`. Each job runs in one process, so that Spark starts once
+        per run, not once per step.
 
     Raises:
-        PipelineError: Two pipelines have one name, two producers read one queue, there is no resource for a source, or
-            dead letters cannot be sent where a pipeline says, messages cannot be acknowledged early, or one never says
-            in which partition a message is, and the pipeline goes by that.
+        PipelineError: Two pipelines have the same name, two producers read the same queue, a source or its resource is
+            missing, or a source does not support an option of its pipeline: `dead_letters`, `acks_immediately`, or
+            `partition_by="source"`.
     """
     executor = dg.in_process_executor if resources is None else None
     resources = resources_together(pipelines, with_sources(resources, sources or {}))
@@ -118,7 +118,7 @@ def with_sources(resources: Mapping[str, Any] | None, sources: Mapping[str, Sour
     for key, source in sources.items():
         if not isinstance(source, Source):
             kind = source.__name__ if isinstance(source, type) else type(source).__name__
-            raise PipelineError(f"sources[{key!r}] is a {kind}: it must be a connector, such as TableQueue(...)")
+            raise PipelineError(f"sources[{key!r}] must be a connector, such as TableQueue(...); got a {kind}")
         if key in (resources or {}):
             raise PipelineError(f"sources[{key!r}] is also a key of resources. Remove one of the two")
     if resources is not None and not sources:
@@ -128,7 +128,7 @@ def with_sources(resources: Mapping[str, Any] | None, sources: Mapping[str, Sour
 
 
 def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> dict[str, Any]:
-    """All resources of a deployment, by key, once its pipelines are found to fit them and each other.
+    """Check pipelines and resources, and return all resources of the deployment by key.
 
     Raises:
         PipelineError: As of `platform_definitions`.
@@ -153,7 +153,7 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
 
 
 def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> set[str]:
-    """The project's packages that tasks import: those that pipelines and connectors are from, and theirs in turn.
+    """Return the project's packages that tasks import: those of pipelines and connectors, and their dependencies.
 
     Raises:
         PipelineError: Spark's workers cannot import one of the classes.
@@ -166,7 +166,7 @@ def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any
 
 
 def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse a pipeline whose dead letters can be sent nowhere, or would come back to it."""
+    """Refuse a pipeline whose dead letters cannot be sent, or would be delivered to it again."""
     key = pipeline.dead_letters
     if key is None:
         return
@@ -174,40 +174,41 @@ def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -
     connector = connector_of(resources.get(key))
     if key not in resources:
         meant = nearest(key, resources, 0.6)
-        why = f"no resource has this key; {f'did you mean {meant!r}?' if meant else f'there is {sorted(resources)}'}"
+        known = f"Did you mean {meant!r}?" if meant else f"The keys are {', '.join(sorted(resources))}."
+        why = f"no resource has this key. {known}"
     elif connector is None:
-        why = "that resource is no source: make one of a connector by source_resource(...)"
+        why = "that resource is not a source. Make a resource of a connector with source_resource(...)"
     elif connector.send is Source.send:
-        why = f"{connector.__name__} has no send(): name a source that takes messages"
-    elif key in own or resources[key] in [resources[one] for one in own]:
-        why = "the pipeline pulls from it, and would get its dead messages again: name another source"
+        why = f"{connector.__name__} has no send(). Use a source that supports it"
+    elif key in own or resources[key] in [resources[other] for other in own]:
+        why = "the pipeline pulls from it, and would receive its dead messages again. Use another source"
     else:
         return
     raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
 
 
 def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `acks_immediately` where a source is acknowledged by its run's own process, or by positions."""
+    """Refuse `acks_immediately` if tasks cannot acknowledge single messages of a source."""
     for name, producer in pipeline.producers_of().items() if pipeline.acks_immediately else ():
         connector = connector_of(resources[producer.source])
         if connector is None or (connector.in_tasks and connector.acknowledges_by_id):
             continue
         option = f"producers[{name!r}].source" if name else "producer.source"
-        why = "only the run's own process acknowledges" if connector.acknowledges_by_id else "takes only positions"
+        why = "only the run's own process can acknowledge" if connector.acknowledges_by_id else "takes only positions"
         raise PipelineError(
             f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
-            f"{connector.__name__}, which {why}; leave it out, or pull from a source that leases messages"
+            f"{connector.__name__}, which {why}. Remove the option, or pull from a source that leases messages"
         )
 
 
 def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `partition_by = "source"` where a source never says in which partition a message is."""
+    """Refuse `partition_by = "source"` if a source does not report the partition of a message."""
     options = {
         "processors": pipeline.processors,
-        **{f"batchers[{key!r}]": one for key, one in pipeline.batchers.items()},
+        **{f"batchers[{key!r}]": batcher for key, batcher in pipeline.batchers.items()},
     }
-    places = {f"{place}.partition_by": getattr(one, "partition_by", None) for place, one in options.items()}
-    by_source = [place for place, one in {"partition_by": pipeline.partition_by, **places}.items() if one == SOURCE]
+    places = {f"{place}.partition_by": getattr(option, "partition_by", None) for place, option in options.items()}
+    by_source = [place for place, by in {"partition_by": pipeline.partition_by, **places}.items() if by == SOURCE]
     for name, producer in pipeline.producers_of().items() if by_source else ():
         connector = connector_of(resource := resources[producer.source])
         given = {field: getattr(resource, field) for field in connector.model_fields} if connector else {}
@@ -220,15 +221,15 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
 
 
 def check_models(pipeline: type[Pipeline], resource: Any) -> None:
-    """Warn of a model that no longer fits its table, where the lake is a folder: each load would ask a bucket.
+    """Warn of a model that does not fit its table, if the lake is a folder. A bucket would delay each load.
 
-    The pipeline gets no runs until it is changed; others do.
+    Runs of the pipeline are refused until it is changed; other pipelines are not affected.
     """
     REFUSED.pop(pipeline, None)
     folder = Path((values_of(resource)["root"] or "") if isinstance(resource, LakeResource) else "")
     if (folder / pipeline.name).is_dir() and (refusals := Tables(Lake(root=str(folder)), pipeline).refusals()):
         REFUSED[pipeline] = "; ".join(refusals.values())
-        warnings.warn(f"{pipeline.name} gets no runs: {REFUSED[pipeline]}", stacklevel=4)
+        warnings.warn(f"Runs of {pipeline.name} are refused: {REFUSED[pipeline]}", stacklevel=4)
 
 
 def pipeline_definitions(
@@ -237,21 +238,21 @@ def pipeline_definitions(
     given: Mapping[dg.AssetKey, dg.AssetsDefinition],
     named: Container[str],
 ) -> dg.Definitions:
-    """What one pipeline is in Dagster, but for sensors that are given; each producer has its own sensors."""
+    """Return the definitions of a pipeline, without sensors that are `named` already."""
     messages, producers = asset_keys(pipeline)["messages"], pipeline.producers_of()
-    connectors = filter(None, (connector_of(resources[one.source]) for one in producers.values()))
+    connectors = filter(None, (connector_of(resources[producer.source]) for producer in producers.values()))
     kinds = {connector.__name__.removesuffix("Source").lower() for connector in connectors}
-    windows = windows_of(pipeline)  # assets that are given were made before they were known
+    windows = windows_of(pipeline)  # assets in `given` were built before the first window was known
 
     def completed(spec: dg.AssetSpec) -> dg.AssetSpec:
-        # Dagster takes three kinds at most, and Spark and Delta are two.
+        # Dagster accepts three kinds, and Spark and Delta are two of them.
         own = kinds if spec.key == messages and len(kinds) == 1 else set()
         return spec.replace_attributes(partitions_def=windows).merge_attributes(kinds=own)
 
     (assets,) = dg.map_asset_specs(completed, [given.get(messages) or pipeline_assets(pipeline)])
     sensors = [
         *(producer_sensor(pipeline, name) for name in producers),
-        *(backlog_sensor(pipeline, name) for name, one in producers.items() if one.oldest_allowed or one.schedule),
+        *(backlog_sensor(pipeline, name) for name, own in producers.items() if own.oldest_allowed or own.schedule),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
     ]
     return dg.Definitions(
@@ -260,7 +261,7 @@ def pipeline_definitions(
         jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
         sensors=[sensor for sensor in sensors if sensor.name not in named],
         schedules=[
-            *(pull_schedule(pipeline, one.schedule, name) for name, one in producers.items() if one.schedule),
+            *(pull_schedule(pipeline, own.schedule, name) for name, own in producers.items() if own.schedule),
             *([redrive_schedule(pipeline, pipeline.redrive)] if pipeline.redrive else []),
             maintenance_schedule(pipeline),
         ],

@@ -1,4 +1,4 @@
-"""Checks of a deployment before it is built: its arguments, Dagster's names, and where its sources read."""
+"""Checks of a deployment before it is built: arguments, names in Dagster, and places that sources read."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,51 +18,51 @@ _KINDS: Mapping[str, type[Any]] = {
     "acknowledger": AcknowledgerResource,
 }
 _JOBS = ("pull", "backfill", "replay", "maintenance", "limits")
-"""A pipeline's jobs are named after it and these. A graph, an op and a job of a code location cannot share a name."""
+"""Suffixes of the names of a pipeline's jobs. Graphs, ops and jobs of a code location cannot share a name."""
 
 
 def check_given(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
-    """Refuse arguments of `platform_definitions` that are of another kind, or lack what every pipeline needs.
+    """Refuse arguments of `platform_definitions` that have a wrong type or are missing.
 
     Raises:
-        PipelineError: Names the argument, its value and what to give.
+        PipelineError: Names the argument, its value and the fix.
     """
     if isinstance(pipelines, type | str) or not isinstance(pipelines, Sequence):
-        raise PipelineError(f"pipelines is {shown(pipelines)}: it must be a list of pipeline classes. Use [Orders]")
+        raise PipelineError(f"pipelines must be a list of pipeline classes, got {shown(pipelines)}. Use [Orders]")
     if not isinstance(resources, Mapping):
-        raise PipelineError(f"resources is a {type(resources).__name__}: it must be a dict of resources by key")
+        raise PipelineError(f"resources must be a dict of resources by key, got a {type(resources).__name__}")
     for key, kind in _KINDS.items():
         if key not in resources and kind is not AcknowledgerResource:
             raise PipelineError(f"resources[{key!r}] is missing. Add {kind.__name__}(...)")
         if key in resources and not isinstance(resources[key], kind):
             given = type(resources[key]).__name__  # the value may be a secret
-            raise PipelineError(f"resources[{key!r}] is of type {given}: it must be {kind.__name__}(...)")
+            raise PipelineError(f"resources[{key!r}] must be {kind.__name__}(...), got a value of type {given}")
     for pipeline in pipelines:
         for name, producer in pipeline.producers_of().items() if hasattr(pipeline, "producers_of") else ():
             resource = resources.get(producer.source)
             if isinstance(resource, (*_KINDS.values(), dg.ConfigurableIOManager, str)):
                 raise PipelineError(
                     f"{pipeline.__qualname__}.{_option(name)} is {producer.source!r}: that resource is a "
-                    f"{type(resource).__name__}, not a source. Make one of a connector with source_resource(...)"
+                    f"{type(resource).__name__}, not a source. Make a resource of a connector with source_resource(...)"
                 )
 
 
 def check_names(pipelines: Sequence[type[Pipeline]]) -> None:
-    """Refuse a pipeline whose name Dagster needs for a job or an op of another."""
+    """Refuse a pipeline whose name is the name of a job or an op of another pipeline."""
     for pipeline in pipelines:
         for other in pipelines:
             rest = pipeline.name.removeprefix(f"{other.name}_")
             if rest != pipeline.name and (rest in _JOBS or rest.startswith("_")):
                 raise PipelineError(
                     f"{pipeline.__qualname__}.name is {pipeline.name!r}: {other.__qualname__} ({other.name!r}) has a "
-                    "job or an op of that name. Rename one of the two pipelines"
+                    "job or an op with that name. Rename one of the two pipelines"
                 )
 
 
 def check_places(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
-    """Refuse two sources that read the same queue, table or subscription: each message would come to one of the two.
+    """Refuse two sources that read the same queue, table or subscription: each would get a part of the messages.
 
-    A source of which a variable is not set, or that refuses its options, is not compared: it cannot be read either.
+    A source with an unset variable or an invalid option is skipped: it cannot be read anyway.
     """
     read: dict[str, tuple[type[Pipeline], str]] = {}
     for pipeline in pipelines:
@@ -72,8 +72,8 @@ def check_places(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, An
                     other, key = read[place]
                     raise PipelineError(
                         f"{pipeline.__qualname__}.{_option(name)} is {producer.source!r}: it reads {place}, and so "
-                        f"does {key!r}, the source of {other.__qualname__}. Each message would come to one of the two. "
-                        "Give each a queue of its own, or handle both kinds in one pipeline, by batcher"
+                        f"does {key!r}, the source of {other.__qualname__}. Each would get a part of the messages. "
+                        "Give each pipeline its own queue, or handle both kinds of messages in one pipeline, by batcher"
                     )
             read |= dict.fromkeys(places_of(resources[producer.source]), (pipeline, producer.source))
     for pipeline in pipelines:
@@ -83,7 +83,7 @@ def check_places(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, An
             if place in read and read[place][0] is pipeline:
                 raise PipelineError(
                     f"{pipeline.__qualname__}.dead_letters is {pipeline.dead_letters!r}: it writes to {place}, from "
-                    "which the pipeline pulls, and would get its dead messages again. Name another source"
+                    "which the pipeline pulls, and would receive its dead messages again. Use another source"
                 )
 
 

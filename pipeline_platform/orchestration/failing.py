@@ -1,4 +1,4 @@
-"""The reason of a failed step, as the first line of its error in Dagster."""
+"""Failed steps with the reason as the first line of their error in Dagster."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,15 +29,15 @@ REASONS = (
     SparkServerError,
     UnhandledError,
 )
-"""Errors whose text is written for users. Others are shown with Dagster's stack, and end with their own text."""
+"""Errors with a text for users. Dagster shows other errors with its stack, and their own text at the end."""
 
 
 @contextmanager
 def failing_with_reason() -> Iterator[None]:
-    """Fail a step by its reason alone: Dagster shows another exception below the stack of its own frames.
+    """Fail a step with its reason only, without Dagster's stack.
 
     Raises:
-        dagster.Failure: In place of an error of `REASONS`, with its class and text.
+        dagster.Failure: Replaces an error of `REASONS`, and contains its class and text.
     """
     try:
         yield

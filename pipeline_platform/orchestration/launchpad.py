@@ -1,6 +1,6 @@
-"""Resources whose options the launchpad leaves out, and takes all the same.
+"""Resources whose options are optional in the launchpad, and not listed there.
 
-Needs what is private in Dagster 1.13.27; where the class that it names is gone, the launchpad spells all options out.
+Uses a private class of Dagster 1.13.27. If a later Dagster has no such class, the launchpad lists all options.
 """
 
 import copy
@@ -15,10 +15,10 @@ except ImportError:  # pragma: no cover - of a later Dagster
 
 
 def out_of_launchpad(resource: Any) -> None:
-    """Keep a resource's options out of the config that the launchpad opens with; options that a run sets apply.
+    """Remove a resource's options from the initial config of the launchpad. A run may still set them.
 
-    A run sets plain values. `{env: NAME}` is refused: Dagster would put the value of any variable into any option, and
-    an error that quotes it into the event log.
+    A run sets plain values only. `{env: NAME}` is refused: it would copy any variable into any option, and an error
+    could then write the value to the event log.
     """
     if ConfiguredDefinitionConfigSchema is None or not isinstance(resource, dg.ConfigurableResource):
         return
@@ -30,8 +30,8 @@ def out_of_launchpad(resource: Any) -> None:
     values, kind = field.default_value, field.config_type
     assert isinstance(kind, dg.Shape)
     options = {
-        name: dg.Field(_plain(one.config_type), is_required=False, description=one.description)
-        for name, one in kind.fields.items()
+        name: dg.Field(_plain(option.config_type), is_required=False, description=option.description)
+        for name, option in kind.fields.items()
     }
 
     class Bound(ConfiguredDefinitionConfigSchema):
@@ -46,7 +46,7 @@ _PLAIN: dict[Any, Any] = {dg.StringSource: str, dg.IntSource: int, dg.BoolSource
 
 
 def _plain(kind: Any) -> Any:
-    """Return a config type that takes no variable where the given one does."""
+    """Return a config type without variables."""
     if isinstance(kind, dg.Noneable | dg.Array):
         return type(kind)(_plain(kind.inner_type))
     if isinstance(kind, dg.Map):

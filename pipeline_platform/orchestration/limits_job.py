@@ -1,4 +1,4 @@
-"""What a pipeline may do, changed in the UI: the job `<pipeline>_limits`."""
+"""The job `<pipeline>_limits`, which changes a pipeline's pause, rate limit and options from the UI."""
 
 from collections.abc import Callable
 from datetime import timedelta
@@ -18,7 +18,7 @@ _OVERRIDES = Overrides.model_fields
 
 
 class Activity(Enum):
-    """Whether runs may take on messages."""
+    """Change of the state of a pipeline: paused, drained or active."""
 
     unchanged = "unchanged"
     pause = "pause"
@@ -27,33 +27,35 @@ class Activity(Enum):
 
 
 class LimitsConfig(dg.Config):
-    """What is to change; what is unset stays as it is."""
+    """Changes to make. Unset fields change nothing."""
 
-    activity: Activity = Field(default=Activity.unchanged, description="`drain` waits until no run is running.")
+    activity: Activity = Field(
+        default=Activity.unchanged, description="Pause, drain or resume. `drain` waits until all runs have ended."
+    )
     reason: str = Field(
         default="",
         description="Shown while the pipeline is paused or drained. A drain of a paused pipeline keeps its reason.",
     )
-    allowed_messages: int | None = Field(default=None, description="Of the rate limit: messages in an interval.")
+    allowed_messages: int | None = Field(default=None, description="Rate limit: messages per interval.")
     interval_s: float | None = Field(
-        default=None, gt=0, le=36_500 * 86_400, description="Of the rate limit: length of an interval."
+        default=None, gt=0, le=36_500 * 86_400, description="Rate limit: length of an interval in seconds."
     )
     concurrency: int | None = Field(default=None, description=_OVERRIDES["concurrency"].description)
     max_demand: int | None = Field(default=None, description=_OVERRIDES["max_demand"].description)
     max_runs: int | None = Field(default=None, description=_OVERRIDES["max_runs"].description)
-    reset: bool = Field(default=False, description="First go back to the class's own rate limit and options.")
-    producer: str = Field(default="", description="This producer only, where the pipeline has several.")
+    reset: bool = Field(default=False, description="First reset the rate limit and the options to those of the class.")
+    producer: str = Field(default="", description="Name of a producer, to change this producer only.")
 
 
 def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
-    """Build the job `<pipeline>_limits`: pause, drain, resume, rate limit and overrides, as the command line has them.
+    """Build the job `<pipeline>_limits`, the UI's equivalent of `pause`, `drain`, `resume`, `limit` and `scale`.
 
-    It needs no Spark, and obeys no pause.
+    It uses no Spark, and runs while the pipeline is paused.
     """
 
     @dg.op(
         name=f"{pipeline.name}__change_limits",
-        description="Changes limits of the pipeline, from the next permits or the next run on.",
+        description="Changes the pipeline's limits: a rate limit from the next permits on, options from the next run.",
         required_resource_keys={"control"},
         out=dg.Out(dg.Nothing),
     )
@@ -62,7 +64,7 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
 
     @dg.job(
         name=f"{pipeline.name}_limits",
-        description="Pauses, drains, resumes or limits the pipeline.",
+        description="Pauses, drains or resumes the pipeline, or changes its limits.",
         executor_def=dg.in_process_executor,
     )
     def job() -> None:
@@ -72,10 +74,10 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
 
 
 def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig, log: Callable[[str], None]) -> None:
-    """Change what a config says, or nothing.
+    """Make all changes of a config, or none.
 
     Raises:
-        PipelineError: There is no such producer, an option is not its own, or a value is out of bounds.
+        PipelineError: The producer is unknown, an option is not an option of a producer, or a value is out of bounds.
     """
     producers, key = pipeline.producers_of(config.producer), pipeline.limits_key(config.producer)
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
@@ -87,7 +89,7 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
             control.set_rate_limiting(pipeline.limits_key(name), None)
     if now := str(control.override(pipeline, changes, config.producer)):
         log(f"{key}: set at run time: {now}")
-    if limit is not None:  # not as checked: another part of it may be set at the same moment
+    if limit is not None:  # only the given parts: another process may set the other part at the same moment
         own = producers[config.producer].rate_limiting
         allowed, seconds = config.allowed_messages, config.interval_s
         interval = None if seconds is None else timedelta(seconds=seconds)
@@ -96,28 +98,28 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
     match config.activity:
         case Activity.pause:
             control.pause(key, reason)
-            log(f"{key} is paused: {reason}")
+            log(f"Paused {key}: {reason}")
         case Activity.resume:
             control.resume(key)
             still = control.paused(key)
-            log(f"{key} is resumed" if still is None else f"{key} stays paused: {still}")
+            log(f"Resumed {key}" if still is None else f"{key} is still paused: {still}")
         case Activity.drain:
             reason = config.reason or control.paused(key) or reason
             log(drain(control, pipeline, reason, config.producer, log=log))
 
 
 def _limit(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig) -> RateLimiting | None:
-    """The rate limit that a config sets: what it leaves out is as it holds now. None where it changes none."""
+    """Return the rate limit with the config's changes; None if it changes nothing."""
     allowed, seconds, key = config.allowed_messages, config.interval_s, pipeline.limits_key(config.producer)
     if allowed is None and seconds is None:
         return None
     producers = pipeline.producers_of(config.producer)
     if config.producer not in producers:
-        raise PipelineError(f"{key}: each producer has a rate limit of its own: choose one of {', '.join(producers)}")
+        raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {', '.join(producers)}")
     own = producers[config.producer].rate_limiting
     before = own if config.reset else control.rate_limiting(key, own)
     if before is None and (allowed is None or seconds is None):
-        raise PipelineError(f"{key} has no rate limit to change a part of: set allowed_messages and interval_s")
+        raise PipelineError(f"{key} has no rate limit. Set both allowed_messages and interval_s")
     changed = {
         **(before.model_dump() if before else {}),
         **({} if allowed is None else {"allowed_messages": allowed}),

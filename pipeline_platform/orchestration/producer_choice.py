@@ -1,4 +1,4 @@
-"""The producer of a run that pulls and names none."""
+"""Choice of the producer for a pull that names none."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +10,9 @@ from pipeline_platform.source.contract import SourceError
 
 
 def with_most_waiting(pipeline: type[Pipeline], resources: Any, log: Callable[[str], None]) -> str:
-    """Return the name of the producer that has the most messages waiting; the first of equals.
+    """Return the name of the producer with the most waiting messages; of equals, the first.
 
-    A source that does not report its backlog comes after those where messages wait.
+    A source that does not report its backlog ranks below sources with waiting messages.
 
     Raises:
         SourceError: No source answers.
@@ -27,9 +27,9 @@ def with_most_waiting(pipeline: type[Pipeline], resources: Any, log: Callable[[s
     if not found:
         raise next(iter(unanswered.values()))
     chosen = max(found, key=lambda name: 0.5 if (waiting := found[name].messages) is None else waiting)
-    seen = [*(f"{name}: {one}" for name, one in found.items()), *(f"{name}: no answer" for name in unanswered)]
+    seen = [*(f"{name}: {backlog}" for name, backlog in found.items()), *(f"{name}: no answer" for name in unanswered)]
     log(
-        f"pulling from producer {chosen!r}, which has the most messages waiting ({'; '.join(seen)}). "
-        "To pull from another, set `producer` in the config of receive_messages"
+        f"Chose producer {chosen!r}, which has the largest backlog ({'; '.join(seen)}). "
+        "To pull from another producer, set `producer` in the config of receive_messages."
     )
     return chosen

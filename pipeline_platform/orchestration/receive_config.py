@@ -1,4 +1,4 @@
-"""What a run takes on, as the launchpad asks for it."""
+"""Configuration of a receive in the launchpad."""
 
 from collections.abc import Callable
 from enum import Enum
@@ -10,11 +10,11 @@ from pydantic import Field, create_model
 from pipeline_platform.model.pipeline import Pipeline
 
 _PLAIN = (bool, int, float, str)
-"""The types that the launchpad knows; a field of another takes any value, and the run refuses what does not fit."""
+"""Types that the launchpad checks. A field of another type accepts any value here, and the run validates it."""
 
 
 class RunOrigin(Enum):
-    """Where a run takes its messages from: the origins, as the launchpad offers them."""
+    """Origin of a run's messages."""
 
     source = "source"
     failed = "failed"
@@ -22,37 +22,38 @@ class RunOrigin(Enum):
 
 
 class ReceiveConfig(dg.Config):
-    """What a run takes on. With an empty config the job says it, or which assets are selected.
+    """Messages that a run receives. If the config is empty, the job or the selected assets decide.
 
-    A job names its origin by a tag: Dagster takes no config for backfills of a job that has config of its own.
+    A job sets its origin by a tag: Dagster accepts no config for backfills of a job that has config.
     """
 
     origin: RunOrigin | None = Field(
         default=None,
-        description="`source` pulls messages, `failed` retries the open failures of the windows, "
-        "`messages` replays all messages that the windows received; the new rows replace the old ones. If unset, the "
-        "job decides; without a job it is `failed` where only the asset `failed` is selected, else `source`.",
+        description="`source` pulls messages. `failed` retries the open failures of the windows. `messages` replays "
+        "all messages of the windows, and the new rows replace the old rows. Default: the origin of the job; without a "
+        "job, `failed` if only the asset `failed` is selected, else `source`.",
     )
     demand: int | None = Field(
         default=None,
         ge=1,
-        description="Most messages to take on; if unset, as many as a run may. A replay takes all in any case.",
+        description="Maximum number of messages to receive. Default: the limit of a run. A replay ignores it.",
     )
     context: dict[str, Any] = Field(default_factory=dict, description="Fields of the pipeline's context to change.")
     ignore_pause: bool = Field(
-        default=False, description="Receive messages although the pipeline is paused. If unset, the run ends empty."
+        default=False,
+        description="Receive messages even if the pipeline is paused. By default, a run of a paused pipeline receives "
+        "nothing.",
     )
     although_paused: bool | None = Field(default=None, description="Deprecated: the former name of `ignore_pause`.")
     producer: str | None = Field(
         default=None,
-        description="Name of the producer to pull from, where the pipeline has several. If unset, the run's tag "
-        "names it. Backfills and replays are of all producers.",
+        description="Name of the producer to pull from, if the pipeline has several. Default: the producer in the "
+        "run's tags. Retries and replays cover all producers.",
     )
     failures: dict[str, Any] = Field(
         default_factory=dict,
-        description="Which open failures a run on `failed` retries: `state` (`open`, dead ones included; "
-        "`waiting`, those not dead; `due`; `dead`), `kind`, `reason` (a part of it), `source`, `message_id`. "
-        "Empty for all.",
+        description="Open failures to retry, if the origin is `failed`: `state` (`open`: all; `waiting`: not dead; "
+        "`due`: their retry is due; `dead`), `kind`, `reason` (a part of it), `source`, `message_id`. Default: all.",
     )
 
     def ignores_pause(self, log: Callable[[str], None]) -> bool:
@@ -63,17 +64,17 @@ class ReceiveConfig(dg.Config):
         return self.ignore_pause or self.although_paused
 
     def overrides(self) -> dict[str, Any]:
-        """The fields of the context that are given."""
+        """Return the fields of the context that are set."""
         context: Any = self.context
         return context.model_dump(exclude_unset=True) if isinstance(context, dg.Config) else context
 
 
 def receive_config_of(pipeline: type[Pipeline]) -> type[ReceiveConfig]:
-    """`ReceiveConfig`, whose `context` has the fields of the pipeline's own, and no others.
+    """Return a `ReceiveConfig` with the fields of the pipeline's context.
 
-    The fields have no defaults here: a run changes those that are given, and takes the others from the class. Dagster
-    drops null where a field is declared, so a field that null would change stays undeclared. Only a context with such a
-    field takes names that it does not declare; the run refuses those that are misspelt.
+    The fields have no defaults here: unset fields keep the value of the class. Dagster drops null for declared fields,
+    so fields that null would change are not declared. A context with such a field accepts unknown names here, and the
+    run refuses them.
     """
     fields = {} if pipeline.context is None else type(pipeline.context).model_fields
     own: dict[str, Any] = {

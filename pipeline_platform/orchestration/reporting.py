@@ -1,4 +1,4 @@
-"""What a run reports to Dagster: figures on every materialisation, window by window, and the checks."""
+"""Reports of a run to Dagster: a materialisation per table and window, and the checks."""
 
 import logging
 from collections import Counter
@@ -23,14 +23,14 @@ from pipeline_platform.run.lease import alive
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _NAMED = 20
-"""Batch keys that are named at the most."""
+"""Maximum number of batch keys in metadata."""
 _LEVELS = logging.getLevelNamesMapping()
 _VERSION = "dagster/data_version"
 _OUTCOMES = ("handled", "failed", "returned", "duplicates")
 
 
 def of_failures(manifest: Manifest) -> dict[str, Any]:
-    """Figures of what failed: the reasons, and a sample without payloads."""
+    """Return metadata about failures: counts, reasons, and a sample without payloads."""
     failed, returned = manifest.total("failed"), manifest.total("returned")
     if not failed + returned:
         return {}
@@ -53,12 +53,12 @@ def acknowledge(
 ) -> str | None:
     """Acknowledge, then report a materialisation of each table and window, with its own counts and running totals.
 
-    The newest materialisation hides the ones before it: hence the totals. They become observations of the tables of a
-    red run, whose windows are not to be green; `messages` is materialised all the same. The data version of a window
-    changes with its rows: a retry that changes nothing, or an empty pull, is nothing new for assets downstream.
+    Totals are included because the UI shows the newest materialisation only. If the run is to fail, tables get
+    observations, so that their partitions do not turn green; `messages` is materialised in any case. The data version
+    of a window changes with its rows: after an empty pull or a retry that changes no row, it stays the same.
 
     Returns:
-        Why the run is to end red, although all is published and acknowledged, or None.
+        The reason for which the run is to fail although everything is published and acknowledged; None if it succeeds.
     """
     answer, manifest, run = None, Manifest(), {}
     if receive is not None:
@@ -82,12 +82,12 @@ def acknowledge(
 
 
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
-    """Report the checks `backlog`: Dagster shows a check as not evaluated once its asset is materialised again."""
+    """Report the checks `backlog`: after a materialisation, Dagster shows earlier evaluations as outdated."""
     for producer in flow.pipeline.producers_of():
         try:
             context.log_event(look_at_backlog(context, flow.pipeline, producer))
-        except ControlStoreError as error:  # all is acknowledged: the sensor reports the check instead
-            context.log.warning(f"the check `backlog` is not reported: {error}")
+        except ControlStoreError as error:  # everything is acknowledged, and the sensor reports the check later
+            context.log.warning(f"Could not report the check `backlog`: {error}")
 
 
 def _report(
@@ -107,14 +107,14 @@ def _report(
         with stored_in.look() as handle:
             stored = _rows_by_window(stored_in.files(handle, windows))
         rows = _rows_by_window(manifest.of_table(name))
-        # Keys are of handled messages: `failed` has none.
+        # Handled messages have batch keys, failures have none.
         keys = _batch_keys(manifest, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
             still_open = open_failures.get(window, NONE).open
             of_table = {
                 "messages": {
                     "received": received[window],
-                    **failures,  # of what it counts, a window has its own numbers
+                    **failures,  # totals of the run, overwritten below by counts of the window
                     **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
                     **run,
                 },
@@ -128,7 +128,7 @@ def _report(
             metadata = {
                 **of_table.get(name, {}),
                 "rows": rows[window],
-                # Of failures people count those that are open; the table has an event for each end of one, too.
+                # The table also has a row for each closed failure; users want to know the open ones.
                 "dagster/partition_row_count": still_open if name == "failed" else stored[window],
                 "dagster/uri": stored_in.uri,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
@@ -144,9 +144,9 @@ def _report(
 
 
 def _version(instance: dg.DagsterInstance, asset: dg.AssetKey, window: str) -> str | None:
-    """The data version of a window as it was reported last; None for rows that were never reported.
+    """Return the data version of a window as last reported; None if its rows were never reported.
 
-    What a red run published was only observed, and is new for assets downstream.
+    Rows that a failed run published are only observed, and count as a new version for downstream assets.
     """
     of_window = dg.AssetRecordsFilter(asset, asset_partitions=[window])
     materialised = instance.fetch_materializations(of_window, limit=1).records
@@ -159,7 +159,7 @@ def _version(instance: dg.DagsterInstance, asset: dg.AssetKey, window: str) -> s
 
 
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
-    """Figures of the whole run, not of a window."""
+    """Return metadata of the whole run, not of a window."""
     seconds = (datetime.now(UTC) - receive.started_at).total_seconds()
     return {
         "demand": receive.demand,
@@ -185,7 +185,7 @@ def _took(manifest: Manifest) -> dict[str, float]:
 
 
 def _batch_keys(manifest: Manifest, batchers: Sequence[str]) -> dict[str, int]:
-    """Messages by batch key, over some batchers; the most frequent keys."""
+    """Return the number of messages by batch key, for the most frequent keys of some batchers."""
     keys: Counter[str] = Counter()
     for notes in manifest.notes:
         for batcher in batchers:
@@ -194,31 +194,31 @@ def _batch_keys(manifest: Manifest, batchers: Sequence[str]) -> dict[str, int]:
 
 
 def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
-    """Why a run is to end red: a backfill left failures out, or more messages failed than the pipeline allows."""
+    """Return why a run is to fail: a retry left failures out, or too many messages failed; None if it succeeds."""
     if receive and (left := intake_of(flow, receive).left_out(receive, manifest.total("given_back"))):
         return left
     failed, received, allowed = manifest.total("failed"), manifest.total("received"), flow.pipeline.fail_run_on
     if allowed == "never" or not failed or (allowed != "any" and failed <= allowed * received):
         return None
     bound = "and fail_run_on is 'any'" if allowed == "any" else f"more than fail_run_on allows ({allowed})"
-    return f"{failed} of {received} messages failed, {bound}; all are published and acknowledged"
+    return f"{failed:,} of {received:,} messages failed, {bound}. All outcomes are published and acknowledged."
 
 
 def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
-    """Log what the callbacks of a step print and log, task by task.
+    """Log the output of a step's callbacks, task by task.
 
-    Each line has a mark, so that none can pass for a line of the log.
+    Each line is prefixed, so that output cannot imitate lines of the log.
     """
     for notes in manifest.notes:
         if "said" in notes:
-            more = f"and {notes['unsaid']} more lines, which are in Spark's log" if notes["unsaid"] else ""
+            more = f"{notes['unsaid']:,} more lines are in Spark's log" if notes["unsaid"] else ""
             who = notes.get("who", f"callbacks of task {notes.get('task', '?')}")
             for level, lines in groupby(_levels(f"{notes['said']}{more}"), itemgetter(0)):
-                context.log.log(level, "\n".join([f"{who} said:", *(f"| {line}" for _, line in lines)]))
+                context.log.log(level, "\n".join([f"Output of {who}:", *(f"| {line}" for _, line in lines)]))
 
 
 def _levels(text: str) -> Iterator[tuple[int, str]]:
-    """Each line with its level: that of its first word, and of the line before where it is indented."""
+    """Yield each line with its level: given by its first word, or for an indented line, by the line before it."""
     level = logging.INFO
     for line in text.removesuffix("\n").split("\n"):
         if not line.startswith("  "):

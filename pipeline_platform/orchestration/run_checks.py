@@ -1,4 +1,4 @@
-"""The checks that each run of a pipeline reports. Executed alone they look at the lake, and start no Spark."""
+"""Checks that each run of a pipeline reports. Executed on their own, they read the lake without Spark."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,19 +13,19 @@ from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.steps import Acknowledgement
 
 _NAMED = 20
-"""Windows with open failures, and receives, that are named at the most."""
+"""Maximum number of windows or receives in the metadata of a check."""
 
 FITS = dg.AssetCheckResult(passed=True, description="The model fits the table.")
-"""The result of `columns` of each run: one whose model does not fit is refused as it begins."""
+"""Result of the check `columns` in each run. A run whose model does not fit the table is refused at its start."""
 
 
 def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
-    """Build `acknowledged` of a pipeline's messages, and `no_open_failures` of its failures."""
+    """Build the checks `acknowledged`, `no_open_failures` and `columns` of a pipeline."""
 
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name="acknowledged",
-        description="Every message that was decided is acknowledged, and dead ones are sent to dead_letters.",
+        description="All decided messages are acknowledged, and all dead messages are sent to dead_letters.",
         required_resource_keys={"lake", "control"},
     )
     def acknowledged(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -50,7 +50,7 @@ def _columns_check(pipeline: type[Pipeline], batcher: str) -> dg.AssetChecksDefi
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, batcher]),
         name="columns",
-        description="The model fits the table: no field has changed its type. Where one has, runs are refused.",
+        description="The model fits the table: no field changed its type. Otherwise runs are refused.",
         required_resource_keys={"lake"},
     )
     def columns(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -61,7 +61,7 @@ def _columns_check(pipeline: type[Pipeline], batcher: str) -> dg.AssetChecksDefi
 
 
 def evaluation(pipeline: str, table: str, name: str, result: dg.AssetCheckResult) -> dg.AssetCheckEvaluation:
-    """A check's result as an event, for those who are not the check's own step."""
+    """Return a check's result as an event, for code outside the check's own step."""
     return dg.AssetCheckEvaluation(
         asset_key=dg.AssetKey([pipeline, table]),
         check_name=name,
@@ -77,50 +77,60 @@ def _look_at_receives(pipeline: type[Pipeline], resources: Any) -> dg.AssetCheck
     states = [ReceiveState(flow, receive_id) for receive_id in flow.ledger.unfinished()]
     left = [state.unfinished for state in states if state.unfinished and not state.is_live]
     if not left:
-        return _result(True, "Nothing that was decided is left to acknowledge.", {"unfinished receives": 0})
-    named = [{"receive_id": one.receive_id, "run": one.run_id} for one in left[:_NAMED]]
+        return _result(True, "All decided messages are acknowledged.", {"unfinished receives": 0})
+    named = [{"receive_id": receive.receive_id, "run": receive.run_id} for receive in left[:_NAMED]]
     metadata = {"unfinished receives": len(left), "receives": table(named, "receive_id", "run")}
-    what = "1 receive is not acknowledged" if len(left) == 1 else f"{len(left)} receives are not acknowledged"
-    return _result(False, f"{what}: the next run makes up for it.", metadata)
+    what = "1 decided receive is" if len(left) == 1 else f"{len(left):,} decided receives are"
+    return _result(False, f"{what} not acknowledged yet. The next run finishes this.", metadata)
 
 
 def judge_answer(answer: Acknowledgement | None) -> dg.AssetCheckResult:
-    """The result of `acknowledged`, by what the source answered."""
+    """Return the result of the check `acknowledged` for the answers of a source."""
     if answer is None:
         return _result(True, "Had nothing to acknowledge.", figures_of(answer))
     errors = {"errors": dg.MetadataValue.json(answer.errors)} if answer.errors else {}
-    text = "The next run acknowledges the rest." if answer.unacknowledged else "Acknowledged all."
+    text = "All messages are acknowledged."
+    if answer.unacknowledged:
+        text = f"{_messages(answer.unacknowledged)} not acknowledged. The next run tries again."
     if answer.lost:
-        text += f" {answer.lost} were not this run's any more: a later one finds them decided, or their queue is gone."
+        text += f" {_messages(answer.lost)} no longer leased by this run, or their queue was deleted."
+        text += " If they are redelivered, they are acknowledged as duplicates."
     if answer.letters.unsent:
-        text += f" {answer.letters.unsent} dead letters are not sent: the next run sends them."
+        letters = "1 dead letter is" if answer.letters.unsent == 1 else f"{answer.letters.unsent:,} dead letters are"
+        text += f" {letters} not sent. The next run tries again."
     passed = not answer.unacknowledged and not answer.letters.unsent
     return _result(passed, text, {**figures_of(answer), **errors})
 
 
+def _messages(count: int) -> str:
+    return "1 message is" if count == 1 else f"{count:,} messages are"
+
+
 def figures_of(answer: Acknowledgement | None) -> dict[str, Any]:
-    """What the source answered, in figures."""
+    """Return the counts of an acknowledgement, as metadata."""
     answer = answer or Acknowledgement(0, 0, 0, [])
     counts = {"acknowledged": answer.acknowledged, "unacknowledged": answer.unacknowledged, "lost": answer.lost}
     letters, not_taken = answer.letters, answer.not_taken.messages
-    sent = {"dead letters": letters.sent, "dead letters, unsent": letters.unsent} if any(letters) else {}
-    return counts | sent | ({"not taken by acknowledge": not_taken} if not_taken else {})
+    sent = {"dead letters sent": letters.sent, "dead letters not sent": letters.unsent} if any(letters) else {}
+    return counts | sent | ({"messages that acknowledge() failed for": not_taken} if not_taken else {})
 
 
 def judge_failures(waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:
-    """The result of `no_open_failures`, of all windows.
+    """Return the result of the check `no_open_failures` over all windows.
 
-    A check shows its newest result alone: a run without failures would hide what an earlier one left.
+    Dagster shows the newest result of a check, and a run without failures must not hide failures of earlier runs.
     """
     messages, dead = (sum(getattr(counts, what) for counts in waiting.values()) for what in ("open", "dead"))
     if not messages:
-        return _result(True, "None waits.", {"open": 0, "dead": 0})
+        return _result(True, "There are no open failures.", {"open": 0, "dead": 0})
     windows = len(waiting)
-    them = "this window" if windows == 1 else f"these {windows} windows"
-    also = f", {dead} of them dead" if dead else ""
-    description = f"{messages} failed messages wait{also}; materialise {them} to retry them."
+    open_failures = "1 open failure" if messages == 1 else f"{messages:,} open failures"
+    where = f"window {next(iter(waiting))}" if windows == 1 else f"{windows:,} windows"
+    also = f", {dead:,} of them dead" if dead else ""
+    it = "the window" if windows == 1 else "the windows"
+    description = f"{open_failures} in {where}{also}. To retry, materialise {it} of the asset `failed`."
     if windows > _NAMED:
-        description += f" The oldest {_NAMED} are named."
+        description += f" The table lists the oldest {_NAMED} windows."
     named = [{"window": window, **waiting[window]._asdict()} for window in sorted(waiting)[:_NAMED]]
     metadata = {"open": messages, "dead": dead, "windows": table(named, "window", "open", "dead")}
     return _result(False, description, metadata)
@@ -132,6 +142,6 @@ def _result(passed: bool, description: str, metadata: Mapping[str, Any]) -> dg.A
 
 
 def table(rows: Sequence[Mapping[str, Any]], *columns: str) -> dg.TableMetadataValue:
-    """A table as the UI shows it."""
+    """Return rows as table metadata for the UI."""
     records = [dg.TableRecord({name: row[name] for name in columns}) for row in rows]
     return dg.MetadataValue.table(records, dg.TableSchema([dg.TableColumn(name) for name in columns]))

@@ -1,1 +1,1 @@
-"""A run's steps, in order."""
+"""Steps of a run, without Dagster."""

@@ -1,4 +1,4 @@
-"""The batchers of a receive, side by side: each cuts its messages into batches and puts them through `handle_batch`."""
+"""Batchers of a receive, in parallel: each cuts its messages into batches and calls `handle_batch`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -19,14 +19,14 @@ from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
 
 PARENTS = "parents"
-"""The step that ends the messages with children that waited for batches."""
+"""Step that decides the outcomes of messages whose children were batched."""
 
 CUT_HERE = 100_000
-"""Messages that the driver cuts by itself, without a splitter: it takes less time than to ask Spark."""
+"""Maximum number of messages that the driver cuts into batches without Spark, if there is no splitter: it is faster."""
 
 
 def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_tasks: int | None) -> Manifest:
-    """Put the messages of one batcher through `handle_batch`, in so many tasks at the most."""
+    """Call `handle_batch` for the messages of a batcher, in at most `most_tasks` tasks; None for no limit."""
     options = flow.pipeline.batchers[batcher]
     assert isinstance(options, Batcher)
     name, receive_id = flow.pipeline.name, receive.receive_id
@@ -39,7 +39,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     most = min(options.concurrency, most_tasks or options.concurrency)
     cut = CutBatches(**shared, batcher=batcher, options=options, staged=ranges, rest=rest, tasks=most)
     messages = sum(file.rows for file in staged)
-    # A splitter is code of the author's, which may end its process.
+    # A splitter is user code, which may crash its process.
     is_ours = not isinstance(options.batch_size, Splitter) and messages <= CUT_HERE
     planned = work.run_here(cut, 1) if is_ours else work.run(cut, 1)
     batches = planned.of_table(plan_table(receive_id, batcher))
@@ -51,18 +51,18 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
 
 
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
-    """Where the messages are whose children are all at their end, and that are not: none before all batches are."""
+    """Return the files of undecided messages with children; empty until all batchers have handled their batches."""
     parents = handled.of_table(parents_table(receive.receive_id))
     if not parents or flow.ledger.manifest(receive, PARENTS).notes:
         return []
     staged = {file.table.rpartition("/")[2] for file in handled if "/" in file.table}
     waiting = {name for name in staged if not name.startswith("_")}
-    # Of a batcher that the pipeline has no more nothing is batched, and nothing of its messages can be decided.
+    # If the pipeline no longer has one of these batchers, its messages cannot be decided.
     return parents if all(flow.ledger.manifest(receive, f"batch-{name}").notes for name in waiting) else []
 
 
 def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manifest:
-    """Record what became of messages with children; drop all rows of those of which a child failed."""
+    """Record the outcomes of messages with children. Drop all rows of a message if one of its children failed."""
     name, receive_id = flow.pipeline.name, receive.receive_id
     ends = flow.ledger.manifest(receive).of_table(ends_table(receive_id))
     if len(keys := failed_keys(flow.lake, ranges := whole(ends, name))):
@@ -76,15 +76,15 @@ def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manife
 
 
 def side_by_side(works: Mapping[str, Callable[[], None]], flow: Flow, receive: Receive) -> None:
-    """Do the work of several batchers at once. The failure of one ends no other.
+    """Run several batchers in parallel. An error of a batcher does not stop the others.
 
     Raises:
-        Exception: Of the first batcher that failed, once all have ended; it names the others.
+        Exception: The error of the first batcher that failed, after all have ended. Its notes name the others.
     """
     with ThreadPoolExecutor(len(works), "batcher") as pool:
         futures = {name: pool.submit(work) for name, work in works.items()}
         try:
-            # By turns: a signal that another thread receives does not end a wait.
+            # With a timeout: a signal that another thread receives does not interrupt a wait.
             while wait(futures.values(), timeout=1).not_done:
                 pass
         except BaseException:  # the run is being terminated
@@ -93,13 +93,13 @@ def side_by_side(works: Mapping[str, Callable[[], None]], flow: Flow, receive: R
     failed = [(name, error) for name, future in futures.items() if (error := future.exception())]
     if failed:
         (name, first), *others = failed
-        first.add_note(f"in batcher {name!r}")
+        first.add_note(f"Raised in batcher {name!r}.")
         for name, error in others:
-            first.add_note(f"batcher {name!r} failed too: {type(error).__name__}: {error}")
+            first.add_note(f"Batcher {name!r} failed, too: {type(error).__name__}: {error}")
         raise first
 
 
 def most_tasks(flow: Flow, batchers: int) -> int | None:
-    """How many tasks one of several batchers may have, for each other to have one from the start; None for any."""
+    """Return the maximum number of tasks of a batcher, so that every other batcher can start; None for no limit."""
     slots = engine.slots(flow.session()) if batchers > 1 else None
     return slots and max(1, slots - batchers + 1)

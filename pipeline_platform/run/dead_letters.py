@@ -1,4 +1,4 @@
-"""Dead messages, sent to another source: the original payload, labelled with where it failed and why."""
+"""Dead letters: the original payloads of dead messages, sent to another source with labels about the failure."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,23 +14,23 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.patience import patiently
 
 AT_ONCE = 100
-"""Messages that are sent before it is written down that they were: that many may be sent twice."""
+"""Messages per call of the source. After a crash, that many may be sent twice."""
 
 SENT = "letters"
-"""A step of a receive that has sent dead letters: how many."""
+"""Step of a receive whose manifest has the number of dead letters sent."""
 
 _LABELS = ("source", "message_id", "stage", "kind", "reason")
 _LABEL = 500
-"""Characters of a label: a broker takes few bytes beside a payload."""
+"""Maximum characters of a label: brokers limit the size of metadata."""
 
 
 class Letters(NamedTuple):
-    """What became of the dead messages of a receive.
+    """Result of sending the dead letters of a receive.
 
     Attributes:
-        sent: Those that were sent now.
-        unsent: Those that are left for the next run.
-        error: Why, in words.
+        sent: Letters sent by this call.
+        unsent: Letters left to the next run.
+        error: Reason for which letters are left.
     """
 
     sent: int = 0
@@ -39,9 +39,9 @@ class Letters(NamedTuple):
 
 
 def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
-    """Send what a decided receive recorded as dead, each at least once, and go on where an earlier try stopped.
+    """Send the dead messages of a decided receive, each at least once. Continue where an earlier attempt stopped.
 
-    An error is returned, never raised: the messages are in `failed` in any case.
+    Errors are returned, not raised: the messages are in `failed` in any case.
     """
     target, dead, before = flow.dead_letters, manifest.total("dead"), manifest.total(SENT)
     if target is None or not dead:
@@ -49,19 +49,19 @@ def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
     sent = before
     try:
         for payloads, labels in _dead(flow, manifest, before):
-            said = [target.labelled(one) for one in labels]
-            metadata = said if any(said) else None
+            labelled = [target.labelled(label) for label in labels]
+            metadata = labelled if any(labelled) else None
             patiently(partial(target.send, payloads, metadata), target.patience)
             sent += len(payloads)
             flow.ledger.write(receive, SENT, Manifest(notes=[{SENT: sent}]))
-    except Exception as error:  # whatever a connector raises, what was decided is acknowledged
-        said_so = f"dead letters to {target.name}: {type(error).__name__}: {error}"
-        return Letters(sent - before, max(1, dead - sent), said_so)
+    except Exception as error:  # connectors may raise anything, and decided messages are acknowledged in any case
+        reason = f"dead letters to {target.name}: {type(error).__name__}: {error}"
+        return Letters(sent - before, max(1, dead - sent), reason)
     return Letters(sent - before)
 
 
 def _dead(flow: Flow, manifest: Manifest, skip: int) -> Iterator[tuple[list[bytes], list[dict[str, str]]]]:
-    """The dead messages of a receive, some at a time, but for the first ones: payloads and labels."""
+    """Yield payloads and labels of the dead messages of a receive, in portions, without the first `skip` messages."""
     columns = only(FAILED, "state", "data", "attempt", *_LABELS)
     for _, rows in read_ranges(flow.lake, whole(manifest.of_table("failed"), flow.pipeline.name), columns, AT_ONCE):
         dead = rows.filter(pc.equal(rows.column("state"), "dead"))
@@ -73,7 +73,7 @@ def _dead(flow: Flow, manifest: Manifest, skip: int) -> Iterator[tuple[list[byte
 
 
 def _labels(pipeline: str, row: dict[str, Any]) -> dict[str, str]:
-    """What every broker takes as text: of one line, and not empty."""
+    """Return labels that every broker accepts as text: single lines that are not empty."""
     values = {"pipeline": pipeline, **{name: row[name] for name in _LABELS}, "attempts": str(row["attempt"])}
     plain = {name: "".join(c if c.isprintable() else " " for c in value or "") for name, value in values.items()}
     return {name: text[:_LABEL] for name, text in plain.items() if text.strip()}

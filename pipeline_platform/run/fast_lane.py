@@ -1,4 +1,4 @@
-"""The fast lane: what was received as columns through the author's query, and back; a row that stops it fails alone."""
+"""The Spark lane: received messages as columns through the user's query. A row that stops the query fails alone."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 _NOT_ABOUT_ROWS = ("INVALID_HANDLE", "FAILED_READ_FILE", "UNABLE_TO_ACQUIRE_MEMORY", "OPERATION_")
-"""Conditions of Spark that say nothing of a value."""
+"""Error conditions of Spark that are not caused by a value."""
 
 _CLIENT = "pyspark.errors.exceptions.base"
-"""Errors of this module are raised while a query is put together. Those of Spark at work are in modules beside it."""
+"""Module of errors raised while a query is built. Errors of running queries are in other modules."""
 
 MOST_APART = 100
-"""Rows that stop the query and are found one by one. Each takes two queries for each halving of the receive; where
-there are more, a query that copes with them (`try_cast`) is what is wanted, and the rest fails as it stands."""
+"""Maximum number of rows to isolate that stop the query. Each takes two queries per halving of the receive. If there
+are more, all messages of the remaining ranges fail; a query with `try_cast` avoids this."""
 
 
 @dataclass(frozen=True)
 class FastLane:
-    """The handling of one receive by column expressions.
+    """Handling of a receive in the Spark lane.
 
     Attributes:
         flow: The pipeline and its resources.
-        receive: Whose messages they are.
-        files: What was received.
-        repeats: Files that say which deliveries are not to be handled.
+        receive: The receive.
+        files: Files of the received messages.
+        repeats: Files with the deliveries that must not be handled.
     """
 
     flow: Flow
@@ -55,10 +55,10 @@ class FastLane:
     repeats: Sequence[RowRange]
 
     def handle(self, largest: int) -> Manifest:
-        """Handle all that was received.
+        """Handle all received messages.
 
         Args:
-            largest: Bytes of the largest message.
+            largest: Size of the largest message in bytes.
         """
         _keep_values_out_of_the_log()
         (whole,) = divide(self.files, self.pipeline.name, 1)
@@ -69,7 +69,7 @@ class FastLane:
         except Exception as error:
             if _why(error) is None:
                 raise
-            _LOG.warning("%s: handle_messages stopped at some row; looking for it", self.pipeline.name)
+            _LOG.warning("%s: handle_messages stopped at a row; isolating it", self.pipeline.name)
             stopping = list(self._stopping(whole))
             if not stopping:
                 raise
@@ -83,7 +83,7 @@ class FastLane:
 
     @cached_property
     def pipeline(self) -> type[Pipeline]:
-        """The class."""
+        """The pipeline."""
         return self.flow.pipeline
 
     @cached_property
@@ -105,7 +105,7 @@ class FastLane:
         return self.work.run(task, len(parts))
 
     def _handled(self, rows: Sequence[RowRange], unseen: Manifest, *, as_they_lie: bool) -> Manifest:
-        """Put rows through the query, and hold it to its contract: each that is not recorded so once, and no more."""
+        """Run the query over rows, and check that it returned each message that is not recorded yet exactly once."""
         name, receive_id = self.pipeline.name, self.receive.receive_id
         (whole,) = divide(self.files, name, 1)
         is_limited = any(self.flow.control.rate_limiting(*limit) for limit in self.flow.rate_limits.items())
@@ -113,14 +113,16 @@ class FastLane:
             received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
             pace = self.flow.pace()
-            pace.portion(1)  # tasks need not look then, where no limit holds
+            pace.portion(1)  # so that tasks need not look if there is no limit
             received = self._read(rows, pace)
         write = column_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
         manifest = self.work.write(self._query(received), write)
         expected = self._rows - unseen.total("aside")
         returned = manifest.total("returned_rows")
         if returned > expected:
-            raise PipelineError(f"{name}: handle_messages got {expected} rows and returned {returned}; it may add none")
+            raise PipelineError(
+                f"{name}: handle_messages returned {returned:,} rows for {expected:,} messages. Return each only once"
+            )
         if returned < expected:
             seen = [
                 file
@@ -132,8 +134,8 @@ class FastLane:
         left = checksum_of_all(self._rows) - unseen.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
             raise PipelineError(
-                f"{name}: handle_messages returned some messages more than once; join with what has one row a key, "
-                "and explode nothing"
+                f"{name}: handle_messages returned some messages more than once. Join only with tables that have one "
+                "row per key, and do not use explode"
             )
         return manifest
 
@@ -147,7 +149,7 @@ class FastLane:
         return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
 
     def _stopping(self, whole: Sequence[RowRange]) -> Iterator[tuple[int, int, Failure]]:
-        """Find the rows that stop the query, by halves: where each begins and ends, and how it stops."""
+        """Find the rows that stop the query, by halving. Yield start, end and failure of each range."""
         waiting, found = [(0, self._rows)], 0
         while waiting:
             first, end = waiting.pop()
@@ -162,7 +164,7 @@ class FastLane:
                 waiting += [(middle, end), (first, middle)]
 
     def _stops(self, rows: Sequence[RowRange]) -> Failure | None:
-        """Try the query on some rows, for nothing but its errors. No permits: expressions touch nothing outside."""
+        """Run the query on rows for its errors only. It takes no permits: expressions have no effects outside."""
         try:
             self.work.evaluate(self._query(self._read(rows, Pace(None, self.pipeline.name))))
         except Exception as error:
@@ -174,7 +176,7 @@ class FastLane:
 
 
 def _keep_values_out_of_the_log() -> None:
-    """Spark's client logs the value that a query stopped at, and that is payload."""
+    """Turn off a log of Spark's client that would contain payload: the value that a query stopped at."""
     from pyspark.logger import PySparkLogger
 
     for name in ("DataFrameQueryContextLogger", "SQLQueryContextLogger"):
@@ -182,9 +184,9 @@ def _keep_values_out_of_the_log() -> None:
 
 
 def _why(error: Exception) -> Failure | None:
-    """What an error says of the rows; None where it is not about rows: of the query itself, or of Spark."""
+    """Return the failure of the rows that caused an error; None if the query itself or Spark caused it."""
     if isinstance(error, engine.TaskError):
-        if error.is_of_a_stage:  # of the platform's own tasks, such as a lake that cannot be read
+        if error.is_of_a_stage:  # an error of the platform's own tasks, such as an unavailable lake
             return None
         lines = str(error).strip().splitlines()
         kind = "worker killed" if isinstance(error, engine.WorkerDiedError) else "TaskError"
@@ -194,6 +196,6 @@ def _why(error: Exception) -> Failure | None:
         return None
     if type(error).__name__ in ("AnalysisException", "ParseException") or type(error).__module__ == _CLIENT:
         return None
-    # What Spark says besides quotes the value.
-    way_out = "where a value may not fit use try_cast, try_to_timestamp or the like"
-    return Failure(condition, f"Spark stopped at it with {condition}; {way_out}", "", "handle_messages")
+    # Spark's own text quotes the value.
+    way_out = "Use try_cast, try_to_timestamp or similar functions for values that may be invalid"
+    return Failure(condition, f"Spark stopped at this message with {condition}. {way_out}", "", "handle_messages")

@@ -1,4 +1,4 @@
-"""What was received, through the pipeline's callbacks: message by message in Python, or as columns in Spark."""
+"""Handling of received messages, by callbacks in Python or a query in Spark."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -15,14 +15,14 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
 
 CLOCKS = timedelta(minutes=15)
-"""How far a run's clock may be behind its source's. AWS refuses requests by a clock that is off by as much."""
+"""Maximum lag of a run's clock behind the source's clock. AWS refuses requests with a larger difference."""
 
 _WAITED = 0.1
-"""Tasks that wait for less of their time use all permits that they can."""
+"""Share of waiting time below which tasks, not permits, limit the speed."""
 
 
 def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
-    """Handle what a manifest says was received; return a manifest of what was written of it."""
+    """Handle the received messages of a manifest, and return the manifest of the written files."""
     files = received.of_table("messages")
     repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
     if flow.pipeline.uses_columns():
@@ -39,12 +39,12 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
         return work.run(task, len(parts))
 
     messages = sum(file.rows for file in files)
-    # Repeats need no permits: where all are, they wait for none.
+    # Repeats need no permits: a receive of repeats only must not wait for permits.
     return step(0, messages) if repeats else in_portions(pace, messages, step)
 
 
 def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[RowRange], pace: Pace) -> Manifest:
-    """Handle each partition by one task; see `tasks.in_order`."""
+    """Handle each partition in a single task; see `tasks.in_order`."""
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id, "handle"), divide(files, name, concurrency)
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
@@ -66,14 +66,14 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
 
 
 def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest]) -> Manifest:
-    """Take a step for all messages, with no more at once than there are permits for.
+    """Handle all messages in portions for which there are permits.
 
-    A task that waits for a permit keeps a core of Spark's from other pipelines; this process keeps none.
+    A task that waits for a permit occupies a core of Spark; this process does not.
 
     Args:
-        pace: Of the tasks.
-        messages: How many there are.
-        step: Handles the messages from one place to another.
+        pace: Pace of the tasks.
+        messages: Number of messages.
+        step: Handles the messages between two positions.
     """
     done, first, more = Manifest(), 0, 0
     while first < messages:
@@ -84,22 +84,22 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
         end = min(first + portion, messages)
         manifest = step(first, end)
         waited, took = (sum(notes.get(name, 0.0) for notes in manifest.notes) for name in ("waited", "seconds"))
-        # Tasks to which permits come faster than they use them need no portions: these become few.
+        # If tasks do not wait for permits, portions are unnecessary: make them larger.
         more = 2 * portion if waited < _WAITED * took else 0
-        if manifest.total("given_back"):  # nothing that follows in its partition may overtake it, if the stop is lifted
+        if manifest.total("given_back"):  # later messages of a partition must not overtake released messages
             pace.end()
         first, done = end, done + manifest
     return done
 
 
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[RowRange]:
-    """Look up what may have come before, published at this time or later; return where the answer lies."""
+    """Look up deliveries that were decided before, published at a time or later; return the files with the result."""
     pipeline, work = flow.pipeline, flow.work(receive.receive_id, "handle")
     concurrency = flow.processors.concurrency
-    # By when they were decided, not by their window: one may pull into a window of long ago.
+    # By the time of decision, not by window: a manual run may pull into an old window.
     now = datetime.now(UTC)
     oldest = now - max(producer.deduplicate_for for producer in flow.producers.values())
-    if published is not None:  # nothing is decided before it is there
+    if published is not None:  # no message is decided before it is published
         oldest = max(oldest, min(published, now) - CLOCKS)
     outcomes = flow.tables["outcomes"]
     with outcomes.look() as handle:
@@ -117,7 +117,7 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
 
 
 def _oldest(received: Manifest) -> datetime | None:
-    """When the oldest message was published that may have come before; None where a source does not say."""
-    said = [notes.get("redelivered_since") for notes in received.notes if notes.get("redelivered")]
-    known = [datetime.fromisoformat(time) for time in said if time is not None]
-    return min(known) if known and len(known) == len(said) else None
+    """Return the publication time of the oldest redelivered message; None if the source does not report it."""
+    times = [notes.get("redelivered_since") for notes in received.notes if notes.get("redelivered")]
+    known = [datetime.fromisoformat(time) for time in times if time is not None]
+    return min(known) if known and len(known) == len(times) else None

@@ -1,4 +1,4 @@
-"""Where a run's messages come from, and what differs by it: a pull, a backfill of failures, a full replay."""
+"""Origins of a run's messages, and what differs by origin: pull, retry of failures, full replay."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,21 +18,20 @@ from pipeline_platform.telemetry.tracing import traceparent
 
 @dataclass(frozen=True)
 class Intake(ABC):
-    """What a run takes on. Each origin is one subclass; no other step asks which origin a run has.
+    """Messages that a run receives. Each origin is a subclass; no other code tests the origin of a run.
 
     Attributes:
         flow: The pipeline and its resources.
-        windows: Of the run.
-        version: Of `outcomes`, which the run goes by.
-        selection: Of the open failures, those that a backfill drives.
-        name: For people.
-        room_within_s: How long a run waits for room, before it takes on what there is: nobody asks for it again.
-        is_outside: Whether messages come from outside the lake: that source may be away, and waits for the
+        windows: Windows of the run.
+        version: Version of the table `outcomes` that the run reads.
+        selection: Open failures that a retry selects.
+        name: Name of the origin for users.
+        room_within_s: Seconds that a run waits for capacity before it uses the free capacity.
+        is_outside: Whether messages come from outside the lake: the source may be unavailable, and needs an
             acknowledgement.
-        is_alone: Whether no other run of the pipeline may be under way meanwhile, or messages would not keep their
-            order.
-        is_whole: Whether what it comes to counts only once all its messages are handled.
-        selects: Whether it drives a selection of the open failures.
+        is_alone: Whether the run must be the only active run of the pipeline, to keep messages in order.
+        is_whole: Whether the results count only if all messages are handled.
+        selects: Whether the run retries a selection of the open failures.
     """
 
     flow: Flow
@@ -49,48 +48,48 @@ class Intake(ABC):
     @property
     @abstractmethod
     def source(self) -> Source:
-        """Gives the messages."""
+        """Source of the messages."""
 
     @property
     def is_alone(self) -> bool:
-        """A source that gives a partition to one receive at a time keeps its order by itself."""
+        """Whether the run must be alone. A source that leases partitions keeps messages in order without it."""
         return self.flow.pipeline.takes_turns(leases_partitions=self.source.leases_partitions)
 
     @property
     def gives_back(self) -> bool:
-        """Whether messages that were not begun may be given back, where the run is to stop.
+        """Whether unstarted messages can be released if the run is asked to stop.
 
-        The fast lane is one query, which begins them all.
+        In the Spark lane, a single query starts all messages.
         """
         return not self.flow.pipeline.uses_columns()
 
     @abstractmethod
     def asked(self, demand: int | None) -> int:
-        """How many messages the run is to take on, if there is room."""
+        """Return the number of messages to receive if there is enough capacity."""
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
-        """How many messages to claim room for; `log` hears why these are fewer than asked for."""
+        """Return the number of messages to claim. `log` gets the reason if they are fewer than `asked`."""
         return min(asked, self.flow.quota.per_run)
 
     def is_enough(self, granted: int, wanted: int) -> bool:
-        """Whether the run may begin with the room that it got."""
+        """Whether the run may start with the capacity that it got."""
         return True
 
     def base(self) -> int:
-        """The version of `outcomes` from which the decision looks at what others decided."""
+        """Return the version of `outcomes` after which the decision reads the decisions of other runs."""
         return self.version
 
     def replaces(self) -> tuple[str, ...]:
-        """The receives whose rows this run's rows replace."""
+        """Return the receives whose rows this run replaces."""
         return ()
 
     def left_out(self, receive: Receive, given_back: int) -> str | None:
-        """What a run that is over left out and nobody asks for again, for people; None if nothing."""
+        """Return a description of messages that the run left out and that are not requested again; None if none."""
         return None
 
 
 class Pull(Intake):
-    """Messages from the pipeline's source. The sensor asks again, so a pull takes what room there is at once."""
+    """Messages from the pipeline's source. A pull uses the free capacity immediately; the sensor requests more runs."""
 
     name = "pull"
     room_within_s = 0.0
@@ -98,29 +97,29 @@ class Pull(Intake):
 
     @property
     def source(self) -> Source:
-        """The producer's."""
+        """Source of the producer."""
         return self.flow.source
 
     @property
     def gives_back(self) -> bool:
-        """Where the source takes them back: by a word, or as spans that nobody holds any more."""
+        """Whether the source supports the release of messages, by an ack action or by offsets."""
         takes_back = self.source.gives_back_offsets or self.source.ack_policy.giving_back is not None
         return super().gives_back and takes_back
 
     def asked(self, demand: int | None) -> int:
-        """The demand; without one, what a run takes on."""
+        """Return the demand; without a demand, the limit of a run."""
         return self.flow.quota.for_a_pull() if demand is None else demand
 
 
 class Backfill(Intake):
-    """Open failures of the windows, retried: all, or those of a selection."""
+    """Open failures of the windows, all or a selection, to be retried."""
 
     name = "backfill"
     selects = True
 
     @property
     def source(self) -> FailedMessages:
-        """The table of failed messages."""
+        """Table of failed messages."""
         flow = self.flow
         return FailedMessages(
             name=flow.source.name,
@@ -131,69 +130,69 @@ class Backfill(Intake):
         )
 
     def base(self) -> int:
-        """Before what others that drive such failures have decided: until that is published, these seem open."""
-        others = (one for one in self.flow.ledger.under_way()[0] if one.origin != "source")
-        return min([self.version, *(one.base for one in others if {*one.windows} & {*self.windows})])
+        """Return a version before the decisions of other retries: their failures seem open until published."""
+        others = (receive for receive in self.flow.ledger.under_way()[0] if receive.origin != "source")
+        return min([self.version, *(other.base for other in others if {*other.windows} & {*self.windows})])
 
     def asked(self, demand: int | None) -> int:
-        """These failures, up to the demand."""
+        """Return the number of selected failures, up to the demand."""
         waiting = self.source.backlog().messages or 0
         return waiting if demand is None else min(demand, waiting)
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
-        """As many as a run takes on."""
+        """Return the number of failures to claim, up to the limit of a run."""
         wanted = super().wanted(asked, log)
         if not asked:
-            log(f"no failure is {self.selection.state} in {', '.join(self.windows)}")
+            log(f"Found no {self.selection.state} failures in {', '.join(self.windows)}")
         elif wanted < asked:
-            log(f"{asked} failures are open, and a run takes on {wanted}: materialise these windows again for others")
+            log(f"Retrying {wanted:,} of {asked:,} failures: the limit of a run. Materialise these windows again later")
         return wanted
 
     def is_enough(self, granted: int, wanted: int) -> bool:
-        """Any room at all."""
+        """Whether there is any capacity."""
         return granted > 0 or not wanted
 
     def left_out(self, receive: Receive, given_back: int) -> str | None:
-        """Failures for which there was no room, or no time; the retry sensor asks again for those that are due."""
+        """Return a description of failures without capacity or time. The retry sensor requests due failures again."""
         if receive.selection.state != "due" and receive.demand < receive.asked:
             return (
-                f"took on {receive.demand} of {receive.asked} open failures: a run may take on no more, or other runs "
-                "hold the room. Their outcomes are published. Materialise these windows again for the others"
+                f"Retried {receive.demand:,} of {receive.asked:,} open failures: a run may retry no more, or other "
+                "runs use the capacity. Their outcomes are published. Materialise these windows again for the others"
             )
         if given_back:
-            left = f"{given_back} open failures were not begun"
-            return f"was asked to stop: {left}. Materialise these windows again for them"
+            left = "1 open failure was" if given_back == 1 else f"{given_back:,} open failures were"
+            return f"The run was asked to stop: {left} not retried. Materialise these windows again"
         return None
 
 
 class Replay(Intake):
-    """All messages of the windows, in place of what came of them. It takes windows whole, or it would lose rows."""
+    """All messages of the windows, to replace their results. A part of a window would lose rows."""
 
     name = "replay"
     is_whole = True
 
     @property
     def source(self) -> ReplayedMessages:
-        """The table of received messages."""
+        """Table of received messages."""
         flow, version = self.flow, self.version
         return ReplayedMessages(
             name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name, windows=self.windows, version=version
         )
 
     def asked(self, demand: int | None) -> int:
-        """All, whatever the demand."""
+        """Return the number of all messages; the demand is ignored."""
         return self.source.backlog().messages or 0
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
-        """All, up to what all runs may hold together."""
+        """Return the number of all messages, up to the capacity of all runs."""
         return min(asked, self.flow.quota.capacity)
 
     def is_enough(self, granted: int, wanted: int) -> bool:
-        """Room for all."""
+        """Whether there is capacity for all messages."""
         return granted == wanted
 
     def replaces(self) -> tuple[str, ...]:
-        """The receives that decided something in the windows. What is published later would come beside its rows."""
+        """Return the receives that decided messages of the windows, after publishing them: later rows would remain."""
         found, ledger = self.source.finished(), self.flow.ledger
         for receive_id in {*found} & {*ledger.unfinished()}:
             if done := ReceiveState(self.flow, receive_id).unfinished:
@@ -205,7 +204,7 @@ INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": Backfill, "mess
 
 
 def common(flow: Flow, receive: Receive) -> dict[str, Any]:
-    """The fields of a `Step` of a receive, by name."""
+    """Return the common fields of a `Step` of a receive, by name."""
     intake = intake_of(flow, receive)
     return {
         "pipeline": flow.pipeline,
@@ -222,5 +221,5 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
 
 
 def intake_of(flow: Flow, receive: Receive) -> Intake:
-    """Where the messages of a receive come from."""
+    """Return the intake of a receive."""
     return INTAKES[receive.origin](flow, receive.windows, receive.base, receive.selection)

@@ -1,4 +1,4 @@
-"""The leases of a run on what it received: its claim at the control store, and the messages at the source."""
+"""Leases of a receive: its claim in the control store, and its messages at the source."""
 
 import logging
 import math
@@ -25,17 +25,17 @@ _LOG = logging.getLogger(__name__)
 
 HELD_ROWS = 65_536
 CLAIM_S = 60.0
-"""Seconds that a receive's claim on capacity lasts unless its run renews it."""
+"""Seconds until a receive's claim expires unless its run renews it."""
 BETWEEN_STEPS_S = 86_400.0
-"""Seconds that it lasts between two steps with processes of their own: no process renews it, and the next may start
-late. When Dagster marks the run as finished, the claim is released at once."""
+"""Seconds until a claim expires between two steps in different processes: no process renews it, and the next step may
+start late. When Dagster marks the run as finished, the claim is released immediately."""
 
 
 @contextmanager
 def alive(flow: Flow, receive: Receive) -> Iterator[None]:
     """Renew both leases of a receive while a step works, each when it is due.
 
-    Each has a thread: a queue that is locked for long must not cost the claim, or the run would be taken for dead.
+    Each lease has a thread: if a queue is locked for long, the claim must not expire.
     """
     every_s = intake_of(flow, receive).source.extend_every_s
     with (
@@ -81,7 +81,7 @@ def _is_fenced(flow: Flow, receive: Receive) -> bool:
 
 
 def keep_until_next_step(flow: Flow, receive: Receive) -> None:
-    """Renew the claim at the end of a step whose successor has a process of its own."""
+    """Renew the claim at the end of a step if the next step runs in another process."""
     try:
         flow.control.beat(receive.receive_id, BETWEEN_STEPS_S, run_id=receive.run_id)
     except ControlStoreError:  # the next step renews it, if it starts before the claim expires
@@ -89,23 +89,23 @@ def keep_until_next_step(flow: Flow, receive: Receive) -> None:
 
 
 def begun(flow: Flow, receive: Receive) -> None:
-    """Count both leases from now on: the run has just claimed its room, and leases its messages next."""
+    """Store that both leases start now: the run has just made its claim, and leases its messages next."""
     flow.beats[_lease("claim", receive)] = flow.beats[_lease("messages", receive)] = time.monotonic()
 
 
 def beat(flow: Flow, receive: Receive) -> bool:
-    """Renew the claim; return whether this run still has it."""
+    """Renew the claim. Return whether this run still has it."""
     flow.beats[_lease("claim", receive)] = time.monotonic()
     return flow.control.beat(receive.receive_id, CLAIM_S, run_id=receive.run_id)
 
 
 def renew(flow: Flow, receive: Receive) -> bool:
-    """Renew the claim now, and the lease at the source if it is due; return whether this run still has them.
+    """Renew the claim now, and the lease at the source if it is due. Return whether this run still has both.
 
-    A source whose leases do not run out is asked each time: it may know that it lost them.
+    A source whose leases do not expire is asked each time, because it may have lost them.
 
-    It waits for a source that is away, as that source's `patience` says. At some sources an extension takes a request
-    for each few messages, and a decision asks before each of its tries.
+    The call waits for an unavailable source up to the source's `patience`. The lease at the source is renewed only when
+    due, because some sources need a request for every few messages, and a decision calls this before each attempt.
     """
     source = intake_of(flow, receive).source
     every_s = source.extend_every_s
@@ -119,13 +119,13 @@ def _extend(flow: Flow, receive: Receive) -> bool:
 
 
 def held(flow: Flow, receive: Receive) -> Iterator[tuple[str, list[str]]]:
-    """Read what a receive wrote down of what it holds: `ack_id`s by `ack_ref`, some at a time."""
+    """Yield the `ack_id`s of a receive's messages by `ack_ref`, in portions."""
     received = flow.ledger.manifest(receive, "receive").of_table("messages")
     yield from _ack_ids(_rows(flow, received, "ack_ref", "ack_id"))
 
 
 def given_back(flow: Flow, receive: Receive, *, begun: bool) -> Iterator[tuple[str, list[str]]]:
-    """Read what a decided receive did not begin, or all else of it: `ack_id`s by `ack_ref`, some at a time."""
+    """Yield the `ack_id`s of a decided receive's started or unstarted messages by `ack_ref`, in portions."""
     decided = flow.ledger.manifest(receive).of_table("outcomes")
     compare = pc.not_equal if begun else pc.equal
     rows = _rows(flow, decided, "ack_ref", "ack_id", "outcome")
@@ -155,8 +155,8 @@ def _renewing(beats: dict[str, float], what: str, renew: Callable[[], bool], eve
         while not done.wait(max(0.0, beats.get(what, -math.inf) + every_s - time.monotonic())):
             try:
                 renew()
-            except Exception:  # a store that fails over is back before two more tries
-                _LOG.exception("could not renew the %s; trying again", what)
+            except Exception:  # a failover of the store takes less time than two more attempts
+                _LOG.exception("Could not renew the %s; trying again", what)
 
     thread = threading.Thread(target=run, name=what, daemon=True)
     thread.start()

@@ -1,4 +1,4 @@
-"""The pipeline's own `acknowledge`: notified of what is decided before that is acknowledged, and of nothing twice."""
+"""Calls of the pipeline's own `acknowledge` for decided messages, before they are acknowledged."""
 
 from typing import NamedTuple
 
@@ -12,17 +12,17 @@ from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Stretch, not_taken_table
 
 NOTIFIED = "heard"
-"""A step of a receive: of which positions `acknowledge` was notified."""
+"""Step of a receive whose manifest has the positions that `acknowledge` was notified of."""
 
 
 class NotTaken(NamedTuple):
-    """The messages of which `acknowledge` could not be notified.
+    """Messages that `acknowledge` could not be notified of.
 
     Attributes:
-        messages: How many.
-        rows: Where their ids lie; see `tasks.acknowledge.notify_author.NOT_TAKEN`.
-        errors: A sample of what it raised, in words.
-        written: What the tasks wrote; empty if there was nothing to notify of.
+        messages: Number of messages.
+        rows: Files with their ids; see `tasks.acknowledge.notify_author.NOT_TAKEN`.
+        errors: Sample of the errors that it raised.
+        written: Manifest of the tasks; empty if there were no messages to notify of.
     """
 
     messages: int = 0
@@ -32,7 +32,7 @@ class NotTaken(NamedTuple):
 
 
 def waits(flow: Flow, receive: Receive) -> bool:
-    """Whether a decided receive has messages of which `acknowledge` was not notified."""
+    """Whether a decided receive has messages that `acknowledge` was not notified of."""
     if flow.pipeline.acknowledge is Pipeline.acknowledge or not intake_of(flow, receive).is_outside:
         return False
     if not flow.ledger.manifest(receive).of_table("outcomes"):
@@ -42,9 +42,9 @@ def waits(flow: Flow, receive: Receive) -> bool:
 
 
 def notify(flow: Flow, receive: Receive) -> NotTaken:
-    """Notify `acknowledge` of the messages that a decided receive has left, and write down which they were.
+    """Notify `acknowledge` of the remaining messages of a decided receive, and store their positions.
 
-    A run that dies before that is written notifies of them again.
+    If the run crashes before they are stored, `acknowledge` is notified again.
     """
     if not waits(flow, receive):
         return NotTaken()
@@ -65,7 +65,7 @@ def notify(flow: Flow, receive: Receive) -> NotTaken:
 
 
 def _spans(manifest: Manifest) -> dict[str, list[Stretch]]:
-    """The positions of which it was notified, by `ack_ref`, neighbours put together."""
+    """Return the positions that `acknowledge` was notified of by `ack_ref`, as merged ranges."""
     found: dict[str, list[Stretch]] = {}
     for notes in manifest.notes:
         for ack_ref, spans in notes.get("heard", {}).items():

@@ -1,4 +1,4 @@
-"""What a run emits: that it begins, and each of its steps."""
+"""Telemetry of a run: its start and its steps."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,11 +16,11 @@ from pipeline_platform.telemetry.tracing import within
 P = ParamSpec("P")
 
 _COUNTED = ("began", "seconds", "task", "received", "batches", "handled", "failed", "returned", "acknowledged")
-"""What is emitted of a task, where it is known."""
+"""Fields to emit about a task, if they are known."""
 
 
 def emitting_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[Concatenate[Flow, P], Receive]:
-    """Have `begin` emit that a run begins. In a trace this is the root of all that the run does."""
+    """Wrap `begin` to emit the start of a run: the root span of the run's trace."""
 
     @wraps(begin)
     def emitted(flow: Flow, /, *args: P.args, **kwargs: P.kwargs) -> Receive:
@@ -36,23 +36,23 @@ def emitting_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[C
 
 @contextmanager
 def emitting(name: str, flow: Flow, receive: Receive, **fields: Any) -> Iterator[Span]:
-    """Emit a step of a receive, which is entered."""
+    """Emit a step of a receive, as a span that is current in the block."""
     export()
-    known: dict[str, str | Origin] = {one: getattr(receive, one) for one in ("receive_id", "run_id", "origin")}
+    known: dict[str, str | Origin] = {key: getattr(receive, key) for key in ("receive_id", "run_id", "origin")}
     known["producer"] = receive.producer
     with within(receive.traceparent), about(**known), span(name, flow.pipeline, **fields) as event:
         yield event
 
 
 def add_counts(event: Span, name: str, manifest: Manifest) -> None:
-    """Add what a step's manifest counts, and each of its tasks."""
-    counts = {one: manifest.total(one) for one in EVENTS[name].stop if one not in ("tasks", "staged")}
+    """Add the counts of a step's manifest and of each of its tasks."""
+    counts = {key: manifest.total(key) for key in EVENTS[name].stop if key not in ("tasks", "staged")}
     if "staged" in EVENTS[name].stop:
         noted = (item for notes in manifest.notes for item in notes.items())
-        counts["staged"] = sum(count for one, count in noted if one.startswith("staged:"))
+        counts["staged"] = sum(count for key, count in noted if key.startswith("staged:"))
     event.add(**counts, tasks=tasks_of(manifest))
 
 
 def tasks_of(manifest: Manifest) -> Sequence[dict[str, Any]]:
-    """What the tasks of a step say of themselves: when each began, how long it took, what it counted."""
+    """Return the start, duration and counts of each task of a step."""
     return [{name: notes[name] for name in _COUNTED if name in notes} for notes in manifest.notes if "began" in notes]

@@ -1,4 +1,4 @@
-"""The Spark work of one receive, tagged with it, so that another run can end it when this one is dead."""
+"""Spark work of a receive, tagged with it, so that another run can interrupt it after a crash."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 _COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
 
 FEW = 100
-"""Messages that the driver reads, cuts and acknowledges by itself."""
+"""Maximum number of messages that the driver reads, batches and acknowledges without Spark."""
 
 
 @dataclass(frozen=True)
 class SparkWork:
-    """Has Spark do the steps of a receive; `run` and `write` give a manifest of what their tasks wrote.
+    """Spark work of a step of a receive. `run` and `write` return a manifest of the files that their tasks wrote.
 
     Attributes:
-        receive_id: Whose work it is.
-        lake: Where it reads and writes.
-        session: Gives the Spark session; asked only when there is work for it.
-        name: Pipeline and step, as `flights/batch-lake`: Spark shows it among the tags of each job.
+        receive_id: Id of the receive.
+        lake: Storage to read and write.
+        session: Returns the Spark session; called only if there is work for it.
+        name: Pipeline and step, such as `flights/batch-lake`: a tag of each job in Spark's UI.
     """
 
     receive_id: str
@@ -52,9 +52,9 @@ class SparkWork:
         """Run a task for each share.
 
         Args:
-            task: What to run.
-            shares: How often.
-            messages: In all of them. Up to `FEW` the tasks run in this process: that takes less time than to ask Spark.
+            task: The task.
+            shares: Number of shares.
+            messages: Number of messages in all shares. Up to `FEW`, the tasks run in this process, which is faster.
         """
         if messages is not None and messages <= FEW:
             return self.run_here(task, shares)
@@ -68,22 +68,22 @@ class SparkWork:
         return sum((Manifest.of(rows) for index in range(shares) for rows in task(index)), Manifest())
 
     def write(self, rows: DataFrame, stage: engine.Stage) -> Manifest:
-        """Put every partition of a DataFrame through a stage that writes."""
+        """Write every partition of a DataFrame by a stage."""
         with self._tagged():
             return Manifest.of(engine.gather(engine.map_batches(rows, stage, MANIFEST), MANIFEST))
 
     def evaluate(self, rows: DataFrame) -> None:
-        """Work out every value of a DataFrame and throw it away: for the errors alone."""
+        """Compute every value of a DataFrame and discard it, to raise its errors."""
         with self._tagged(), engine.readable_errors():
             rows.write.format("noop").mode("overwrite").save()
 
     def scan(self, parts: Sequence[Sequence[RowRange]], *names: str) -> DataFrame:
-        """Some columns of rows that were written, each part read by a task: nothing runs yet."""
+        """Return columns of written rows as a lazy DataFrame, with a task for each part."""
         schema = pa.schema([_COLUMNS[name] for name in names])
         return engine.frame(self.spark, Scan(self.lake, parts, schema), len(parts), schema)
 
     def interrupt(self) -> None:
-        """End what is under way, whichever run began it."""
+        """Interrupt active work on the receive, also of another run."""
         self.spark.interruptTag(self._tag)
 
     @property
@@ -92,14 +92,14 @@ class SparkWork:
 
     @contextmanager
     def _tagged(self) -> Iterator[None]:
-        # One tag for all work of the receive; and one for this work alone, whose end must not end what is beside it.
+        # A tag for all work of the receive, and a tag for this work, so that it can be interrupted on its own.
         spark, tags = self.spark, (self._tag, f"{self.name}-{uuid.uuid4().hex}")
         for tag in tags:
             spark.addTag(tag)
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # what ended the run matters more than what it left behind
+            with suppress(Exception):  # the first error is the one to report
                 spark.interruptTag(tags[1])
             raise
         finally:

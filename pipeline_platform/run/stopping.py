@@ -1,4 +1,4 @@
-"""A run that is terminated: like one that is drained, it begins no more messages, and acknowledges the rest."""
+"""Termination of a run: like a drained run, it starts no more messages, and acknowledges the handled messages."""
 
 import logging
 import os
@@ -18,22 +18,22 @@ _LOG = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _FINISH_S = 10.0
-"""Beside the pipeline's `shutdown`, twice: tasks look each five seconds whether to stop, then all is published."""
+"""Seconds in addition to twice the pipeline's `shutdown`: tasks check every 5 s whether to stop, then publish."""
 
 _ASKED: dict[str, threading.Timer] = {}
-"""Of each receive of this process whose run was asked to end: what ends it all the same when it takes too long."""
+"""Timers that interrupt runs that were asked to end, by receive of this process."""
 
 
 _TO_END: list[str] = []
-"""The receives of this process that are acknowledged since its run was asked to end."""
+"""Receives of this process that were acknowledged after their run was asked to end."""
 
 
 @contextmanager
 def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
-    """Have the first signal to end stop a receive while a step works, where it can give back what is not begun.
+    """Stop a receive gracefully at the first signal during a step, if it can release unstarted messages.
 
-    Messages begin for `shutdown` more. A second signal interrupts the step, and so does the time of two `shutdown` and
-    ten seconds: a callback that hangs must not keep its run alive.
+    Messages start for another `shutdown`. A second signal interrupts the step. So does a timeout of twice `shutdown`
+    and ten seconds: a callback that hangs must not keep its run alive.
     """
     is_main = threading.current_thread() is threading.main_thread()  # only there may handlers be set
     if not is_main or not intake_of(flow, receive).gives_back:
@@ -49,7 +49,7 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
         last.daemon = True
         _ASKED[receive.receive_id] = last
         last.start()
-        # Not here: the signal may have come while this thread is at the store.
+        # In another thread: the signal may have interrupted a call of the store in this thread.
         threading.Thread(target=_stop, args=(flow, receive), daemon=True).start()
 
     for number in _SIGNALS:
@@ -62,23 +62,23 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
 
 
 def longest_s(shutdown: timedelta) -> float:
-    """Seconds that a run which was asked to end may take before it is interrupted."""
+    """Return the seconds after which a run that was asked to end is interrupted."""
     return _FINISH_S + 2 * shutdown.total_seconds()
 
 
 def acknowledged(receive: Receive) -> None:
-    """Note that a receive is acknowledged: a run that was asked to end may do so now."""
+    """Store that a receive is acknowledged, so that its run can end if it was asked to."""
     if last := _ASKED.pop(receive.receive_id, None):
         last.cancel()
         _TO_END.append(receive.receive_id)
 
 
 def end_if_asked(log: Callable[[str], None]) -> None:
-    """End this run if it was asked to end before its receive was acknowledged; whoever handles signals does it."""
+    """End this run by a signal if it was asked to end before its receive was acknowledged."""
     if _TO_END:
         log(
-            f"Ending as asked: receive {', '.join(_TO_END)} is published and acknowledged; messages that were not "
-            "started are released to the source"
+            f"Stopped as requested: receive {', '.join(_TO_END)} is published and acknowledged. Unstarted messages are "
+            "released to the source."
         )
         _TO_END.clear()
         signal.raise_signal(signal.SIGINT)
@@ -90,14 +90,16 @@ def _signal(number: int) -> None:
 
 def _stop(flow: Flow, receive: Receive) -> None:
     shutdown = flow.pipeline.shutdown
+    seconds = f"{shutdown.total_seconds():g} s"
     _LOG.warning(
-        "asked to end: receive %s begins no message after %s, and gives back the rest", receive.receive_id, shutdown
+        "Stopping: receive %s starts no messages after %s, and releases unstarted messages", receive.receive_id, seconds
     )
     try:
         flow.control.stop(receive.receive_id, shutdown)
     except ControlStoreError:
         _LOG.exception(
-            "could not stop receive %s; its run ends when all is handled, or is interrupted", receive.receive_id
+            "Could not stop receive %s: its run ends when all messages are handled, or is interrupted",
+            receive.receive_id,
         )
 
 

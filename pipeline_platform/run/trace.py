@@ -1,4 +1,4 @@
-"""The life of one message: each delivery, what came of it, and what holds it now."""
+"""History of a message: its deliveries with their results, and its current lease."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -22,13 +22,13 @@ Row = dict[str, Any]
 
 @dataclass
 class Held:
-    """The receive of a delivery that is not finished.
+    """Unfinished receive of a delivery.
 
     Attributes:
-        phase: How far it is, as `Phase` has it, in small letters.
-        started_at: When it began.
-        lease_until: Until when its run's claim counts; None where no run renews it: the next run finishes it, or gives
-            it up.
+        phase: Name of its `Phase`, in lower case.
+        started_at: Start of the receive.
+        lease_until: Expiry of its claim; None without an active run: the next run finishes the receive, or releases
+            its messages.
     """
 
     phase: str
@@ -38,24 +38,25 @@ class Held:
 
 @dataclass
 class Delivery:
-    """One receive of a message.
+    """Delivery of a message in a receive.
 
     Attributes:
-        receive_id: Which.
-        source: Its source; ids are unique per source.
-        window: Where it belongs.
-        attempt: 1, and one more for each retry.
-        received: Of the table `messages`: when it was published and received, partition, sequence, metadata; None for
-            a replay, and once retention took that.
-        redelivered: Whether the source marked it, and an earlier delivery is known. Some sources mark every delivery.
-        replayed_by: The receive of the latest replay, whose outcome, failures and rows replaced those of this one.
-        outcome: `handled`, `failed`, `returned` or `duplicate`; None while it has none.
-        action: What its source was answered for it.
-        failures: Its events in `failed`, in order.
-        rows: Its rows in the tables of batchers, each with the name of its `table`.
-        run_id: Of the run that ended the receive or holds it; None where that is no longer remembered.
-        acknowledged_at: When the receive ended; None before that, and where it is no longer remembered.
-        held: The receive, as long as it is not finished.
+        receive_id: Id of the receive.
+        source: Name of the source; ids of messages are unique per source.
+        window: Window of the message.
+        attempt: 1 for the first delivery, and one more for each retry.
+        received: Row of the table `messages`: times of publication and receipt, partition, sequence, metadata. None for
+            a replay, or if it is older than the retention.
+        redelivered: Whether the source marked it as redelivered and an earlier delivery is known. Some sources mark
+            every delivery.
+        replayed_by: Receive of the latest replay, which replaced the outcome, failures and rows of this delivery.
+        outcome: `handled`, `failed`, `returned` or `duplicate`; None if undecided.
+        action: Ack action of the message.
+        failures: Events in the table `failed`, in order.
+        rows: Rows in the tables of batchers, each with the name of its `table`.
+        run_id: Run that finished the receive or works on it; None if it is no longer recorded.
+        acknowledged_at: End of the receive; None before that, or if it is no longer recorded.
+        held: The receive, if it is unfinished.
     """
 
     receive_id: str
@@ -75,18 +76,18 @@ class Delivery:
 
 
 def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delivery]:
-    """Tell the life of a message, from its first delivery that the lake remembers to what holds it now.
+    """Return the recorded deliveries of a message, in order.
 
     Args:
-        flow: The pipeline and its resources; no Spark is needed.
-        message_id: As the source names it.
-        source: Of a pipeline with several sources, the message's; None for any.
+        flow: The pipeline and its resources, without Spark.
+        message_id: Id of the message at its source.
+        source: Source of the message, if the pipeline has several; None for any.
 
     Returns:
-        Its deliveries, in order; none where it never came, waits at its source still, or is older than retention.
+        The deliveries; empty if the message was not received yet, or is older than the retention.
 
     Raises:
-        ReceiveError: The record or a manifest of a receive that is under way cannot be read.
+        ReceiveError: The record or a manifest of an active receive is unreadable.
     """
     outcomes = _rows(flow.tables["outcomes"], message_id)
     # Published rows have an outcome in their window, as long as retention keeps that.
@@ -105,8 +106,8 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
         mine.received = row
 
     for row in outcomes:
-        one = delivery(row)
-        one.outcome, one.action = row["outcome"], row["action"]
+        decided = delivery(row)
+        decided.outcome, decided.action = row["outcome"], row["action"]
     for row in _rows(flow.tables["messages"], message_id, windows):
         arrived(row)
     for row in _in_order(_rows(flow.tables["failed"], message_id, windows)):
@@ -118,53 +119,54 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
     for state in unfinished.values():
         for row in _received(flow, state.receive, message_id):
             arrived(row)
-    leases = {one.receive_id: one.expires_at for one in flow.control.in_flight(flow.pipeline.name, of_all=True)}
+    claims = flow.control.in_flight(flow.pipeline.name, of_all=True)
+    leases = {claim.receive_id: claim.expires_at for claim in claims}
     ended = flow.control.ended(flow.pipeline.name, receive_ids=[receive_id for receive_id, _ in deliveries])
     ends = {end.receive_id: end for end in ended}
-    for one in deliveries.values():
-        end, holder = ends.get(one.receive_id), unfinished.get(one.receive_id)
+    for known in deliveries.values():
+        end, holder = ends.get(known.receive_id), unfinished.get(known.receive_id)
         if holder and (receive := holder.receive):
-            one.run_id = receive.run_id
-            one.held = Held(holder.phase.name.lower(), receive.started_at, leases.get(one.receive_id))
+            known.run_id = receive.run_id
+            known.held = Held(holder.phase.name.lower(), receive.started_at, leases.get(known.receive_id))
         elif end:
-            one.run_id, one.acknowledged_at = end.run_id, end.ended_at
-    return _sorted(one for one in deliveries.values() if source in (None, one.source))
+            known.run_id, known.acknowledged_at = end.run_id, end.ended_at
+    return _sorted(known for known in deliveries.values() if source in (None, known.source))
 
 
 def _sorted(deliveries: Iterable[Delivery]) -> list[Delivery]:
-    """Sort deliveries of a message, and mark those that were redelivered."""
+    """Sort deliveries of a message, and mark redeliveries."""
     mine = list(deliveries)
-    mine.sort(key=lambda one: (one.source, one.attempt, str(one.received and one.received["received_at"])))
-    for earlier, one in pairwise(mine):
-        is_same = (earlier.source, earlier.attempt) == (one.source, one.attempt)
-        one.redelivered = is_same and one.received is not None and one.received["redelivered"]
+    mine.sort(key=lambda each: (each.source, each.attempt, str(each.received and each.received["received_at"])))
+    for earlier, later in pairwise(mine):
+        is_same = (earlier.source, earlier.attempt) == (later.source, later.attempt)
+        later.redelivered = is_same and later.received is not None and later.received["redelivered"]
     return mine
 
 
 def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -> list[Row]:
-    """The rows of a message, in some windows or in all, without its payload."""
+    """Return the rows of a message without its payload, in some windows or in all."""
     if not table.exists():
         return []
     with table.look() as handle:
         rows = scan(table.lake, handle)
         if windows is not None:
             rows = rows.filter(pl.col("window").is_in(list(windows)))
-        if table.name in ("messages", "failed"):  # a batcher's own `data` is what came of it
+        if table.name in ("messages", "failed"):  # the `data` of a batcher is a result, not the payload
             rows = rows.drop("data")
         return rows.filter(pl.col("message_id") == message_id).collect().to_dicts()
 
 
 def _received(flow: Flow, receive: Receive | None, message_id: str) -> Iterator[Row]:
-    """The rows of a message that a receive wrote down, and that no table may show yet."""
-    if receive is None:  # finished since
+    """Yield the rows of a message in an unfinished receive, which may not be published yet."""
+    if receive is None:  # finished meanwhile
         return
-    columns = pa.schema([one for one in MESSAGES if one.name not in ("data", "window")])
+    columns = pa.schema([column for column in MESSAGES if column.name not in ("data", "window")])
     for file in flow.ledger.manifest(receive, "receive").of_table("messages"):
         for rows in rows_with(flow.lake, flow.tables["messages"].path(file.path), "message_id", message_id, columns):
             yield from ({**row, "window": file.window} for row in rows.to_pylist())
 
 
 def _in_order(events: list[Row]) -> list[Row]:
-    """Events of a message in the order in which they count."""
+    """Return the events of a message in the order of their rank."""
     ranks = rank(pa.Table.from_pylist(events, schema=FAILED)).to_pylist()
     return [event for _, event in sorted(zip(ranks, events, strict=True), key=lambda each: each[0])]

@@ -1,4 +1,4 @@
-"""The command line in this process, beside a deployment of a test's own."""
+"""The command line in this process, with a test deployment."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,12 +22,12 @@ def control(tmp_path):
 
 @pytest.fixture
 def beside(tmp_path, control, monkeypatch):
-    """The commands beside these pipelines, and sources by their names."""
+    """Return the commands with these pipelines and sources."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
 
     def deploy(*pipelines, **sources) -> Cli:
         lake = Lake(root=str(tmp_path / "lake"))
-        deployment = Deployment({one.name: one for one in pipelines}, control, lake, sources)
+        deployment = Deployment({pipeline.name: pipeline for pipeline in pipelines}, control, lake, sources)
         monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_, **__: nullcontext(deployment))
         return lambda *arguments: CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
 

@@ -1,4 +1,4 @@
-"""`pipeline-platform failures`: what failed, one of them in full, and what is launched to retry them."""
+"""`pipeline-platform failures`: list, show, retry, close and reopen failures."""
 
 import json
 from contextlib import nullcontext
@@ -35,7 +35,7 @@ def cli(lake, beside, tmp_path, monkeypatch):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """The run config and the tags of what would be launched."""
+    """Run config and tags of the launched runs."""
     runs: list[tuple[Any, Any]] = []
 
     def launch_one(config, tags):
@@ -52,7 +52,8 @@ def launched(monkeypatch):
 
 def listed(answer: Result) -> list[tuple[str, str, int, list[str]]]:
     assert answer.exit_code == 0, answer.output
-    return [(one["window"], one["state"], one["messages"], one["ids"]) for one in json.loads(answer.stdout)]
+    groups = json.loads(answer.stdout)
+    return [(group["window"], group["state"], group["messages"], group["ids"]) for group in groups]
 
 
 def test_failures_are_listed_in_groups(cli):
@@ -74,9 +75,9 @@ def test_what_is_no_window_is_refused(cli, command):
 
 def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
     ids = [f"b2TgZguRTuqz3sv8Y8QfCg:0:{number}" for number in range(3)]
-    record(lake, "r4", *(event(one, kind="TimeoutError", reason="no answer " * 9) for one in ids))
+    record(lake, "r4", *(event(message_id, kind="TimeoutError", reason="no answer " * 9) for message_id in ids))
     said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["failures", "list", "keeping"]).stdout
-    assert all(one in said.split() for one in [WINDOW, LATER, *ids])
+    assert {WINDOW, LATER, *ids} <= set(said.split())
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -96,33 +97,32 @@ def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
     ],
 )
 def test_failures_are_listed_by_criteria_for_programs(cli, options, expected):
-    assert {one: state for _, state, _, ids in listed(cli("list", "keeping", "--json", *options)) for one in ids} == (
-        expected
-    )
+    groups = listed(cli("list", "keeping", "--json", *options))
+    assert {message_id: state for _, state, _, ids in groups for message_id in ids} == expected
 
 
 def test_what_a_list_leaves_out_is_said(cli):
     said = cli("list", "keeping", "--limit", "1").stdout
-    assert "3 groups of them are not shown" in said
+    assert "3 more groups not shown" in said
 
 
 def test_a_message_is_shown_with_all_that_became_of_it(cli):
     said = cli("show", "keeping", "gone").stdout
-    assert said.splitlines()[0] == f"message gone of memory, in window {WINDOW}: dead"
+    assert said.splitlines()[0] == f"Message gone of memory, window {WINDOW}: dead"
     assert "attempt 1: open" in said
     assert "attempt 2: dead in handle_message, ValueError: no price: 7; receive r2" in said
-    assert 'metadata: {"k": 1}' in said
-    assert "payload: 2 bytes, as hex:\nff00" in said
+    assert 'Metadata: {"k": 1}' in said
+    assert "Payload (2 bytes), as hex:\nff00" in said
 
 
 @pytest.mark.parametrize(
     ("data", "shown"),
     [
-        (b"", "payload: 0 bytes, as text:\n\n"),
+        (b"", "Payload (0 bytes), as text:\n\n"),
         (b"a\x1b[2J\nb", "as text:\na\\x1b[2J\nb\n"),
-        ("é".encode() * 4_000, f"payload: 8,000 bytes, the first 4,000 of them, as text:\n{'é' * 2_000}\n"),
+        ("é".encode() * 4_000, f"Payload (8,000 bytes, first 4,000 bytes), as text:\n{'é' * 2_000}\n"),
         (b"x" + "é".encode() * 4_000, f"as text:\nx{'é' * 1_999}\n"),
-        (b"\xff" * 4_001, f"payload: 4,001 bytes, the first 4,000 of them, as hex:\n{'ff' * 4_000}\n"),
+        (b"\xff" * 4_001, f"Payload (4,001 bytes, first 4,000 bytes), as hex:\n{'ff' * 4_000}\n"),
     ],
 )
 def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli, lake, data, shown):
@@ -132,7 +132,7 @@ def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli, lake, data, shown
 
 def test_a_message_is_shown_to_programs(cli):
     events = json.loads(cli("show", "keeping", "gone", "--json").stdout)
-    assert [(one["attempt"], one["state"], one["data"]) for one in events] == [
+    assert [(shown["attempt"], shown["state"], shown["data"]) for shown in events] == [
         (1, "open", {"bytes": 1, "hex": "ff"}),
         (2, "dead", {"bytes": 2, "hex": "ff00"}),
     ]
@@ -141,7 +141,7 @@ def test_a_message_is_shown_to_programs(cli):
 def test_a_message_that_has_not_failed_is_not_there(cli):
     answer = cli("show", "keeping", "nobody")
     assert answer.exit_code == 2
-    assert "no message 'nobody' of keeping has failed" in answer.output
+    assert "keeping has no failure of message 'nobody'" in answer.output
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):
 def test_which_failures_has_to_be_said(cli, launched, options):
     answer = cli("retry", "keeping", *options)
     assert (answer.exit_code, launched) == (2, [])
-    assert "say which failures" in answer.output
+    assert "Choose failures by --id" in answer.output
 
 
 def test_status_counts_dead_failures_apart(cli):
@@ -208,7 +208,7 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(cli, lake,
     record(lake, "r9", {**event("a"), "source": "other"}, {**event("gone", 3, "closed"), "source": "other"})
 
     said = str(cli("retry", "keeping", "--id", "a").exception)
-    assert "failures of the sources memory, other have the id 'a': name one as source" in said
+    assert "several sources have failures with the id 'a'. Choose a source: memory, other" in said
     assert launched == []
 
     assert "1 failure in 1 run." in cli("retry", "keeping", "--id", "a", "--source", "other").stdout
@@ -224,14 +224,14 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(cli, lake,
 
 def test_failures_are_closed_by_hand_and_opened_again(cli):
     before = listed(cli("list", "keeping", "--json"))
-    assert cli("close", "keeping", "--id", "gone", "--why", "sold out", "--by", "ana").stdout == "1 failure closed.\n"
+    assert cli("close", "keeping", "--id", "gone", "--why", "sold out", "--by", "ana").stdout == "Closed 1 failure.\n"
 
-    assert [one for one in before if "gone" not in one[3]] == listed(cli("list", "keeping", "--json"))
+    assert [group for group in before if "gone" not in group[3]] == listed(cli("list", "keeping", "--json"))
     shown = cli("show", "keeping", "gone").stdout
     assert "attempt 2: closed by hand by ana: sold out" in shown
     assert "gone" in str(listed(cli("list", "keeping", "--state", "closed", "--json")))
 
-    assert cli("reopen", "keeping", "--id", "gone").stdout == "1 failure opened again.\n"
+    assert cli("reopen", "keeping", "--id", "gone").stdout == "Reopened 1 failure.\n"
     (event,) = [e for e in json.loads(cli("show", "keeping", "gone", "--json").stdout) if e["attempt"] == 3]
     assert (event["state"], event["due_at"], event["metadata"], event["stage"]) == (
         "open",
@@ -240,14 +240,14 @@ def test_failures_are_closed_by_hand_and_opened_again(cli):
         "handle_message",
     )
     assert event["data"] == {"bytes": 2, "hex": "ff00"}
-    assert cli("reopen", "keeping", "--all").stdout == "0 failures opened again.\n", "each once; a retry's end stays"
+    assert cli("reopen", "keeping", "--all").stdout == "Reopened 0 failures.\n", "each once; a retry's end stays"
 
 
 def test_failures_are_closed_by_what_they_say(cli):
     assert (
-        cli("close", "keeping", "--kind", "KeyError", "--reason", "pric", "--why", "x").stdout == "1 failure closed.\n"
+        cli("close", "keeping", "--kind", "KeyError", "--reason", "pric", "--why", "x").stdout == "Closed 1 failure.\n"
     )
-    assert cli("close", "keeping", "--all", "--why", "x").stdout == "3 failures closed.\n"
+    assert cli("close", "keeping", "--all", "--why", "x").stdout == "Closed 3 failures.\n"
     assert listed(cli("list", "keeping", "--json")) == []
     assert cli("close", "keeping", "--why", "x").exit_code == 2, "none is chosen"
-    assert cli("reopen", "keeping", "--window", WINDOW).stdout == "3 failures opened again.\n"
+    assert cli("reopen", "keeping", "--window", WINDOW).stdout == "Reopened 3 failures.\n"

@@ -1,4 +1,4 @@
-"""Failures that are retried from the command line: by a real Dagster instance, with `workspace.yaml`, `-m` or `dg`."""
+"""Failures retried from the command line, by a real Dagster instance with `workspace.yaml`, `-m` or `dg`."""
 
 import os
 import subprocess
@@ -26,7 +26,7 @@ Cli = Callable[..., str]
 
 @pytest.fixture
 def cli(tmp_path):
-    """The command line on this repository's deployment, whose runs are queued and nobody takes them on."""
+    """The command line on this repository's deployment, whose runs stay queued."""
     (tmp_path / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{QUEUE}")
     variables = {"DAGSTER_HOME": str(tmp_path), "PIPELINE_PLATFORM_HOME": str(tmp_path)}
 
@@ -114,5 +114,5 @@ def test_where_dagster_lacks_what_loads_once_its_command_launches(cli, tmp_path,
 
 
 def test_a_module_that_is_named_is_the_one_that_is_loaded(cli):
-    with pytest.raises(AssertionError, match="there is no module elsewhere here"):
+    with pytest.raises(AssertionError, match="there is no module elsewhere in "):
         cli("-m", "elsewhere", "status")

@@ -19,7 +19,7 @@ def cli(beside):
 
 
 def shown(answer: Result) -> dict[str, str]:
-    """What `status` says, by row."""
+    """Return the rows of `status` by label."""
     rows = [line.strip().partition("  ") for line in answer.stdout.splitlines()]
     return {name: value.strip() for name, _, value in rows if value}
 
@@ -35,12 +35,12 @@ def test_status_shows_each_producer_and_what_belongs_to_none(cli, control):
     assert said["east: backlog"] == "7 messages in queue"
     assert said["west: backlog"] == "9 messages in beside_queue"
     assert said["east: state"] == "paused: moves"
-    assert said["west: state"] == "not paused; whether runs are asked for is unknown: DAGSTER_HOME is not set"
-    assert (said["east: rate limit"], said["west: rate limit"]) == ("none", "5 every 2.0 s, set at run time")
+    assert said["west: state"] == "not paused; unknown whether runs are requested: DAGSTER_HOME is not set"
+    assert (said["east: rate limit"], said["west: rate limit"]) == ("none", "5 messages every 2 s, set at run time")
     assert said["west: permits"] == "5 left in the current interval"
     assert said["east: in flight"] == "3 messages in 1 run"
     assert said["west: in flight"] == "0 messages in 0 runs"
-    assert said["backfills, replays: in flight"] == "4 messages in 1 run"
+    assert said["retries, replays: in flight"] == "4 messages in 1 run"
     assert said["open failures"] == "none"
 
 
@@ -51,27 +51,27 @@ def test_status_of_a_pipeline_with_one_names_none(cli):
 
 
 def test_a_producer_is_paused_and_resumed_alone(cli, control):
-    assert "coasts/east is paused: moves." in cli("pause", "coasts", "--producer", "east", "--reason", "moves").stdout
+    assert "Paused coasts/east: moves." in cli("pause", "coasts", "--producer", "east", "--reason", "moves").stdout
     assert [control.paused(f"coasts/{name}") for name in ("east", "west")] == ["moves", None]
     cli("pause", "coasts", "--reason", "all move")
-    assert "coasts/west stays paused: all move" in cli("resume", "coasts", "--producer", "west").stdout
+    assert "coasts/west is still paused: all move" in cli("resume", "coasts", "--producer", "west").stdout
     told = cli("resume", "coasts").stdout
-    assert "coasts is resumed." in told
-    assert "coasts/east stays paused: moves" in told
-    assert "coasts/east is resumed." in cli("resume", "coasts", "--producer", "east").stdout
+    assert "Resumed coasts." in told
+    assert "coasts/east is still paused: moves" in told
+    assert "Resumed coasts/east." in cli("resume", "coasts", "--producer", "east").stdout
     assert control.paused("coasts/east") is None
 
 
 def test_a_pause_of_all_counts_what_each_has_in_flight(cli, control):
     for key in ("coasts/east", "coasts"):
         control.claim(key, f"of {key}", "run", wanted=3, capacity=10, lease_s=60)
-    assert "6 messages in 2 runs will still be finished." in cli("pause", "coasts").stdout
-    assert "No run holds any." in cli("pause", "coasts", "--producer", "west").stdout
+    assert "6 messages in 2 runs will still be handled." in cli("pause", "coasts").stdout
+    assert "No messages are in flight." in cli("pause", "coasts", "--producer", "west").stdout
 
 
 def test_a_limit_is_of_the_producer_that_is_named(cli, control):
     told = cli("limit", "coasts", "--producer", "west", "--allowed", "5", "--interval", "2").stdout
-    assert "coasts/west handles at most 5 messages in 0:00:02." in told
+    assert "Rate limit of coasts/west: 5 messages every 2 s." in told
     assert control.rate_limiting("coasts/west", None) == FIVE
     assert control.rate_limiting("coasts/east", None) is None
     assert control.rate_limiting("coasts", None) is None
@@ -81,10 +81,10 @@ def test_a_limit_is_of_the_producer_that_is_named(cli, control):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("limit", "coasts"), "each producer of coasts has a limit of its own: choose one of east, west"),
-        (("limit", "coasts", "--producer", "wets"), "has no producer 'wets'. Did you mean 'west'?"),
-        (("pause", "coasts", "--producer", "north"), "has no producer 'north'. Valid producers: east, west"),
-        (("resume", "told", "--producer", "east"), "has no producer 'east'. Leave the name out"),
+        (("limit", "coasts"), "coasts has a rate limit per producer. Choose one of east, west."),
+        (("limit", "coasts", "--producer", "wets"), "no producer has the name 'wets'; did you mean 'west'?"),
+        (("pause", "coasts", "--producer", "north"), "no producer has the name 'north'; there is east, west"),
+        (("resume", "told", "--producer", "east"), "no producer has the name 'east'; its only one has no name"),
     ],
 )
 def test_a_producer_that_is_missing_or_unknown_is_refused_with_those_there_are(cli, arguments, words):

@@ -1,4 +1,4 @@
-"""`receives`, and what commands print as JSON."""
+"""`receives`, and the JSON output of commands."""
 
 import json
 
@@ -13,7 +13,7 @@ from tests.fixtures.small_lake import Keeping, Memory, Run
 
 @pytest.fixture
 def runs(tmp_path, control, beside):
-    """A receive that was handled and is held, one that a dead run left, and one whose run has begun nothing."""
+    """A handled receive with a claim, an expired one, and a receive whose run has recorded nothing."""
     tables = Tables(Lake(root=str(tmp_path / "lake")), Keeping)
     for receive_id, lease_s in (("held", 60), ("left", -9), ("begun", 60)):
         control.claim("keeping", receive_id, f"run of {receive_id}", wanted=7, capacity=100, lease_s=lease_s)
@@ -37,7 +37,7 @@ def test_receives_tell_run_next_step_messages_and_lease(runs):
     assert all(row["age_s"] >= 0 for row in found.values())
     shown = runs("receives", "keeping").stdout
     assert "run of held" in shown
-    assert shown.endswith("4 receives not finished.\n")
+    assert shown.endswith("4 unfinished receives.\n")
 
 
 def test_reading_commands_print_json(beside, tmp_path):
@@ -49,7 +49,8 @@ def test_reading_commands_print_json(beside, tmp_path):
     cli("scale", "told", "--concurrency", "3")
 
     status, show, table = (
-        json.loads(cli(*one, "--json").stdout) for one in (["status"], ["show"], ["table-queue", "show", "queue"])
+        json.loads(cli(*command, "--json").stdout)
+        for command in (["status"], ["show"], ["table-queue", "show", "queue"])
     )
 
     assert status["pipelines"]["told"]["open failures"] == "none"
@@ -58,4 +59,4 @@ def test_reading_commands_print_json(beside, tmp_path):
     assert (told["processors"]["concurrency"], told["batchers"]["lines"]["table_schema"]) == (3, "Line")
     assert told["producers"][""]["oldest_allowed"] == 300
     assert table["messages"] == 1
-    assert [(one["receive"], one["messages"]) for one in table["leases"]] == [("somebody", 1)]
+    assert [(lease["receive"], lease["messages"]) for lease in table["leases"]] == [("somebody", 1)]

@@ -1,4 +1,4 @@
-"""`pipeline-platform new`: what it writes runs as it stands, is tested, and is in the deployment."""
+"""`pipeline-platform new`: the new pipeline runs, is tested, and is in the deployment."""
 
 import shutil
 import subprocess
@@ -55,13 +55,13 @@ def test_a_name_that_is_taken_and_a_deployment_of_another_shape_are_refused_and_
     definitions = checkout / "definitions.py"
     taken = new(checkout, "flights")
     assert taken.returncode == 1
-    assert "pipelines/flights.py, resources/flights_queue.py is there already" in taken.stderr
+    assert "pipelines/flights.py, resources/flights_queue.py already exist" in taken.stderr
     before = definitions.read_text().replace("RESOURCES = {", "RESOURCES = dict() or {")
     definitions.write_text(before)
 
     other = new(checkout, "orders")
 
     assert other.returncode == 1
-    assert "nothing is written. It needs these lines:" in other.stderr
+    assert "no file was written. Add these lines manually:" in other.stderr
     assert 'from resources.orders_queue import orders_queue\n"orders_queue": orders_queue' in other.stderr
     assert (definitions.read_text(), (checkout / "pipelines/orders.py").exists()) == (before, False)

@@ -1,4 +1,4 @@
-"""`show`, `scale` and `drain`: a pipeline looked at and changed while it runs."""
+"""`show`, `scale` and `drain`: a pipeline inspected and changed at run time."""
 
 import json
 from datetime import timedelta
@@ -20,12 +20,13 @@ def test_show_tells_what_a_pipeline_is_made_of(cli):
     said = cli("show", "told").stdout.splitlines()[3:]
     begins = [
         "told",
-        "  producer: queue (Memory), concurrency 2, max_runs 2, patience 0:00:30, interval 0:00:05, ",
-        "  processors: handle_message; concurrency 2, max_demand 50, chunk_size 1,000, ",
+        "  producer: queue (Memory), concurrency 2, max_runs 2, patience 30 s, interval 5 s, ",
+        "  processors: handle_message by row; concurrency 2, max_demand 50, chunk_size 1,000, ",
         "  batcher lines: TableBatcher of Line, batch_size 1,000,000",
         "  batcher letters: Batcher of JSON, concurrency 1, batch_size 3",
         "  tables: told/messages, told/outcomes, told/lines, told/letters, told/failed",
-        "  windows: 0 * * * * (UTC), shutdown: 0:00:01",
+        "  windows: 0 * * * * (cron, UTC)",
+        "  shutdown: 1 s",
     ]
     assert [line[: len(begin)] for line, begin in zip(said, begins, strict=True)] == begins
 
@@ -66,7 +67,7 @@ def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
     control.set_rate_limiting("coasts/west", RateLimiting(allowed_messages=5, interval=timedelta(seconds=2)))
     control.pause("coasts/west", "moves")
     said = [line.strip() for line in cli("show").stdout.splitlines()]
-    east, west = said.index("coasts") + 1, said.index("rate limit: 5 every 0:00:02, set at run time")
+    east, west = said.index("coasts") + 1, said.index("rate limit: 5 messages every 2 s, set at run time")
     assert said[east].startswith("producer east: queue (Memory), concurrency 2, max_runs 7, ")
     assert said[east + 1] == "set at run time: max_runs 7"
     assert said[west + 1] == "paused: moves"
@@ -75,10 +76,10 @@ def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
 
 
 def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, control):
-    assert cli("scale", "told").stdout.endswith("told: nothing is changed; its own options hold.\n")
+    assert cli("scale", "told").stdout.endswith("Overrides of told: none.\n")
     cli("scale", "told", "--max-runs", "4")
     said = cli("scale", "told", "--concurrency", "3", "--max-demand", "1000").stdout
-    assert said.endswith("told: concurrency 3, max_demand 1,000, max_runs 4.\n")
+    assert said.endswith("Overrides of told: concurrency 3, max_demand 1,000, max_runs 4.\n")
     assert control.processors_of(Told).per_run == 3_000
     assert "set at run time" in cli("status", "told").stdout
     cli("scale", "told", "--reset")
@@ -89,7 +90,7 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
     ("arguments", "said"),
     [
         (["told", "--max-runs", "0"], "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
-        (["told", "--reset", "--max-runs", "2"], "--reset goes back to the pipeline's own options; give it alone"),
+        (["told", "--reset", "--max-runs", "2"], "--reset cannot be combined with other options."),
         (["coasts", "--max-runs", "2"], "max_runs applies to a single producer. Name one of east, west"),
         (["coasts", "--producer", "north", "--max-runs", "2"], "no producer has the name 'north'"),
     ],
@@ -108,7 +109,7 @@ def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
 
 def test_status_tells_since_when_no_message_begins(cli, control):
     control.drain("told", "moves", timedelta(seconds=30))
-    assert f"moves, and drained: runs begin no message after {control.draining('told'):%H:%M:%S} UTC" in (
+    assert f"paused: moves; draining: runs start no messages after {control.draining('told'):%H:%M:%S} UTC" in (
         cli("status", "told").stdout
     )
 
@@ -136,4 +137,4 @@ def test_an_argument_that_is_not_utf_8_is_refused_in_one_line(monkeypatch, capsy
         main()
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{argument!r}: an argument must be text in UTF-8.")
+    assert line.startswith(f"{argument!r}: an argument must be valid UTF-8.")

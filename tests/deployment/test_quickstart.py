@@ -108,7 +108,7 @@ def test_a_pipeline_that_a_command_writes_ends_in_rows(tmp_path):
         (copytree if (PROJECT / name).is_dir() else copy)(PROJECT / name, tmp_path / name)
     reader = Reader(tmp_path, "new.md", ".dagster")
     copy(PROJECT / "dagster.yaml", tmp_path / ".dagster")
-    assert "wrote pipelines/orders.py" in reader.type("pipeline-platform new orders")
+    assert "Wrote pipelines/orders.py" in reader.type("pipeline-platform new orders")
 
     with reader.dagster("-w", "workspace.yaml"):
         printed = reader.follow("Rows")

@@ -114,13 +114,13 @@ BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obed
         ),
         (
             lambda: early(MemoryChannel),
-            "acks_immediately is True: .* is a MemoryChannel, which only the run's own process acknowledges",
+            "acks_immediately is True: .* is a MemoryChannel, which only the run's own process can acknowledge",
         ),
         (
             lambda: dead_letters_to("told_daed"),
-            r"dead_letters is 'told_daed': no resource has this key; did you mean 'told_dead'\?",
+            r"dead_letters is 'told_daed': no resource has this key. Did you mean 'told_dead'\?",
         ),
-        (lambda: dead_letters_to("lake"), "dead_letters is 'lake': that resource is no source"),
+        (lambda: dead_letters_to("lake"), "dead_letters is 'lake': that resource is not a source"),
         (lambda: dead_letters_to("mute"), r"dead_letters is 'mute': Memory has no send\(\)"),
         (lambda: dead_letters_to("queue"), "dead_letters is 'queue': the pipeline pulls from it"),
         (lambda: dead_letters_to("alias"), "dead_letters is 'alias': the pipeline pulls from it"),

@@ -79,7 +79,7 @@ def test_two_sources_that_read_one_queue_are_refused_whatever_their_names_are(ki
         loaded(pipeline("one"), pipeline("two", "theirs"), **sources)
     said = str(refused.value)
     assert said.startswith("Named_two.producer.source is 'theirs': it reads ")
-    assert "and so does 'mine', the source of Named_one. Each message would come to one of the two." in said
+    assert "and so does 'mine', the source of Named_one. Each would get a part of the messages." in said
     assert "pw" not in said
 
     with pytest.raises(PipelineError, match=r"Named_one.dead_letters is 'theirs': it writes to"):
@@ -120,18 +120,18 @@ def test_a_name_that_begins_with_that_of_another_pipeline_is_taken(name):
 @pytest.mark.parametrize(
     ("pipelines", "resources", "said"),
     [
-        (Told, {}, "pipelines is <class '.*Told'>: it must be a list of pipeline classes. Use .Orders."),
-        ("told", {}, "pipelines is 'told': it must be a list"),
-        ([Told], ["lake"], "resources is a list: it must be a dict of resources by key"),
+        (Told, {}, "pipelines must be a list of pipeline classes, got <class '.*Told'>. Use .Orders."),
+        ("told", {}, "pipelines must be a list of pipeline classes, got 'told'"),
+        ([Told], ["lake"], "resources must be a dict of resources by key, got a list"),
         ([Told], {"lake": None}, r"resources\['lake'\] is missing. Add LakeResource\(...\)"),
         ([Told], {"control": None}, r"resources\['control'\] is missing. Add ControlResource\(...\)"),
         ([Told], {"spark": None}, r"resources\['spark'\] is missing. Add SparkResource\(...\)"),
-        ([Told], {"lake": "lake"}, r"resources\['lake'\] is of type str: it must be LakeResource\(...\)"),
-        ([Told], {"acknowledger": 3}, r"resources\['acknowledger'\] is of type int: it must be AcknowledgerResource"),
+        ([Told], {"lake": "lake"}, r"resources\['lake'\] must be LakeResource\(...\), got a value of type str"),
+        ([Told], {"acknowledger": 3}, r"resources\['acknowledger'\] must be AcknowledgerResource\(...\), got .* int"),
         (
             [Told],
             {"lake": ControlResource(url="sqlite:///c")},
-            r"resources\['lake'\] is of type ControlResource: it must be LakeResource\(...\)",
+            r"resources\['lake'\] must be LakeResource\(...\), got a value of type ControlResource",
         ),
         (
             [Told],

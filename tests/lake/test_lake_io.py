@@ -129,12 +129,12 @@ def test_a_run_over_several_partitions_must_say_which_row_is_whose(location, spa
     both = pa.table({"n": [1, 2], "window": [WINDOW, NEXT]})
     materialise(returning(both, HOURLY), location, spark, tags=tags)
     assert [row["window"] for row in stored(location)] == [WINDOW, NEXT]
-    with pytest.raises(ValueError, match="a run over 2 partitions returned a frame without a column 'window'"):
+    with pytest.raises(ValueError, match="a run over 2 partitions returned a frame without the column 'window'"):
         materialise(returning(pa.table({"n": [1]}), HOURLY), location, spark, tags=tags)
 
 
 def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(location, spark):
-    with pytest.raises(TypeError, match=r"returned dict; the lake keeps a pyarrow.Table, a Polars frame or a Spark"):
+    with pytest.raises(TypeError, match=r"must return a pyarrow.Table, a Polars frame or a Spark DataFrame, got dict"):
         materialise(returning({"n": 1}), location, spark)
 
 

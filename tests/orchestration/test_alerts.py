@@ -1,4 +1,4 @@
-"""Alerts: what is wrong is posted to a real HTTP server once, and once more when it is over."""
+"""Alerts: each problem is posted to a real HTTP server once, and once more when it ends."""
 
 import json
 import sqlite3
@@ -27,7 +27,7 @@ WINDOW = "2025-03-01T0100"
 
 
 class Webhook:
-    """Takes alerts at an address that is a secret; answers with a status."""
+    """Webhook at a secret address that records alerts and answers with a status."""
 
     def __init__(self) -> None:
         self.posted: list[dict[str, Any]] = []
@@ -44,13 +44,13 @@ class Webhook:
                 self.end_headers()
 
             def log_message(self, *_: Any) -> None:
-                """Say nothing."""
+                """Log nothing."""
 
         self.server = HTTPServer(("127.0.0.1", 0), Handler)
         self.address = f"http://127.0.0.1:{self.server.server_port}/hush"
 
     def texts(self) -> list[str]:
-        """What was posted since the last look."""
+        """Return the texts of the alerts posted since the last call."""
         texts = [alert["text"] for alert in self.posted]
         self.posted.clear()
         return texts
@@ -58,13 +58,13 @@ class Webhook:
 
 @pytest.fixture
 def webhook(monkeypatch):
-    one = Webhook()
-    thread = threading.Thread(target=one.server.serve_forever, args=(0.01,))
+    webhook = Webhook()
+    thread = threading.Thread(target=webhook.server.serve_forever, args=(0.01,))
     thread.start()
-    monkeypatch.setenv("ALERTS_URL", one.address)
-    yield one
-    one.server.shutdown()
-    one.server.server_close()
+    monkeypatch.setenv("ALERTS_URL", webhook.address)
+    yield webhook
+    webhook.server.shutdown()
+    webhook.server.server_close()
     thread.join()
 
 
@@ -72,7 +72,7 @@ POSTED = dg.EnvVar("ALERTS_URL")
 
 
 def tick(place: Place, to: Any = POSTED, queue: TableQueue | None = None) -> str:
-    """A tick of the sensor, which remembers its cursor; what its page in the UI says."""
+    """Evaluate a tick of the sensor with the cursor of the last tick, and return its skip reason."""
     definitions = platform_definitions([Asked], resources_at(str(place.folder), "nowhere"), alerts=to)
     lake = Lake(root=str(place.folder / "lake"))
     context = dg.build_sensor_context(
@@ -87,7 +87,7 @@ def tick(place: Place, to: Any = POSTED, queue: TableQueue | None = None) -> str
 
 
 def fail(place: Place, count: int, state: str = "open", first: int = 0, **more: Any) -> None:
-    """Write the event of some messages, numbered from `first`: `open`, `dead` or `closed`."""
+    """Write events of messages, numbered from `first`: `open`, `dead` or `closed`."""
     table = Table(Lake(root=str(place.folder / "lake")), "asked", "failed", FAILED)
     table.ensure()
     event = {"source": "queue", "attempt": 1, "state": state, "at": datetime.now(UTC), "receive_id": "r", **more}
@@ -100,7 +100,7 @@ def away(place: Place) -> TableQueue:
 
 
 def test_a_red_run_is_reported_once_and_once_that_a_later_one_is_green(place, webhook):
-    assert tick(place) == "Nothing is wrong."
+    assert tick(place) == "No problems found."
     red = place.queued(tags(5), RED)
     said = [tick(place), tick(place)]
     place.queued(tags(5), RED)
@@ -113,7 +113,7 @@ def test_a_red_run_is_reported_once_and_once_that_a_later_one_is_green(place, we
     first, over = webhook.posted
     about = {"path": "/hush", "pipeline": "asked", "about": "runs", "of": "source"}
     assert first == {**about, "text": failed, "since": first["since"], "over": False}
-    assert over == {**about, "text": f"Over: {failed}", "since": first["since"], "over": True}
+    assert over == {**about, "text": f"Resolved: {failed}", "since": first["since"], "over": True}
 
 
 def test_a_red_run_between_two_ticks_is_reported_although_a_later_one_is_green(place, webhook):
@@ -124,7 +124,7 @@ def test_a_red_run_between_two_ticks_is_reported_although_a_later_one_is_green(p
     tick(place)
     assert webhook.texts() == [f"Run {red.run_id} of any failed."]
     tick(place), tick(place)
-    assert webhook.texts() == [f"Over: Run {red.run_id} of any failed."]
+    assert webhook.texts() == [f"Resolved: Run {red.run_id} of any failed."]
 
 
 def test_open_failures_are_reported_above_their_bound(place, webhook):
@@ -134,11 +134,11 @@ def test_open_failures_are_reported_above_their_bound(place, webhook):
     assert webhook.texts() == []
     fail(place, 1, first=2)
     tick(place, bounded), tick(place, bounded)
-    told = "3 failures of asked are open and have no automatic retry; 2 are allowed."
+    told = "asked has 3 open failures without an automatic retry, more than the allowed 2."
     assert webhook.texts() == [told]
     fail(place, 3, state="closed")
     tick(place, bounded)
-    assert webhook.texts() == [f"Over: {told}"]
+    assert webhook.texts() == [f"Resolved: {told}"]
 
 
 def test_dead_failures_have_a_bound_and_an_alert_of_their_own(place, webhook):
@@ -150,7 +150,7 @@ def test_dead_failures_have_a_bound_and_an_alert_of_their_own(place, webhook):
     fail(place, 1, "dead", first=101)
     tick(place, bounded)
     assert [(alert["about"], alert["text"]) for alert in webhook.posted] == [
-        ("dead", "2 failures of asked are dead; 1 are allowed.")
+        ("dead", "asked has 2 dead failures, more than the allowed 1.")
     ]
 
 
@@ -173,7 +173,7 @@ def test_failures_whose_retry_the_class_has_lost_are_reported(place, webhook):
 def test_growth_is_reported_at_once_if_it_doubles_and_else_after_a_time(place, webhook, monkeypatch):
     def dead() -> list[int]:
         tick(place)
-        return [int(text.split()[0]) for text in webhook.texts()]
+        return [int(text.split()[2]) for text in webhook.texts()]
 
     fail(place, 10, "dead")
     assert (dead(), dead()) == ([10], [])
@@ -196,13 +196,13 @@ def test_a_backlog_that_is_too_old_stays_reported_while_its_source_does_not_answ
         database.execute("UPDATE messages SET created_at = datetime(created_at, '-1 hour')")
     tick(place)
     (text,) = webhook.texts()
-    assert text.startswith("queue of asked: The oldest has waited 1:00:")
+    assert text.startswith("queue of asked: The oldest message has waited 3,60")
     tick(place, queue=away(place)), tick(place, queue=away(place))
     (unanswered,) = webhook.texts()
     assert unanswered.startswith("queue of asked cannot be used: ")
     place.queue.plan(1, 1, "somebody")
     tick(place)
-    assert webhook.texts() == [f"Over: {unanswered}", f"Over: {text}"]
+    assert webhook.texts() == [f"Resolved: {unanswered}", f"Resolved: {text}"]
 
 
 def test_what_a_webhook_refuses_is_sent_by_a_later_tick_and_no_log_has_its_address(place, webhook, caplog, capfd):
@@ -211,7 +211,7 @@ def test_what_a_webhook_refuses_is_sent_by_a_later_tick_and_no_log_has_its_addre
     refused = tick(place)
     webhook.status = 200
     tick(place)
-    assert refused.startswith("Alerts cannot be sent, HTTP status 500; the next tick tries again. Run ")
+    assert refused.startswith("Could not send alerts (HTTP status 500). The next tick tries again. Run ")
     assert len(webhook.texts()) == 1
     assert "hush" not in f"{refused}{place.cursor}{caplog.text}{capfd.readouterr()}"
 
@@ -227,20 +227,23 @@ def test_a_function_gets_alerts_and_one_that_raises_gets_them_again(place):
     place.queued(tags(5), RED)
     refused = tick(place, page)
     tick(place, page), tick(place, page)
-    assert [(one.about, one.over) for one in got] == [("runs", False)] * 2
+    assert [(alert.about, alert.over) for alert in got] == [("runs", False)] * 2
     assert "ConnectionError" in refused
     assert "hush" not in refused
 
 
 def test_a_lake_that_does_not_answer_in_time_holds_up_no_alert_and_none_is_sent_twice(place, webhook, monkeypatch):
-    """Dagster gives a tick a minute; a bucket that is away takes two to say so."""
+    """Dagster allows a tick one minute; an unavailable bucket takes two minutes to time out."""
     answers = threading.Event()
     monkeypatch.setattr(FailedMessages, "by_window", lambda _: answers.wait(30) and {})
     monkeypatch.setattr(alerts, "_LOOKS_WITHIN_S", 0.2)
     red = place.queued(tags(5), RED)
     tick(place), tick(place)
     answers.set()
-    assert webhook.texts() == [f"Run {red.run_id} of any failed.", "Failures of asked cannot be counted: TimeoutError."]
+    assert webhook.texts() == [
+        f"Run {red.run_id} of any failed.",
+        "Could not count the failures of asked: TimeoutError.",
+    ]
 
 
 def test_alerts_that_take_too_long_to_send_are_left_to_the_next_tick(place, webhook, monkeypatch):
@@ -250,7 +253,7 @@ def test_alerts_that_take_too_long_to_send_are_left_to_the_next_tick(place, webh
     late = tick(place)
     monkeypatch.setattr(alerts, "_SENDS_WITHIN_S", 45.0)
     assert webhook.texts() == []
-    assert late.startswith("There was no time to send all alerts; the next tick goes on. Run ")
+    assert late.startswith("Some alerts were not sent within ")
     tick(place)
     assert len(webhook.texts()) == 2
 

@@ -1,4 +1,4 @@
-"""Whether anything asks for a producer's runs: its sensor or schedule is on, and a daemon evaluates it."""
+"""Whether runs of a producer are requested: its sensor or schedule is on, and a daemon evaluates it."""
 
 import time
 
@@ -19,7 +19,7 @@ from tests.fixtures.pipelines_under_test import Told
 
 
 class ByClock(Told):
-    """A schedule pulls; its sensor is off."""
+    """A pipeline pulled by a schedule; its sensor is off."""
 
     name = "by_clock"
     producer = Producer(source="queue", schedule="0 * * * *")
@@ -27,8 +27,8 @@ class ByClock(Told):
 
 @pytest.fixture
 def instance():
-    with dg.DagsterInstance.local_temp() as one:
-        yield one
+    with dg.DagsterInstance.local_temp() as instance:
+        yield instance
 
 
 def beat(instance: dg.DagsterInstance, *daemons: str, ago_s: float = 0) -> None:

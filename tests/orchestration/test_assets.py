@@ -1,4 +1,4 @@
-"""Pipelines as partitioned assets: what the graph shows, pulls on a real instance, Spark and queue, and refusals."""
+"""Pipelines as partitioned assets: the graph, pulls on a real instance, Spark and queue, and refusals."""
 
 import re
 from typing import Any
@@ -49,7 +49,7 @@ def test_the_catalog_shows_columns_with_descriptions_names_and_the_class():
     asset = pipeline_assets(Told)
     specs = {spec.key.path[-1]: spec.metadata for spec in asset.specs}
     assert specs["lines"]["dagster/table_name"] == "told.lines"
-    columns = {one.name: one for one in specs["lines"]["dagster/column_schema"].columns}
+    columns = {column.name: column for column in specs["lines"]["dagster/column_schema"].columns}
     assert (columns["text"].type, columns["text"].description) == ("string", "What it says.")
     assert columns["message_id"].description
     (reference,) = specs["failed"]["dagster/code_references"].code_references
@@ -103,7 +103,7 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
     assert checks["acknowledged"].passed
     assert not checks["no_open_failures"].passed
     assert checks["no_open_failures"].severity == dg.AssetCheckSeverity.WARN
-    assert "2 failed messages wait" in checks["no_open_failures"].description
+    assert "2 open failures" in checks["no_open_failures"].description
 
 
 def test_an_empty_queue_still_yields_every_output(location):
@@ -176,7 +176,7 @@ def test_a_changed_type_fails_the_run_before_anything_is_leased_and_a_new_field_
     location.enqueue("two words")
     reason = "told/lines: text: text in the table, integer in the model"
 
-    with pytest.warns(UserWarning, match=f"told gets no runs: {reason}"):
+    with pytest.warns(UserWarning, match=f"Runs of told are refused: {reason}"):
         changed = location.run("told_pull", edit="changed")
 
     assert changed.status == FAILURE
@@ -243,8 +243,8 @@ def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location):
         "handling fail deadly",
     ):
         assert any(re.match(rf"\| {line}", text) for text in lines), line
-    assert "callbacks of task 0 said" in log
-    assert "the splitter of 'letters' said" in log
+    assert "Output of callbacks of task 0:" in log
+    assert "Output of the splitter of 'letters':" in log
 
 
 SUCCESS = dg.DagsterRunStatus.SUCCESS
@@ -258,7 +258,7 @@ def test_a_dead_message_is_sent_on_once_its_queue_is_there(location):
     assert away.status == SUCCESS
     told = location.checks(away)["acknowledged"]
     assert not told.passed
-    assert "1 dead letters are not sent: the next run sends them." in told.description
+    assert "1 dead letter is not sent." in told.description
     assert (location.waiting(), location.open_failures(pipeline=Lettered)) == (0, {WINDOW: 1})
     (event,) = location.materialisations(away, "failed", "lettered")
     assert {name: figures(event)[name] for name in ("open", "dead", "failed")} == {"open": 1, "dead": 1, "failed": 1}

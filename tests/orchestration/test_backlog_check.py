@@ -1,4 +1,4 @@
-"""The check `backlog`: evaluated by a sensor, without a run, and by hand."""
+"""The check `backlog`, evaluated by a sensor, without a run, and manually."""
 
 import sqlite3
 from datetime import timedelta
@@ -23,21 +23,21 @@ WARN = dg.AssetCheckSeverity.WARN
 
 
 class Clocked(Told):
-    """Pulled by the clock; its messages may wait for five minutes."""
+    """Pulled by a schedule; its messages may wait for five minutes."""
 
     name = "clocked"
     producer = Producer(source="queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5))
 
 
 class Hourly(Told):
-    """Pulled by the clock; its messages may wait for ever."""
+    """Pulled by a schedule; its messages may wait for any time."""
 
     name = "hourly"
     producer = Producer(source="queue", schedule="7 * * * *")
 
 
 def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = None) -> Any:
-    """What the UI shows of the check after a tick, which the daemon reports as here."""
+    """Return the check's evaluation in the UI after a tick, which this function reports as the daemon does."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     context = dg.build_sensor_context(
         instance=place.instance,
@@ -68,7 +68,7 @@ def test_it_warns_while_the_oldest_message_waits_too_long_and_needs_no_run(place
 
     assert fresh.passed
     assert (old.passed, old.severity) == (False, WARN)
-    assert "0:05:00 are allowed" in old.description
+    assert "oldest_allowed (300 s)" in old.description
     assert old.metadata["backlog"].value == 1
     assert (away.passed, away.severity) == (False, WARN), "a source that is away is a warning, not an error"
     assert place.instance.get_runs_count() == 0
@@ -99,9 +99,9 @@ def test_it_warns_of_messages_that_the_source_lost(place):
 @pytest.mark.parametrize(
     ("messages", "oldest_allowed", "passed", "said"),
     [
-        (1, timedelta(minutes=5), False, "Messages wait, and the source cannot tell for how long"),
-        (0, timedelta(minutes=5), True, "None waits."),
-        (1, None, True, "The pipeline's `oldest_allowed` sets no limit."),
+        (1, timedelta(minutes=5), False, "Messages are waiting, and the source does not report their age"),
+        (0, timedelta(minutes=5), True, "No messages are waiting."),
+        (1, None, True, "Messages may wait for any time"),
     ],
 )
 def test_of_a_source_that_cannot_tell_how_long_it_passes_only_where_none_waits(

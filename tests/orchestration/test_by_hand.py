@@ -1,4 +1,4 @@
-"""What people start from asset pages, the command line or GraphQL: some assets alone, some checks alone."""
+"""Manual runs from asset pages, the command line or GraphQL: some assets only, some checks only."""
 
 import dagster as dg
 
@@ -57,5 +57,5 @@ def test_checks_are_executed_alone_without_a_run_of_the_pipeline(location):
     found = location.checks(location.stored(result.run_id))
     assert location.waiting() == 1
     assert {name: check.passed for name, check in found.items()} == {"acknowledged": False, "no_open_failures": False}
-    assert found["acknowledged"].description == "1 receive is not acknowledged: the next run makes up for it."
-    assert "1 failed messages wait" in found["no_open_failures"].description
+    assert "1 decided receive is not acknowledged" in found["acknowledged"].description
+    assert "1 open failure in window" in found["no_open_failures"].description

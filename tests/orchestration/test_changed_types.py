@@ -1,4 +1,4 @@
-"""A model whose field changed its type: its pipeline gets no runs, by sensors, the check `columns` and `status`."""
+"""A model with a changed type of a field: sensors, the check `columns` and `status` report that runs are refused."""
 
 import dagster as dg
 import pyarrow as pa
@@ -46,7 +46,7 @@ def test_its_pipeline_alone_gets_no_runs_until_it_fits(lake, tmp_path, monkeypat
     assert resources["lake"].root == lake.root
     other = source_resource(MoodyQueue)(name="other", url=f"sqlite:///{tmp_path}/other.sqlite")
 
-    with pytest.warns(UserWarning, match=f"typed gets no runs: {SAID}"):
+    with pytest.warns(UserWarning, match=f"Runs of typed are refused: {SAID}"):
         definitions = platform_definitions([Typed, Fitting], {**resources, "other": other})
 
     assert {"typed_pull", "fitting_pull"} <= {job.name for job in definitions.resolve_all_job_defs()}

@@ -1,4 +1,4 @@
-"""`PipelineComponent`: pipelines of a `dg` project, each a folder with a `defs.yaml`."""
+"""`PipelineComponent`: pipelines of a `dg` project, each in a folder with a `defs.yaml`."""
 
 import re
 import sys
@@ -170,7 +170,7 @@ def test_where_spark_is_comes_from_the_environment_if_no_component_says_it(proje
 def test_a_path_of_no_pipeline_is_refused(project, path):
     scaffold(project, "orders", pipeline=path)
 
-    assert f"PipelineError: {path!r} is no Pipeline: name a class as <module>.<class>" in refusal(project)
+    assert f"PipelineError: {path!r} is not a Pipeline" in refusal(project)
 
 
 def test_a_component_in_python_takes_the_class_and_its_resources(project):

@@ -1,4 +1,4 @@
-"""The data version of a window changes with its rows, and every window that a run was about is materialised."""
+"""The data version of a window changes with its rows, and every window of a run is materialised."""
 
 import dagster as dg
 import pytest
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.usefixtures("open_spark")
 
 
 def versions(location: Location, run: dg.DagsterRun, table: str, pipeline: str = "told") -> dict[str, str | None]:
-    """By window."""
+    """Return the data versions by window."""
     events = location.materialisations(run, table, pipeline)
     return {str(event.partition): (event.tags or {}).get("dagster/data_version") for event in events}
 

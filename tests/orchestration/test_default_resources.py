@@ -1,4 +1,4 @@
-"""A deployment of pipelines and sources alone: the lake, control store and Spark are the default resources."""
+"""A deployment of pipelines and sources only: lake, control store and Spark are the default resources."""
 
 import dagster as dg
 import pytest
@@ -14,7 +14,7 @@ class Order(BaseModel):
 
 
 class Orders(Pipeline):
-    """Stores orders."""
+    """A pipeline that stores orders."""
 
     name = "orders"
     producer = Producer(source="queue")
@@ -56,7 +56,7 @@ def test_runs_of_a_short_deployment_use_one_process_and_a_project_keeps_its_exec
 
 
 def test_wrong_sources_are_refused_by_key(queue):
-    with pytest.raises(PipelineError, match=r"sources\['queue'\] is a TableQueue: it must be a connector"):
+    with pytest.raises(PipelineError, match=r"sources\['queue'\] must be a connector, .*got a TableQueue"):
         platform_definitions([Orders], sources={"queue": TableQueue})  # type: ignore[dict-item]
     with pytest.raises(PipelineError, match=r"sources\['lake'\] is also a key"):
         platform_definitions([Orders], {"lake": 1}, sources={"lake": queue})

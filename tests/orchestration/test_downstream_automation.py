@@ -1,4 +1,4 @@
-"""Assets downstream of a pipeline fire by `WHEN_NEW` whenever a window gets rows, although other windows stay empty."""
+"""Downstream assets fire by `WHEN_NEW` when a window gets rows, even if other windows stay empty."""
 
 from datetime import timedelta
 
@@ -21,7 +21,7 @@ PARTITIONS = {
 
 
 class Daemon:
-    """Evaluates the condition as Dagster's daemon does, tick by tick, and materialises what it asks for.
+    """A daemon that evaluates the condition tick by tick, and materialises the requested partitions.
 
     The table is in another code location: all that Dagster knows of it is its spec.
     """
@@ -40,7 +40,7 @@ class Daemon:
         self.instance.report_runless_asset_event(dg.AssetMaterialization(LINES, partition=window, tags=tags))
 
     def asks(self) -> set[str | None]:
-        """The partitions that a tick asks for; `{None}` for an asset without."""
+        """Return the partitions that a tick requests; `{None}` for an unpartitioned asset."""
         result = dg.evaluate_automation_conditions(
             self.definitions,
             self.instance,
@@ -57,7 +57,7 @@ class Daemon:
 
 @pytest.fixture(params=PARTITIONS)
 def partitioned(request):
-    """A daemon that knows an asset with such partitions, and which of these a window belongs to."""
+    """A daemon that knows an asset with these partitions, and the partitions of a window."""
     partitions, partition_of = PARTITIONS[request.param]
     return Daemon(partitions), partition_of
 

@@ -1,4 +1,4 @@
-"""Which executors a run may have, where its steps share a connection."""
+"""Executors that a run may have if its steps share a connection."""
 
 import threading
 import time
@@ -28,7 +28,7 @@ AWAY = "127.0.0.1:1 does not answer"
 
 
 def job_with(executor: str, root: str) -> dg.JobDefinition:
-    """The pull of a pipeline over RabbitMQ, where no server is."""
+    """The pull of a pipeline over RabbitMQ, without a server."""
     queue = source_resource(RabbitmqSource)(name="queue", url="amqp://127.0.0.1:1", queue="told", backoff_type="stop")
     resources = {**resources_at(root, root), "queue": queue}
     return platform_definitions([Told], resources).resolve_job_def("told_pull").with_executor_def(EXECUTORS[executor])
@@ -82,7 +82,7 @@ SHORT_S = 4.0
 
 
 def pull_with_slow_steps(root: str, spark_folder: str) -> dg.JobDefinition:
-    """The pull of a pipeline whose claims expire soon. The process after the one that received starts late."""
+    """The pull of a pipeline whose claims expire soon. The process of the step after the receive starts late."""
     lease.CLAIM_S, was_late = SHORT_S, Path(root, "late")
     if ControlStore(f"sqlite:///{root}/control.sqlite").in_flight("told") and not was_late.exists():
         was_late.touch()
@@ -91,7 +91,7 @@ def pull_with_slow_steps(root: str, spark_folder: str) -> dg.JobDefinition:
 
 
 def test_a_claim_outlives_the_time_between_two_steps(location, monkeypatch):
-    """A retry from an asset's page ended red where a step took longer to start than a claim lasted."""
+    """A retry from an asset's page failed if a step took longer to start than a claim lasted."""
     monkeypatch.setattr(lease, "CLAIM_S", SHORT_S)
     location.queue.send([b"1", b"2"])
     arguments = {"root": str(location.root), "spark_folder": str(location.spark_folder)}

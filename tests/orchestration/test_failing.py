@@ -1,4 +1,4 @@
-"""The error of a failed step: the reason comes first, where it is written for users."""
+"""The error of a failed step: the reason comes first if it is written for users."""
 
 import dagster as dg
 import pytest
@@ -11,7 +11,7 @@ from pipeline_platform.source.contract import SourceError
 
 
 def first_line(error: Exception) -> str:
-    """The first line of what Dagster shows of a step that raised an error, without the class that it names."""
+    """Return the first line of a failed step's error in Dagster, without the class."""
 
     @dg.op
     def step() -> None:

@@ -1,4 +1,4 @@
-"""The first window of a pipeline whose class leaves it open: kept by the control store, the same for all who load."""
+"""The first window of a pipeline without `first_window`: stored in the control store, equal for all processes."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -43,7 +43,7 @@ def resources_at(root: Path) -> dict[str, Any]:
 
 
 def first_of(pipeline: type[Keeping], root: Path, **given: Any) -> str:
-    """The first partition of all assets of a pipeline, as a process that loads the definitions makes them."""
+    """Return the first partition of a pipeline's assets, as a process builds them when it loads the definitions."""
     definitions = platform_definitions([pipeline], resources_at(root), **given)
     partitions = {spec.partitions_def for spec in definitions.resolve_all_asset_specs()}
     (windows,) = partitions | {definitions.resolve_job_def(f"{pipeline.name}_pull").partitions_def}
@@ -69,13 +69,13 @@ def test_whoever_loads_later_makes_the_same_partitions(tmp_path):
 
 
 def test_of_two_that_load_first_at_once_one_says_it(tmp_path):
-    one, other = (ControlStore(f"sqlite:///{tmp_path}/control.sqlite") for _ in range(2))
+    first, other = (ControlStore(f"sqlite:///{tmp_path}/control.sqlite") for _ in range(2))
 
     def while_the_other_asks() -> str:
         assert other.first_window("orders", lambda: NEXT_YEAR) == NEXT_YEAR
         return "2031-01-01T0000"
 
-    assert one.first_window("orders", while_the_other_asks) == NEXT_YEAR
+    assert first.first_window("orders", while_the_other_asks) == NEXT_YEAR
 
 
 def test_windows_begin_with_the_oldest_data_where_the_store_is_new(tmp_path):
@@ -99,7 +99,7 @@ def test_what_the_class_says_holds(tmp_path):
 def test_while_the_store_is_away_no_window_is_missing_and_a_warning_says_why(tmp_path):
     (tmp_path / "control.sqlite").write_text("no database, but long enough to be read as the header of one" * 4)
 
-    with pytest.warns(UserWarning, match="keeping: windows begin with 2026-01-01 until .*control.sqlite is damaged"):
+    with pytest.warns(UserWarning, match="keeping: .*windows start at 2026-01-01 until .*control.sqlite is damaged"):
         assert first_of(Open, tmp_path) == "2026-01-01T0000"
 
 
@@ -107,5 +107,5 @@ def test_a_variable_that_is_not_set_keeps_nobody_from_loading(tmp_path, monkeypa
     monkeypatch.delenv("NOT_SET", raising=False)
     resources = {**resources_at(tmp_path), "control": ControlResource(url=dg.EnvVar("NOT_SET"))}
 
-    with pytest.warns(UserWarning, match="keeping: windows begin with 2026-01-01"):
+    with pytest.warns(UserWarning, match="keeping: .*windows start at 2026-01-01"):
         platform_definitions([Open], resources)

@@ -1,4 +1,4 @@
-"""What the launchpad opens with, as GraphQL tells the UI, and what it takes all the same."""
+"""The initial config of the launchpad, as the UI gets it by GraphQL, and the config that it accepts."""
 
 import asyncio
 import sys
@@ -85,7 +85,7 @@ def test_it_knows_the_fields_of_the_context_with_types_and_descriptions(asked):
 
 
 class Rich(BaseModel):
-    """Fields of every sort."""
+    """Fields of every type."""
 
     limit: int = 3
     since: date = date(2026, 1, 1)
@@ -94,7 +94,7 @@ class Rich(BaseModel):
 
 
 class Enriched(Pipeline, abstract=True):
-    """Its runs change such fields."""
+    """A pipeline whose runs change these fields."""
 
     context = Rich()
 
@@ -126,13 +126,13 @@ class Plain(BaseModel):
 
 
 class Declared(Pipeline, abstract=True):
-    """Its launchpad knows every field."""
+    """A pipeline whose launchpad knows every field."""
 
     context = Plain()
 
 
 class Without(Pipeline, abstract=True):
-    """It has no context."""
+    """A pipeline without a context."""
 
 
 @pytest.mark.parametrize("pipeline", [Declared, Without])
@@ -153,7 +153,7 @@ def test_a_field_that_the_context_does_not_have_is_refused_before_a_run_starts(p
 
 
 def test_resources_show_their_values_on_their_own_page(asked):
-    shown = {one["name"]: one["configuredValues"] for one in asked(RESOURCES)["results"]}
+    shown = {resource["name"]: resource["configuredValues"] for resource in asked(RESOURCES)["results"]}
 
     assert {"key": "attempts", "value": "3"} in shown["acknowledger"]
 

@@ -45,7 +45,7 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     [
         ({"allowed_messages": -5, "interval_s": 1.0}, "RateLimiting.allowed_messages: must be an int from 1 to"),
         ({"allowed_messages": 5, "interval_s": 1e300}, "less than or equal to 3153600000"),
-        ({"allowed_messages": 5}, "told has no rate limit to change a part of: set allowed_messages and interval_s"),
+        ({"allowed_messages": 5}, "told has no rate limit. Set both allowed_messages and interval_s"),
         ({"max_runs": 0}, "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
     ],
 )
@@ -92,7 +92,7 @@ def test_it_logs_what_it_changed_and_no_option_that_is_unset(tmp_path):
     store, said = ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), []
     change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), said.append)
     change(Told, store, LimitsConfig(max_runs=3), said.append)
-    assert said == ["told is paused: moves", "told: set at run time: max_runs 3"]
+    assert said == ["Paused told: moves", "told: set at run time: max_runs 3"]
 
 
 @pytest.mark.parametrize(("reason", "kept"), [("", "moves"), ("ends", "ends")])

@@ -1,4 +1,4 @@
-"""What callbacks print and log, in the log of the run."""
+"""Output of callbacks in the log of the run."""
 
 import logging
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ def test_lines_are_logged_at_the_level_that_they_begin_with(caplog):
         ("INFO", ["| printed"]),
         ("ERROR", ["| ERROR message '1': as told", "|   Traceback"]),
         ("WARNING", ["| WARNING:root:own format"]),
-        ("INFO", ["| INFO: x", "| and 2 more lines, which are in Spark's log"]),
+        ("INFO", ["| INFO: x", "| 2 more lines are in Spark's log"]),
     ]
 
 
@@ -28,5 +28,5 @@ def test_what_a_callback_prints_cannot_pass_for_a_line_of_the_log(caplog):
     with caplog.at_level(logging.INFO):
         log_output(SimpleNamespace(log=logging.getLogger("run")), Manifest(notes=[output.notes() | {"task": 0}]))
     first, *lines = "\n".join(record.getMessage() for record in caplog.records).split("\n")
-    assert first == "callbacks of task 0 said:"
+    assert first == "Output of callbacks of task 0:"
     assert lines == ["| ", r"| 2026-11-26 - ERROR - forged\r\x1b[2Jcleared\u2028apart\u202ereversed"]

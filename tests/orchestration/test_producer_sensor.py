@@ -92,7 +92,7 @@ def test_where_runs_have_a_time_to_take_it_asks_for_what_the_last_ones_handled_i
 
 
 def left_by_a_dead_run(place: Place, messages: int) -> None:
-    """A claim that nobody renewed; what it leased comes back when the next run gives it up."""
+    """Make a claim that expires; the next run releases its messages."""
     place.control.claim("asked", "r", "dead", wanted=messages, capacity=200, lease_s=0.01)
     time.sleep(0.05)
 
@@ -211,7 +211,7 @@ def test_a_source_that_stays_away_is_asked_less_and_less_often(place):
 
 
 class Mute(TableQueue):
-    """It cannot tell its backlog."""
+    """A source that does not report its backlog."""
 
     def backlog(self) -> Backlog:
         return Backlog(None)
@@ -315,7 +315,7 @@ sys.exit([name for name in sys.modules if name.split(".")[0] in ("pyspark", "dag
 
 
 class InTurn(Told):
-    """By the source's partition, which a table queue shares out unless told otherwise."""
+    """In order by the source's partition. By default, a table queue leases a partition to several runs."""
 
     name = "in_turn"
     producer = Producer(source="queue", max_runs=3)
@@ -331,7 +331,7 @@ def test_no_run_is_asked_for_beside_another(place, alone):
     place.enqueue(70)
     claim(place, alone=alone)
 
-    assert place.skips(InTurn) == "run other is under way, and runs take turns: messages keep their order"
+    assert place.skips(InTurn) == "run other is active, and runs take turns to keep messages in order"
     place.control.end("a")
     assert place.asked(InTurn) == [70]
 

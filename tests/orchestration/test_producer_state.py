@@ -1,4 +1,4 @@
-"""What holds of a producer now: the same sentence in the sensor's tick, the check `backlog` and `status`."""
+"""State of a producer: the same sentence in the sensor's tick, the check `backlog` and `status`."""
 
 import re
 from datetime import timedelta
@@ -34,12 +34,12 @@ def test_it_counts_what_waits_and_what_is_held_by_which_run_in_which_step(place)
 
     said = sentence(place)
 
-    step = rf"60 held by run {run.run_id[:8]} \(step handle_messages, \d+ s\)"
-    assert re.fullmatch(f"70 wait, {step}; 1 run may be asked for", said)
+    step = rf"60 in flight in run {run.run_id[:8]} \(step handle_messages, \d+ s\)"
+    assert re.fullmatch(f"70 waiting; {step}; 1 more run can start", said)
 
 
 def test_what_runs_may_take_is_part_of_what_waits(place):
-    """A scheduled run that starts may take 200,000 of the four that wait."""
+    """A scheduled run that starts may lease 200,000 messages, but only four wait."""
     place.enqueue(4)
     starting = place.queued(tags(200_000))
     leasing = place.queued(tags(60), dg.DagsterRunStatus.STARTED)
@@ -48,16 +48,16 @@ def test_what_runs_may_take_is_part_of_what_waits(place):
     said = sentence(place)
 
     runs = f"runs {starting.run_id[:8]} (not started), {leasing.run_id[:8]} (started)"
-    assert said.startswith(f"4 wait, up to 4 of them for {runs}, none held; ")
+    assert said.startswith(f"4 waiting, up to 4 of them to be leased by {runs}; none in flight; ")
 
 
 @pytest.mark.parametrize(
     ("waiting", "said"),
     [
-        (Backlog(ENDLESS), "messages without end wait"),
-        (Backlog(None), "the source cannot tell what waits"),
-        (Backlog(1), "1 waits"),
-        (Backlog(1_000, at_least=True), "at least 1,000 wait"),
+        (Backlog(ENDLESS), "the source never ends"),
+        (Backlog(None), "the source does not report its backlog"),
+        (Backlog(1), "1 waiting"),
+        (Backlog(1_000, at_least=True), "at least 1,000 waiting"),
         (SourceAwayError("no route"), "queue does not answer (no route)"),
         (SourceError("no such queue"), "queue cannot be used (no such queue)"),
     ],
@@ -69,7 +69,7 @@ def test_it_says_what_a_source_can_tell(place, waiting, said):
                 raise waiting
             return waiting
 
-    assert sentence(place, Telling(name="queue", url=place.queue.url)).startswith(f"{said}, none held; ")
+    assert sentence(place, Telling(name="queue", url=place.queue.url)).startswith(f"{said}; none in flight; ")
 
 
 def test_a_tick_and_the_check_that_it_reports_say_the_same_and_link_the_runs(place):
@@ -79,7 +79,8 @@ def test_a_tick_and_the_check_that_it_reports_say_the_same_and_link_the_runs(pla
     told = place.tick()
 
     (shown,) = evaluations(place, told)
-    now = f"3 wait, up to 1 of them for run {run.run_id[:8]} (not started), none held; 1 run may be asked for"
+    leasing = f"up to 1 of them to be leased by run {run.run_id[:8]} (not started)"
+    now = f"3 waiting, {leasing}; none in flight; 1 more run can start"
     assert told.skip_message.endswith(f". Now: {now}")
     assert shown.description.endswith(f" Now: {now}.")
     assert {name: value.value for name, value in shown.metadata.items() if name != "oldest, seconds"} == {
@@ -98,8 +99,20 @@ def test_a_tick_reports_the_check_once_a_minute_and_only_what_is_new(place, at):
     at(timedelta(seconds=122))
     changed = place.tick()
 
-    told = [len(evaluations(place, one)) for one in (first, at_once, unchanged, changed)]
+    told = [len(evaluations(place, tick)) for tick in (first, at_once, unchanged, changed)]
     assert told == [1, 0, 0, 1]
+
+
+def test_a_skip_reason_names_the_capacity_and_the_runs_once(place):
+    place.enqueue(300)
+    assert place.asked() == [100, 100]
+
+    reason = str(place.tick().skip_message)
+
+    for run in place.instance.get_runs():
+        assert reason.count(run.run_id[:8]) == 1
+    assert reason.count("capacity of 200") == 1
+    assert "no run can start" not in reason
 
 
 def test_a_pause_shows_on_the_asset(place):

@@ -1,4 +1,4 @@
-"""Runs that are red by `fail_run_on`: their windows are red too, while all of it is published and acknowledged."""
+"""Runs that fail by `fail_run_on`: their windows fail too, while all messages are published and acknowledged."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
 
 def windows(location: Location, table: str, *keys: str) -> dict[str, str | None]:
-    """What the asset page shows of some windows."""
+    """Return the statuses of windows on the asset page."""
     asset = dg.AssetKey(["strict", table])
     found: Any = location.instance.get_status_by_partition(asset, list(keys), windows_of(Strict))
     return {key: found[key] and found[key].value for key in keys}
@@ -64,7 +64,7 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
 
 @pytest.mark.soak
 def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path, warm_spark):
-    """Under a real daemon, launched as the asset page does."""
+    """Launched under a real daemon, as from the asset page."""
     with deployment(tmp_path, warm_spark.folder, "tests.fixtures.location_judged") as deployed:
         deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
         deployed.queue.enqueue([b"fail", b"one"])

@@ -1,4 +1,4 @@
-"""The retry sensor: what is due is retried by a run, and nothing else is."""
+"""The retry sensor requests runs for due failures only."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,7 +21,7 @@ AHEAD = datetime.now(UTC) + timedelta(hours=1)
 
 
 class Again(Told):
-    """What fails is retried; one run takes 100."""
+    """A pipeline whose failures are retried; a run retries 100."""
 
     name = "asked"
     retry = Retry(max_attempts=3)
@@ -54,11 +54,11 @@ def test_failures_that_are_due_are_driven_by_a_run_per_range_of_windows(place):
     fail(place, WINDOWS[1], AGO)
     fail(place, WINDOWS[2], AHEAD)
     fail(place, WINDOWS[3], AGO)
-    two, one = look(place).run_requests
-    bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
-    assert (bounds, one.partition_key) == (WINDOWS[:2], WINDOWS[3])
-    assert [request.tags["pipeline_platform.demand/asked"] for request in (two, one)] == ["3", "1"]
-    assert config(two) == {"origin": "failed", "demand": 100, "failures": {"state": "due"}}
+    first, last = look(place).run_requests
+    bounds = [first.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
+    assert (bounds, last.partition_key) == (WINDOWS[:2], WINDOWS[3])
+    assert [request.tags["pipeline_platform.demand/asked"] for request in (first, last)] == ["3", "1"]
+    assert config(first) == {"origin": "failed", "demand": 100, "failures": {"state": "due"}}
 
 
 def test_nothing_is_asked_for_while_nothing_is_due(place):
@@ -77,9 +77,9 @@ def test_a_pause_holds_for_retries_too(place):
 def test_while_a_run_drives_failures_no_other_is_asked_for(place):
     fail(place, WINDOWS[0], AGO)
     queued = place.queued(tags(1) | {"pipeline_platform.origin/asked": "failed"})
-    assert look(place).skip_message == f"run {queued.run_id} retries failures already"
+    assert look(place).skip_message == f"run {queued.run_id} is already retrying failures"
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=60)
-    assert look(place).skip_message == f"run {queued.run_id} retries failures already"
+    assert look(place).skip_message == f"run {queued.run_id} is already retrying failures"
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=-1)
     assert len(look(place).run_requests) == 1, "a run whose claim is over is dead"
 
@@ -108,7 +108,7 @@ def test_a_look_asks_for_no_more_runs_than_it_may(place, monkeypatch):
 def test_the_sensor_is_there_and_on_where_the_pipeline_retries():
     def sensors(pipeline: type[Told]) -> dict[str, str]:
         location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
-        return {one.name: one.default_status.value for one in location.sensor_defs}
+        return {sensor.name: sensor.default_status.value for sensor in location.sensor_defs}
 
     assert sensors(Again)["asked_retry"] == "RUNNING"
     assert "asked_retry" not in sensors(Asked)

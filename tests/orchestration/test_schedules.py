@@ -1,4 +1,4 @@
-"""The schedules, and what they go by: ticks on a real instance."""
+"""The schedules: ticks on a real instance."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -22,7 +22,7 @@ from tests.fixtures.sensor import Asked, Limited, Place
 
 
 class Clocked(Told):
-    """Pulled by the clock, and its failures retried by the clock."""
+    """A pipeline with schedules for pulls and retries."""
 
     name = "clocked"
     producer = Producer(source="queue", schedule="7 * * * *")
@@ -40,7 +40,7 @@ def scheduled(schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
 
 
 def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
-    """What a tick of a schedule comes to."""
+    """Return the result of a tick of a schedule."""
     definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
     with dg.build_schedule_context(
         instance=place.instance,
@@ -59,16 +59,16 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place):
 
 
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place):
-    assert scheduled("clocked_redrive_schedule", place).skip_message == "no failure is waiting"
+    assert scheduled("clocked_redrive_schedule", place).skip_message == "there are no open failures to retry"
     waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
     with mock.patch.object(schedules.FailedMessages, "chosen_by_window", return_value=waiting):
         requests = scheduled("clocked_redrive_schedule", place).run_requests
-    two, one = requests
-    bounds = [two.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
-    assert (bounds, one.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
-    assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "a run takes on no more"
+    first, last = requests
+    bounds = [first.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
+    assert (bounds, last.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
+    assert [r.tags[TAGS.demand] for r in requests] == ["5", "100"], "the limit of a run"
     assert {r.tags[TAGS.origin] for r in requests} == {"failed"}
-    driven = two.run_config["ops"]["clocked"]["ops"]["receive_messages"]["config"]["failures"]
+    driven = first.run_config["ops"]["clocked"]["ops"]["receive_messages"]["config"]["failures"]
     assert driven == {"state": "waiting"}, "dead ones are left to people"
 
 
@@ -80,7 +80,7 @@ def test_the_tables_are_seen_to_each_night_and_in_an_hour_in_which_one_is_crowde
 
     assert len(asked(night).run_requests) == 1
     assert asked(night + timedelta(hours=1)).skip_message == (
-        "no table has 500 files that could be fewer; the rest waits until 02:30 UTC"
+        "no table has 500 small files to compact; all tables are maintained at 02:30 UTC"
     )
     monkeypatch.setattr(schedules, "is_crowded", lambda tables: tables.pipeline is Clocked)
     assert len(asked(night + timedelta(hours=1)).run_requests) == 1
@@ -116,7 +116,8 @@ def test_a_pause_holds_for_the_clock_too(place, schedule):
 )
 def test_what_a_pipeline_asks_for_is_on_by_itself_and_there_is_nothing_else_but_the_sensor(pipeline, on):
     location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
-    defined = {one.name: one.default_status.value for one in (*location.sensor_defs, *location.schedule_defs)}
+    definitions = (*location.sensor_defs, *location.schedule_defs)
+    defined = {definition.name: definition.default_status.value for definition in definitions}
     assert {name for name, status in defined.items() if status == "RUNNING"} == on
     assert set(defined) == on | {f"{pipeline.name}_producer"}
 
@@ -139,7 +140,7 @@ def test_windows_fall_into_runs_of_neighbours():
 def test_the_window_of_now_is_the_hour_that_is_open():
     now = datetime(2025, 3, 1, 12, 34, tzinfo=UTC)
     assert window_now(Asked, now) == datetime(2025, 3, 1, 12, tzinfo=UTC).strftime(WINDOW_FORMAT)
-    with pytest.raises(NoWindowError, match="no window has begun yet; first_window is 2025-01-01"):
+    with pytest.raises(NoWindowError, match="no window has started yet; first_window is 2025-01-01"):
         window_now(Asked, datetime(2024, 12, 31, tzinfo=UTC))
 
 
@@ -148,21 +149,21 @@ LATER = datetime(2999, 1, 1, tzinfo=UTC)
 
 
 class InTokyo(Told):
-    """Its windows begin with the year in Tokyo."""
+    """A pipeline whose windows start with the year in Tokyo."""
 
     name = "in_tokyo"
     first_window = TOKYO
 
 
 class Future(Asked):
-    """Its windows have not begun."""
+    """A pipeline whose first window is in the future."""
 
     name = "future"
     first_window = LATER
 
 
 class FutureByClock(Future):
-    """The same by the clock."""
+    """The same with a schedule."""
 
     name = "future_by_clock"
     producer = Producer(source="queue", schedule="7 * * * *")
@@ -176,10 +177,10 @@ def test_windows_begin_at_the_moment_that_was_given_in_another_zone():
 
 def test_the_sensor_waits_for_the_first_window_and_says_so(place):
     place.enqueue(100)
-    assert place.skips(Future) == "future: no window has begun yet; first_window is 2999-01-01 00:00:00+00:00"
+    assert place.skips(Future) == "future: no window has started yet; first_window is 2999-01-01 00:00:00+00:00"
 
 
 def test_the_clock_waits_for_the_first_window_too(place):
     told = scheduled_of(FutureByClock, "future_by_clock_pull_schedule", place)
     assert not told.run_requests
-    assert "no window has begun yet" in str(told.skip_message)
+    assert "no window has started yet" in str(told.skip_message)

@@ -1,4 +1,4 @@
-"""The sensors and schedules of several producers: each looks at its own source, and asks within its own limits."""
+"""Sensors and schedules of several producers: each reads its own source, and has its own limits."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ FAILURE = dg.DagsterRunStatus.FAILURE
 
 
 class Mixed(Told):
-    """One by the sensor, one by the clock."""
+    """A pipeline with one producer by sensor and one by schedule."""
 
     name = "mixed"
     producer = None
@@ -34,7 +34,7 @@ class Mixed(Told):
 
 
 class Slow(Told):
-    """West may handle ten a minute."""
+    """A pipeline whose producer `west` may handle ten messages a minute."""
 
     name = "slow"
     producer = None
@@ -55,7 +55,7 @@ def west(place):
 
 
 class Coast:
-    """Ticks of one producer's sensor, with a cursor of its own."""
+    """Ticks of one producer's sensor, with its own cursor."""
 
     def __init__(self, place: Place, west: TableQueue, producer: str, pipeline: type[Pipeline] = Coasts) -> None:
         self.place, self.west, self.producer, self.pipeline = place, west, producer, pipeline
@@ -74,7 +74,7 @@ class Coast:
         return told
 
     def asked(self) -> list[int]:
-        """The demands of the runs that a tick asks for, which are under way from then on."""
+        """Return the demands of the runs that a tick requests. They are queued from then on."""
         requests = self.tick().run_requests or []
         for request in requests:
             self.place.queued(request.tags)
@@ -115,8 +115,8 @@ def test_what_one_has_in_flight_takes_nothing_from_the_other(place, west, coasts
     west.enqueue([b"x"] * 300)
     east, other = coasts
     assert (east.asked(), other.asked()) == ([100, 100], [100])
-    assert east.skips().startswith("200 messages in flight use the capacity of 200: run")
-    assert other.skips().startswith("100 messages in flight use the capacity of 100: run")
+    assert "capacity of 200" in east.skips()
+    assert "capacity of 100" in other.skips()
 
 
 def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place):
@@ -168,8 +168,8 @@ def test_what_the_dead_left_is_asked_for_by_its_own_sensor_or_by_the_first(place
 def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the_pipeline_s():
     location = platform_definitions([Mixed], resources_at("nowhere", "nowhere")).get_repository_def()
     definitions = [*location.sensor_defs, *location.schedule_defs]
-    on = {one.name for one in definitions if one.default_status.value == "RUNNING"}
-    off = {one.name for one in definitions} - on
+    on = {sensor.name for sensor in definitions if sensor.default_status.value == "RUNNING"}
+    off = {sensor.name for sensor in definitions} - on
     schedules = {"mixed_west_pull_schedule", "mixed_maintenance_schedule"}
     assert on == {"mixed_east_producer", "mixed_east_backlog", "mixed_west_backlog", *schedules}
     assert off == {"mixed_west_producer"}

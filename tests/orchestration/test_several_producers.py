@@ -1,4 +1,4 @@
-"""A pipeline with two producers: whole runs in Dagster, each from one queue, and what concerns both of them."""
+"""A pipeline with two producers: whole runs in Dagster, each from one queue, and features of both together."""
 
 import sqlite3
 from typing import Any
@@ -18,7 +18,7 @@ TAGS = RunTags.of(Coasts)
 
 @pytest.fixture
 def west(location):
-    """The other queue; the location's own is that of the east. Ids of both begin with 1."""
+    """The other queue; the location's own queue belongs to `east`. Ids of both start with 1."""
     queue = TableQueue(name="beside_queue", url=f"sqlite:///{location.root}/beside.sqlite", created_column="created_at")
     queue.create()
     return queue
@@ -82,7 +82,7 @@ def test_a_pull_that_names_no_producer_takes_the_one_with_the_most_waiting_and_s
     assert run.status == SUCCESS
     assert run.tags[TAGS.producer] == "west"
     assert texts(location) == ["one west", "two west"]
-    assert "pulling from producer 'west'" in location.log(run)
+    assert "Chose producer 'west'" in location.log(run)
     assert {"backlog_east", "backlog_west"} <= location.checks(run).keys()
 
 

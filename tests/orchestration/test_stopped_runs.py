@@ -14,7 +14,7 @@ MESSAGES = 40
 
 
 def test_a_run_that_is_terminated_keeps_what_it_handled_and_gives_back_the_rest_at_once(location):
-    """Dagster's launchers send this signal when somebody ends a run in the UI. It ends once all is acknowledged."""
+    """Dagster's launchers send this signal when a user ends a run in the UI. The run ends after its acknowledgement."""
     begun = location.root / "begun"
     texts = [f"sleep 0.3{number:03}" for number in range(MESSAGES)]
     location.enqueue(f"touch {begun}", *texts)
@@ -33,7 +33,7 @@ def test_a_run_that_is_terminated_keeps_what_it_handled_and_gives_back_the_rest_
     assert run.status in (dg.DagsterRunStatus.CANCELED, dg.DagsterRunStatus.FAILURE)
     failed = location.instance.all_logs(claim.run_id, of_type=dg.DagsterEventType.STEP_FAILURE)
     assert failed == [], "it acknowledged all"
-    assert "Ending as asked: receive " in location.log(run)
+    assert "Stopped as requested: receive " in location.log(run)
     back = location.waiting()
     assert back > 0, "two tasks do not handle forty in a few seconds"
     assert len(location.texts()) == MESSAGES + 1 - back

@@ -1,4 +1,4 @@
-"""Windows that are no hours: what is pulled, retried, replayed and dropped by the day, from schedule to tables."""
+"""Windows of a day: pulled, retried, replayed and deleted, from schedule to tables."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,14 +26,14 @@ BEGIN = {Daily: datetime(2025, 3, 2, tzinfo=UTC), Early: datetime(2025, 3, 2, 6,
 
 @pytest.fixture(params=[pytest.param(Daily, marks=pytest.mark.soak), Early], ids=["days", "days from half past six"])
 def pipeline(request, monkeypatch):
-    """A pipeline that jobs can be made of."""
+    """A pipeline that can be put into jobs."""
     windowed: type[Pipeline] = request.param
     monkeypatch.setitem(PIPELINES, windowed.name, windowed)
     return windowed
 
 
 def asked(location: Location, pipeline: type[Pipeline], schedule: str, at: datetime) -> dg.RunRequest:
-    """The one run that a schedule asks for at its tick."""
+    """Return the only run that a schedule requests at its tick."""
     definitions = platform_definitions([pipeline], resources_at(str(location.root), "nowhere"))
     lake = Lake(root=str(location.root / "lake"))
     with dg.build_schedule_context(
@@ -50,7 +50,7 @@ def asked(location: Location, pipeline: type[Pipeline], schedule: str, at: datet
 
 
 def pull(location: Location, pipeline: type[Pipeline], at: datetime, *payloads: str) -> str:
-    """Pull by the clock; say into which window."""
+    """Pull by a schedule; return the window."""
     location.enqueue(*payloads)
     window = asked(location, pipeline, "pull", at).partition_key
     assert window is not None
@@ -60,7 +60,7 @@ def pull(location: Location, pipeline: type[Pipeline], at: datetime, *payloads: 
 
 
 def told(location: Location, run: dg.DagsterRun, pipeline: type[Pipeline]) -> list[str | None]:
-    """The partitions that a run materialised, of each asset the same."""
+    """Return the partitions that a run materialised, equal for all assets."""
     assert run.status == dg.DagsterRunStatus.SUCCESS, location.log(run)
     partitions = [
         [event.partition for event in location.materialisations(run, table, pipeline.name)] for table in TABLES

@@ -1,4 +1,4 @@
-"""A lake that is copied while a run works, in the order of docs/run/backup.md, and goes on elsewhere."""
+"""A lake that is copied during a run, in the order of docs/run/backup.md, and used elsewhere."""
 
 import os
 import re
@@ -35,7 +35,7 @@ def flow_at(folder, queue, spark):
 )
 @pytest.mark.parametrize("old_goes_on", [True, False], ids=["finished", "died"])
 def test_a_copy_goes_on_with_each_message_once(tasks_here, spark, tmp_path, after, old_goes_on):
-    """`after` says how many steps of a run are done before each part of the copy."""
+    """Copy a lake during a run. `after` is the number of steps before each part of the copy."""
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", lease_s=2.0)
     queue.create()
     old = flow_at(tmp_path / "old", queue, spark)

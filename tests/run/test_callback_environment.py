@@ -1,4 +1,4 @@
-"""The environment of callbacks: what the system and the platform need, and the variables that the run names."""
+"""Environment of callbacks: variables of the system and the platform, and variables that the run names."""
 
 import os
 from dataclasses import replace
@@ -27,7 +27,7 @@ FIRST, SECOND, CONTROL = "canary-of-monday", "canary-of-tuesday", "postgresql://
 
 
 class Seen(BaseModel):
-    """What a callback sees."""
+    """Return the environment that a callback sees."""
 
     names: list[str]
     token: str
@@ -35,7 +35,7 @@ class Seen(BaseModel):
 
 
 class Looking(Pipeline):
-    """Writes down its environment."""
+    """A pipeline that records its environment."""
 
     name = "looking"
     producer = Producer(source="queue")
@@ -123,7 +123,7 @@ def test_a_variable_that_the_run_lacks_is_named():
 
 
 def test_a_value_in_place_of_a_name_is_refused_unquoted():
-    with pytest.raises(ValidationError, match=r"environment\[1\] is not the name of a variable") as refusal:
+    with pytest.raises(ValidationError, match=r"environment\[1\] is not a valid name of a variable") as refusal:
         SparkResource(environment=["A", f"BANK_TOKEN={FIRST}"])
 
     assert FIRST not in str(refusal.value)

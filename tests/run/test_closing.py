@@ -1,4 +1,4 @@
-"""Failures that a person closes or opens while runs decide their messages."""
+"""Failures that a person closes or reopens while runs decide their messages."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,7 @@ WRITE = closing.write_rows
 
 
 class Mended(Obedient):
-    """The same pipeline after an edit: nothing fails."""
+    """The same pipeline after an edit: all messages succeed."""
 
     def handle_message(self, message: Message, context: Any) -> Message:
         return message.put(Word(word=message.data.decode()), batcher="words")
@@ -23,7 +23,7 @@ class Mended(Obedient):
 
 @pytest.mark.parametrize("is_replayed", [False, True])
 def test_what_a_replay_handles_meanwhile_is_not_opened_again(filled, monkeypatch, is_replayed):
-    """Its failure is gone, and a backfill would put its rows there a second time."""
+    """Its failure is closed, and a retry would write its rows a second time."""
     flow = filled(Obedient, [b"raise"])
     finish(flow, handled(flow))
     failed = FailedMessages(name="queue", lake=flow.lake, pipeline="obedient")

@@ -1,4 +1,4 @@
-"""Runs of a pipeline that is paused or drained: what they take on, give back and keep."""
+"""Runs of a paused or drained pipeline: messages that they receive, release and keep."""
 
 import signal
 import time
@@ -102,7 +102,7 @@ def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(f
 
 
 def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled):
-    """A part of it would lose the rest: it takes the place of all there was."""
+    """A part of a replay would lose rows: it replaces all rows of the windows."""
     flow = filled(Obedient, [b"raise", *(b"sleep 0.1%d" % number for number in range(20))])
     words = run(flow)
     flow.control.override(Obedient, Overrides(concurrency=1))
@@ -124,7 +124,7 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled):
 
 
 def test_the_fast_lane_is_not_cut(filled):
-    """It is one query."""
+    """The Spark lane is a single query."""
     flow = filled(Columns, [b"one", b"two"])
     receive = received(flow)
     flow.control.drain("columns", "moves", timedelta(microseconds=1))
@@ -133,7 +133,7 @@ def test_the_fast_lane_is_not_cut(filled):
 
 
 class Quick(Keeping):
-    """Stops soon."""
+    """A pipeline with a short `shutdown`."""
 
     name = "quick"
     shutdown = timedelta(milliseconds=50)

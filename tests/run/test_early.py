@@ -1,4 +1,4 @@
-"""Acknowledged before the decision: each message once as an outcome or an open failure, whatever dies."""
+"""Early acknowledgements: each message has one outcome or one open failure, despite crashes."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tests.run.test_finish import failing_once
 
 
 def acknowledged(flow: Flow) -> dict[str, list[str]]:
-    """What decided each message, by payload."""
+    """Return the outcomes of each message, by payload."""
     outcomes, messages = rows(flow, "outcomes"), rows(flow, "messages").unique("message_id")
     decided = outcomes.join(messages.select("message_id", "data"), on="message_id")
     found: dict[str, list[str]] = {}
@@ -46,7 +46,7 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
         "batch late": ["failed"],
         "plain": ["handled"],
     }
-    assert set(rows(flow, "failed")["data"]) == {one for one in payloads if one not in (b"early", b"plain")}
+    assert set(rows(flow, "failed")["data"]) == {payload for payload in payloads if payload not in (b"early", b"plain")}
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []
 
@@ -118,7 +118,8 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
         "once it is told": {b"early"},
         "before the decision": {b"early", b"early too"},
     }[moment]
-    expected = {one: ["failed" if one.encode() in forgotten else "handled"] for one in ("early", "plain", "early too")}
+    payloads = ("early", "plain", "early too")
+    expected = {payload: ["failed" if payload.encode() in forgotten else "handled"] for payload in payloads}
     assert acknowledged(flow) == expected
     if forgotten:
         failed = rows(flow, "failed")
@@ -130,7 +131,7 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_replay_includes_messages_that_its_own_recovery_records(filled, monkeypatch, waits):
-    """Also where the run before it dies only while the replay waits for its turn."""
+    """Also if the earlier run crashes while the replay waits for its turn."""
     flow = filled(Early, [b"first"])
     first = run(flow).receive_id
     flow.source.enqueue([b"early", b"plain"])

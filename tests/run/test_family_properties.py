@@ -1,4 +1,4 @@
-"""Whatever becomes of children, and wherever runs end: each message ends once, with all of its rows or with none."""
+"""Fan-out under crashes: each message ends once, with all of its rows or with none."""
 
 from datetime import timedelta
 from typing import Any
@@ -21,14 +21,14 @@ TABLES = ("lake", "left", "right")
 
 
 class Text(str):
-    """A payload, as `flows` enqueues one."""
+    """A payload, as `flows` enqueues it."""
 
     def model_dump_json(self) -> str:
         return str(self)
 
 
 class Families(families.Families):
-    """Over a queue, told early of what says `tell`."""
+    """Over a queue, with early acknowledgement of messages that say `tell`."""
 
     name = "families"
     producer = Producer(source="queue", max_runs=2)
@@ -44,7 +44,7 @@ class Families(families.Families):
 
 
 def length(message: Message) -> int:
-    """Of the payload, or of a child's word."""
+    """Batch key of the payload, or of a child's word."""
     data = message.data
     return len(data if isinstance(data, bytes) else data["word"] if isinstance(data, dict) else data.word)
 
@@ -55,7 +55,7 @@ def by_length(message: Message, total: int) -> tuple[str, int]:
 
 
 class Ordered(Families):
-    """In partitions, batches by a splitter."""
+    """In partitions, with batches by a splitter."""
 
     name = "ordered"
     producer = Producer(source="queue")
@@ -68,7 +68,7 @@ class Ordered(Families):
 
 
 class Timed(Families):
-    """Whose calls have a limit, two at once."""
+    """Calls with a time limit, two at once."""
 
     name = "timed"
     processors = Processors(chunk_size=4, threads=2, message_timeout=timedelta(seconds=20))
@@ -76,7 +76,7 @@ class Timed(Families):
 
 
 class Rescuing(Families):
-    """`handle_failed` brings all back that it may."""
+    """`handle_failed` rescues all messages that it may."""
 
     name = "rescuing"
     processors = Processors(rescue=True)
@@ -87,7 +87,7 @@ class Rescuing(Families):
     }
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        return [one.put({"word": "rescued"}, batcher="lake").rescued() for one in messages]
+        return [message.put({"word": "rescued"}, batcher="lake").rescued() for message in messages]
 
 
 def has_fault(payload: str) -> bool:
@@ -95,13 +95,13 @@ def has_fault(payload: str) -> bool:
 
 
 def words_of(payload: str) -> dict[str, list[str]]:
-    """The words that each table holds of a message that is handled."""
+    """Return the words that each table contains of a handled message."""
     pairs = [word.rpartition("=") for word in payload.split()]
     return {name: sorted(word for batcher, _, word in pairs if (batcher or "lake") == name) for name in TABLES}
 
 
 def check(payloads: list[str], flow: Flow) -> None:
-    """Look for each message where it should be after one attempt, with its rows or without."""
+    """Check each message after one attempt, with its rows or without."""
     decided = rows(flow, "outcomes").filter(pl.col("outcome").is_in(["handled", "failed"]))
     ends = dict(decided.select("message_id", "outcome").iter_rows())
     kinds = dict(rows(flow, "failed").select("message_id", "kind").iter_rows())
@@ -126,7 +126,7 @@ def check(payloads: list[str], flow: Flow) -> None:
 
 
 def check_again(flow: Flow) -> None:
-    """Look for what was driven a second time, which is the last."""
+    """Check messages after a second attempt, which is the last."""
     decided = rows(flow, "outcomes").filter(pl.col("outcome").is_in(["handled", "failed"]))
     events = rows(flow, "failed").sort("attempt", pl.col("state") == "closed")
     last = dict(events.group_by("message_id", maintain_order=True).last().select("message_id", "state").iter_rows())
@@ -149,7 +149,7 @@ ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max
 
 @pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    "pipeline", [Families, *(pytest.param(one, marks=pytest.mark.faults) for one in (Ordered, Timed, Rescuing))]
+    "pipeline", [Families, *(pytest.param(family, marks=pytest.mark.faults) for family in (Ordered, Timed, Rescuing))]
 )
 def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
     flows,  # noqa: F811
@@ -159,7 +159,7 @@ def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none
     @settings(max_examples=examples)
     @given(PAYLOADS, ENDS, ENDS)
     def tried(payloads: list[str], ends: list[Point], later: list[Point]) -> None:
-        flow = flows(pipeline, [Text(one) for one in payloads])
+        flow = flows(pipeline, [Text(payload) for payload in payloads])
         check(payloads, run_to_end(flow, ends))
         waiting = Selection(state="waiting")
         for end in later:

@@ -1,4 +1,4 @@
-"""Fan-out in whole runs over a real queue: children share the fate of their message."""
+"""Fan-out in whole runs over a real queue: children share the outcome of their message."""
 
 import time
 from collections import Counter
@@ -20,7 +20,7 @@ TABLES = ("lake", "left", "right")
 
 
 class Families(families.Families):
-    """Over a queue."""
+    """A pipeline over a queue."""
 
     name = "families"
     producer = Producer(source="queue", max_runs=2)
@@ -114,7 +114,7 @@ CALL = timedelta(seconds=3)
 
 
 class Hanging(families.Families):
-    """Hangs at `hang`."""
+    """A pipeline that hangs at `hang`."""
 
     name = "hanging"
     producer = Producer(source="queue", max_runs=2)
@@ -178,7 +178,7 @@ def test_a_replay_that_is_killed_is_finished_or_given_up_and_done_anew(filled, m
 
 
 class Plain(families.Families):
-    """Without limits."""
+    """A pipeline without limits."""
 
     producer = Producer(source="queue")
 

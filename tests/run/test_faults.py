@@ -1,4 +1,4 @@
-"""Whatever dies or stalls, wherever it is hit: each message once in every table, and nothing lost."""
+"""Crashes and stalls at every point: each message once in every table, and no message lost."""
 
 import os
 import signal
@@ -31,7 +31,7 @@ def server():
 
 @pytest.fixture
 def ground(request, tmp_path, warm_spark, server):
-    """Filled: a table queue in SQLite, or what a session's server has."""
+    """A filled queue: a table queue in SQLite, or the session's server."""
     if server in FILLED:
         return FILLED[server](tmp_path, warm_spark, request.getfixturevalue(f"{server}_server"), COUNT)
     url = request.getfixturevalue("postgres_url") if server == "postgres" else ""
@@ -49,7 +49,7 @@ def kill_and_go_on(ground: Ground, point: str, origin: str = "source") -> None:
 
 @pytest.mark.parametrize("point", ["handling", "decided", "half acknowledged"])
 def test_what_a_killed_run_left_is_completed_by_the_next(ground, point):
-    """At every point a run ends by an exception: see `test_whole_run_properties.py`."""
+    """A run ends by an exception at every point in `test_whole_run_properties.py`."""
     kill_and_go_on(ground, point)
     assert_each_message_once(ground, COUNT)
 
@@ -57,7 +57,7 @@ def test_what_a_killed_run_left_is_completed_by_the_next(ground, point):
 @pytest.mark.parametrize("server", SERVERS)
 @pytest.mark.parametrize("point", ["receiving", "received", "half acknowledged", "acknowledging", "acknowledged"])
 def test_what_a_killed_run_left_at_a_server_is_completed_by_the_next(ground, point):
-    """At other points it has asked the server for nothing since the point before."""
+    """At other points, the run has not called the server since the point before."""
     kill_and_go_on(ground, point)
     assert_each_message_once(ground, COUNT)
 
@@ -70,7 +70,7 @@ def test_a_killed_backfill_drives_nothing_twice(ground):
 
 @contextmanager
 def stalled_at(ground: Ground, point: str) -> Iterator[BaseProcess]:
-    """A run that stands still at a point until the end of the block, and then goes on to its end."""
+    """A run that stops at a point until the end of the block, and then continues."""
     run = ground.start(point, signal.SIGSTOP)
     try:
         wait_until_stopped(run)
@@ -84,7 +84,7 @@ def stalled_at(ground: Ground, point: str) -> Iterator[BaseProcess]:
 
 @pytest.mark.parametrize("point", POINTS[:-1])
 def test_a_run_that_stalls_past_its_lease_does_no_harm_when_it_wakes(ground, point):
-    """Not once it has acknowledged: then it does nothing more."""
+    """Not after the acknowledgement: the run does nothing after it."""
     with stalled_at(ground, point) as stalled:
         stop_without_a_lock(stalled, Path(ground.place.root))
         time.sleep(LEASE_S * 1.2)
@@ -115,7 +115,7 @@ def test_a_server_that_restarts_while_a_run_is_at_a_point_costs_nothing(request,
 
 
 def stop_without_a_lock(process: BaseProcess, folder: Path) -> None:
-    """Let a stopped run go on a little where it holds SQLite's lock: others would see the lock, and not the stall."""
+    """Let a stopped run continue briefly if it holds SQLite's lock: others would see the lock, not the stall."""
     for _ in range(200):
         if all(may_be_written(folder / name) for name in ("queue.sqlite", "control.sqlite")):
             return

@@ -1,4 +1,4 @@
-"""Whole flows on a real Spark: queue to tables to acknowledgement."""
+"""Whole flows on a real Spark, from queue to tables to acknowledgement."""
 
 import dataclasses
 import time
@@ -71,7 +71,7 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
     ],
 )
 def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, fault, said):
-    """None of it is decided: no message is twice in a table, and none is lost."""
+    """No message is decided: no message is twice in a table, and none is lost."""
     flow = filled_on_spark(Twisted, [fault.encode(), b"two", b"three"])
     with pytest.raises((PipelineError, TaskError), match=said):
         run(flow)
@@ -79,7 +79,7 @@ def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, 
 
 
 def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spark):
-    """A row is known again by its position: what was delivered cannot be overwritten."""
+    """A row is identified by its position, so the delivered payload cannot be overwritten."""
     flow = filled_on_spark(Twisted, [b"message_id ack_id data window", b"two"])
     run(flow)
     assert sorted(rows(flow, "words")["message_id"]) == ["1", "2"]
@@ -98,13 +98,13 @@ def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled
 
 
 def note_event(event: Event) -> None:
-    """Print, which comes home with the manifest."""
+    """Print text, which the manifest returns."""
     if event.phase != "start":
         print(f"told of {event.name} {event.phase} of {event.fields['messages']} in task {event.fields['task']}")  # noqa: T201
 
 
 class Traced(Pipeline):
-    """Writes down which span it is in, and tells of its chunks and batches."""
+    """Record the current span, and emit chunks and batches."""
 
     name = "traced"
     producer = Producer(source="queue")

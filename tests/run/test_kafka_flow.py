@@ -1,4 +1,4 @@
-"""Whole flows over Kafka: each message once in the tables, the group at the end, whatever died on the way."""
+"""Whole flows over Kafka: each message once in the tables, and the group at the end, despite crashes."""
 
 import os
 import threading
@@ -164,7 +164,7 @@ def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_o
 
 
 class Marking(Obedient):
-    """Leaves a file per process, and takes time for each message."""
+    """A pipeline that leaves a file per process, and takes time for each message."""
 
     name = "marking"
 
@@ -180,7 +180,7 @@ def end(*_: object) -> None:
 
 
 class InTurn(Obedient):
-    """A partition after the other."""
+    """One partition after the other."""
 
     name = "in_turn"
     partition_by = "source"

@@ -1,4 +1,4 @@
-"""A table keeps the digits of its Decimals, whatever limits the fields of its model get later."""
+"""A table keeps the precision of its Decimals when fields of its model get other limits."""
 
 from decimal import Decimal
 from typing import Any

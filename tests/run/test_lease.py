@@ -1,4 +1,4 @@
-"""The two leases of a run, of its claim and of its messages: each is renewed when it is due."""
+"""The leases of a run, of its claim and of its messages: each is renewed when it is due."""
 
 import sqlite3
 import threading
@@ -97,7 +97,7 @@ Lock = Callable[[], closing]  # type: ignore[type-arg]
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def place(request, tmp_path, monkeypatch):
-    """A flow over a queue of one message, and how another locks all of that queue."""
+    """A flow over a queue of one message, and a function that locks the whole queue."""
     monkeypatch.setattr(lease, "CLAIM_S", CLAIM_S)
     on_sqlite = request.param == "sqlite"
     url = f"sqlite:///{tmp_path}/queue.sqlite" if on_sqlite else request.getfixturevalue("postgres_url")
@@ -120,7 +120,7 @@ def place(request, tmp_path, monkeypatch):
 
 @contextmanager
 def locked(lock: Lock) -> Iterator[threading.Event]:
-    """Hold the queue for a while; tells when it has been released."""
+    """Lock the queue for a while; return the time of the release."""
     held, released = lock(), threading.Event()
 
     def release() -> None:

@@ -1,4 +1,4 @@
-"""What a run reads of its own ledger and how often it opens a table: a request each on an object store."""
+"""Reads of a run: how often it reads its ledger and opens a table. Each is a request to an object store."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ ONCE_EACH = {"messages": 1, "outcomes": 1, "failed": 1, "kept": 1}
 
 
 class Fresh(Memory):
-    """Delivers what nobody had before: there is nothing to look up."""
+    """A source of new messages only: nothing to look up."""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         for batch in super().read(share, receive_id):
@@ -33,7 +33,7 @@ class Fresh(Memory):
 
 @pytest.fixture
 def looks(monkeypatch):
-    """How often each table was opened and each manifest read; tasks run here."""
+    """Count how often each table is opened and each manifest is read; tasks run in this process."""
     counts: Counter[str] = Counter()
     opened, read = Table.open, Lake.read
 
@@ -83,12 +83,12 @@ def test_a_handle_is_lent_to_one_at_a_time_and_shows_what_others_committed(lake)
     assert mine.version() == 0
     theirs.swap(theirs.open(), "r1", [])
     assert mine.version() == 1
-    with mine.look() as one, mine.look() as other:
-        assert one is not other
+    with mine.look() as handle, mine.look() as other:
+        assert handle is not other
 
 
 class Hearing(Keeping):
-    """Hears of what is decided; one that says `later` comes back."""
+    """A pipeline that is notified of decided messages; a message `later` is redelivered."""
 
     name = "hearing"
     heard: ClassVar[list[bytes]] = []

@@ -1,4 +1,4 @@
-"""A lake without the tables that earlier runs made: refused before anything is leased, unless it is meant to be new."""
+"""A lake without the tables of earlier runs is refused before any lease, unless it is meant to be new."""
 
 import shutil
 from pathlib import Path

@@ -20,7 +20,7 @@ MESSAGES = 1_000_000
 
 
 class Million(Pipeline):
-    """Fifty thousand messages a run."""
+    """Fifty thousand messages per run."""
 
     name = "million"
     producer = Producer(source="queue", max_runs=4)

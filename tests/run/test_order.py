@@ -1,4 +1,4 @@
-"""Order through whole runs on Spark: pulls, backfills and replays, with a killer between, from real servers."""
+"""Order in whole runs on Spark: pulls, retries and replays with crashes between, from real servers."""
 
 import os
 import signal
@@ -19,12 +19,12 @@ Handled = dict[str, list[int]]
 
 
 def group(message: Message) -> int:
-    """A payload is its partition, its number there, and what is to happen."""
+    """A payload contains its partition, its number there, and a fault."""
     return int(message.data.split()[0])
 
 
 class InOrder(Pipeline):
-    """Writes down when each message was handled."""
+    """A pipeline that records when each message was handled."""
 
     name = "in_order"
     producer = Producer(source="queue")
@@ -41,7 +41,7 @@ class InOrder(Pipeline):
 
 
 class BySource(InOrder):
-    """The partition that the source names."""
+    """A pipeline in order by the source's partition."""
 
     name = "by_source"
     processors = Processors(concurrency=3)
@@ -49,7 +49,7 @@ class BySource(InOrder):
 
 
 class Batches(Pipeline):
-    """The fast lane, and batches of a first letter's messages."""
+    """The Spark lane, with batches by first letter."""
 
     name = "batches"
     producer = Producer(source="queue")
@@ -75,7 +75,7 @@ def stamped(text: str) -> str:
 
 
 def by_partition(flow: Flow, table: str = "words") -> Handled:
-    """By partition, the numbers of its messages in the order in which they were handled."""
+    """Return the numbers of messages by partition, in the order in which they were handled."""
     order: Handled = defaultdict(list)
     for word in sorted(rows(flow, table)["word"]):
         _, partition, number, *_ = word.split()
@@ -88,7 +88,7 @@ def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled
     payloads[150] += " kill"
     flow = filled_on_spark(InOrder, [payload.encode() for payload in payloads])
     run(flow)
-    expected = {str(one): [n for n in range(one, 350, 7) if n != 150] for one in range(7)}
+    expected = {str(part): [n for n in range(part, 350, 7) if n != 150] for part in range(7)}
     assert by_partition(flow) == expected
     assert kinds(flow) == {payloads[150]: "worker killed"}
 
@@ -98,7 +98,7 @@ def test_what_a_dead_run_left_is_handled_before_what_came_later(filled):
     handled(flow, run_id="dead", demand=40)
     flow.control.let_go("dead")
     run(flow)
-    assert by_partition(flow) == {str(one): list(range(one, 60, 3)) for one in range(3)}
+    assert by_partition(flow) == {str(part): list(range(part, 60, 3)) for part in range(3)}
     assert flow.source.backlog().messages == 0
 
 
@@ -106,7 +106,7 @@ def test_the_fast_lane_s_batches_keep_the_order_of_their_partition(filled):
     flow = filled(Batches, [f"{'abc'[number % 3]} {number}".encode() for number in range(60)])
     run(flow)
     found = by_partition(flow, "out")
-    assert found == {str(ord("abc"[one])): list(range(one, 60, 3)) for one in range(3)}
+    assert found == {str(ord("abc"[part])): list(range(part, 60, 3)) for part in range(3)}
 
 
 def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
@@ -115,21 +115,21 @@ def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
     source = kafka(topic := kafka_topic(3), one_receive_per_partition=True)
     assert isinstance(source.positions, ControlStore)
     payloads = [f"{number % 3} {number}{' fail' if number % 10 == 4 else ''}" for number in range(300)]
-    source.send([one.encode() for one in payloads], ({"partition": n % 3} for n in range(300)))
+    source.send([payload.encode() for payload in payloads], ({"partition": n % 3} for n in range(300)))
     with closing(warm_spark.resource()) as spark:
         lake = Lake(root=str(tmp_path / "lake"))
         flow = Flow(BySource, source, lake, source.positions, lambda: spark.spark_session)
 
         run(flow)
 
-        good = {str(one): [n for n in range(one, 300, 3) if n % 10 != 4] for one in range(3)}
+        good = {str(part): [n for n in range(part, 300, 3) if n % 10 != 4] for part in range(3)}
         assert by_partition(flow) == good
-        assert sorted(rows(flow, "failed")["partition"].unique()) == [f"{topic}:{one}" for one in range(3)]
+        assert sorted(rows(flow, "failed")["partition"].unique()) == [f"{topic}:{part}" for part in range(3)]
         run(flow, "failed")
-        failed = {str(one): [n for n in range(one, 300, 3) if n % 10 == 4] for one in range(3)}
-        assert by_partition(flow) == {one: good[one] + failed[one] for one in good}
+        failed = {str(part): [n for n in range(part, 300, 3) if n % 10 == 4] for part in range(3)}
+        assert by_partition(flow) == {part: good[part] + failed[part] for part in good}
         run(flow, "messages")
-        assert by_partition(flow) == {str(one): list(range(one, 300, 3)) for one in range(3)}
+        assert by_partition(flow) == {str(part): list(range(part, 300, 3)) for part in range(3)}
 
 
 def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp_path, warm_spark):
@@ -144,6 +144,6 @@ def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp
     with closing(control), closing(warm_spark.resource()) as spark:
         flow = Flow(BySource, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
         while source.backlog().messages:
-            run(flow)  # the local server gives out one message of each group at a time
+            run(flow)  # the local server delivers one message of each group at a time
 
-        assert by_partition(flow) == {str(one): list(range(one, 9, 3)) for one in range(3)}
+        assert by_partition(flow) == {str(part): list(range(part, 9, 3)) for part in range(3)}

@@ -1,4 +1,4 @@
-"""The lake is away for a while, or for good; and Spark is."""
+"""Outages of the lake and of Spark, short and permanent."""
 
 import threading
 
@@ -63,7 +63,7 @@ def test_a_lake_that_stays_away_is_named_in_one_sentence(monkeypatch, ask):
     monkeypatch.setattr(storage, "_ATTEMPTS", 1)
     monkeypatch.setattr(storage, "_PATIENCE", {"max_retries": "1", "retry_timeout": "1s"})
     nobody = Lake(root="s3://lake/here", storage_options=options_of(f"http://127.0.0.1:{free_ports(1)[0]}"))
-    said = r"^the lake s3://lake/here did not answer for about 120 s \(.+\): see that the store runs. The next run"
+    said = r"^the lake s3://lake/here did not answer for about 120 s \(.+\)\. Check that the store is running"
     with pytest.raises(OutageError, match=said) as raised, naming_outages(nobody, SPARK):
         ask(nobody)
     with pytest.raises(OutageError, match=said), naming_outages(nobody, SPARK):
@@ -79,7 +79,7 @@ def test_a_lake_that_stays_away_is_named_in_one_sentence(monkeypatch, ask):
     ],
 )
 def test_a_spark_server_that_was_killed_is_named_in_one_sentence(lake, said):
-    named = "^Spark at sc://spark:15002 is away, or was started anew"
+    named = "^Spark at sc://spark:15002 is unavailable"
     with pytest.raises(OutageError, match=named), naming_outages(lake, SPARK):
         raise RuntimeError(said)
 

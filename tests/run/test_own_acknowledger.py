@@ -1,4 +1,4 @@
-"""An acknowledger of one's own: it hears of messages that are decided before the source does, each group by itself."""
+"""A pipeline's own `acknowledge`: notified of decided messages before the source, group by group."""
 
 import json
 import os
@@ -28,7 +28,7 @@ Heard = list[dict[str, Any]]
 
 
 class Base(Pipeline, abstract=True):
-    """Marks what became of each message, in a file for each call."""
+    """A pipeline that records outcomes in a file for each call."""
 
     producer = Producer(source="queue")
     processors = Processors(concurrency=2, max_demand=5_000)
@@ -36,7 +36,7 @@ class Base(Pipeline, abstract=True):
     context = Place()
 
     def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Place) -> None:
-        """Write down, or refuse as a file says."""
+        """Record the call, or raise if a file says so."""
         refusal = Path(context.folder, "refuse")
         how, _, whom = refusal.read_text().partition(" ") if refusal.exists() else ("", "", "")
         if whom in (ack_ref, "all"):
@@ -56,7 +56,7 @@ class Base(Pipeline, abstract=True):
 
 
 class Marking(Base):
-    """Message by message."""
+    """The same, message by message."""
 
     name = "marking"
 
@@ -67,7 +67,7 @@ class Marking(Base):
 
 
 class MarkingColumns(Base):
-    """The same by columns."""
+    """The same in the Spark lane."""
 
     name = "marking_columns"
 
@@ -87,14 +87,14 @@ class MarkingColumns(Base):
 
 
 class Impatient(Marking):
-    """Does not wait for ever."""
+    """A pipeline with a time limit."""
 
     name = "impatient"
     processors = Processors(concurrency=2, message_timeout=timedelta(seconds=0.5))
 
 
 class ImpatientColumns(MarkingColumns):
-    """The same by columns."""
+    """The same in the Spark lane."""
 
     name = "impatient_columns"
     processors = Impatient.processors
@@ -104,16 +104,16 @@ LATE = "acknowledge took longer than 3 times processors.message_timeout (1.5 s) 
 
 
 class Groups(Memory):
-    """Of two groups, in turn; says in a file that it was told."""
+    """A source with two alternating groups that writes a file when it is acknowledged."""
 
     folder: str = ""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        ids = [one for one, _ in self.deliveries_]
+        ids = [message_id for message_id, _ in self.deliveries_]
         yield self.deliveries(
             message_id=ids,
             data=[data for _, data in self.deliveries_],
-            ack_id=[f"ack-{one}" for one in ids],
+            ack_id=[f"ack-{message_id}" for message_id in ids],
             ack_ref=["a" if place % 2 == 0 else "b" for place in range(len(ids))],
         )
 
@@ -127,22 +127,21 @@ def calls(folder: Path) -> Heard:
 
 
 def heard(folder: Path) -> list[str]:
-    """All that was told of, sorted."""
+    """Return all data that `acknowledge` was notified of, sorted."""
     each = calls(folder)
-    return sorted(
-        [one for call in each for one in call["successful"]] + [one[0] for call in each for one in call["failed"]]
-    )
+    successful = [data for call in each for data in call["successful"]]
+    return sorted(successful + [data for call in each for data, *_ in call["failed"]])
 
 
 def acknowledged(flow: Flow) -> list[str]:
-    """What the source was told of, sorted."""
+    """Return all ids that were acknowledged at the source, sorted."""
     assert isinstance(flow.source, Groups)
-    return sorted(one for _, _, ids in flow.source.told for one in ids)
+    return sorted(message_id for _, _, ids in flow.source.told for message_id in ids)
 
 
 @pytest.fixture
 def groups(tmp_path, request, tasks_here):
-    """A flow over messages of two groups; Spark is there for columns."""
+    """A flow over messages of two groups; Spark is available for the Spark lane."""
     deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
     source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))
     return flow_of(tmp_path, Marking, source, session=lambda: request.getfixturevalue("spark").spark_session)
@@ -153,8 +152,8 @@ def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(fi
     flow = filled(pipeline, [b"one", b"raise", b"two"])
     run(flow, context={"folder": str(tmp_path)})
     told = calls(tmp_path)
-    assert sorted(one for call in told for one in call["successful"]) == ["one", "two"]
-    ((data, reason, _),) = [one for call in told for one in call["failed"]]
+    assert sorted(message for call in told for message in call["successful"]) == ["one", "two"]
+    ((data, reason, _),) = [message for call in told for message in call["failed"]]
     assert (data, reason.removeprefix("ValueError: ")) == ("raise", "told to")
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []

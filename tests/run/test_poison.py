@@ -1,4 +1,4 @@
-"""Poison: whatever a message does to its worker, the run ends and every other message is handled."""
+"""Poison messages: the run ends, and every other message is handled."""
 
 import os
 import signal
@@ -15,7 +15,7 @@ from tests.fixtures.small_lake import Row
 
 
 class Poisoned(Gathering):
-    """Does harm where and how a payload says: `handle_message kill`."""
+    """A pipeline whose payloads name the callback and the fault: `handle_message kill`."""
 
     name = "poisoned"
     producer = Producer(source="queue")
@@ -37,7 +37,7 @@ def test_a_message_that_ends_its_worker_fails_alone(filled_on_spark):
     assert set(rows(flow, "kept")["text"]) == good
     assert kinds(flow) == dict.fromkeys(poison, "worker killed")
     stages = {row["data"].decode(): row["stage"] for row in rows(flow, "failed").to_dicts()}
-    assert stages == {one: one.split()[0].replace("serialise", "lake") for one in poison}
+    assert stages == {payload: payload.split()[0].replace("serialise", "lake") for payload in poison}
     assert flow.source.backlog().messages == 0, "nothing is left to fail the next run"
 
 
@@ -49,7 +49,7 @@ class Numbers(BaseModel):
 
 
 class Casting(Pipeline):
-    """Makes numbers of texts, and stops at one that is no number."""
+    """Parse numbers, and raise for a text that is not a number."""
 
     name = "casting"
     producer = Producer(source="queue")
@@ -85,7 +85,7 @@ def _odd(data: bytes) -> int:
 
 
 class Odd(Casting):
-    """Calls a function of this file, which Spark's workers import from the home of the deployment."""
+    """A pipeline that calls a function of this file, which Spark's workers import from the deployment."""
 
     name = "odd"
 
@@ -109,7 +109,7 @@ class Odd(Casting):
 def test_rows_that_fail_cost_no_other(filled, pipeline, payloads, kinds):
     flow = filled(pipeline, payloads)
     run(flow)
-    good = sorted(int(one) for one in payloads if len(one) == 1 and one != b"8")
+    good = sorted(int(payload) for payload in payloads if len(payload) == 1 and payload != b"8")
     assert sorted(rows(flow, "numbers")["number"]) == good
     failed = rows(flow, "failed")
     assert (failed.height, set(failed["kind"])) == (len(payloads) - len(good), kinds)
@@ -131,7 +131,7 @@ def test_a_query_that_is_wrong_by_itself_fails_the_run(filled, monkeypatch, quer
 
 
 class Large(Pipeline):
-    """All to one batch, as it came."""
+    """Put all messages into one batch, unchanged."""
 
     name = "large"
     producer = Producer(source="queue")
@@ -147,7 +147,7 @@ class Large(Pipeline):
 
 @pytest.mark.faults
 def test_messages_of_a_hundred_megabytes_do_not_end_a_spark_that_others_share(filled_on_spark):
-    """Its Java has 1 GB: payloads never go through it."""
+    """The JVM has 1 GB: payloads do not go through it."""
     large = 100 * 2**20
     flow = filled_on_spark(Large, [b"x" * large, b"small", b"y" * large, b"z" * large])
     run(flow)

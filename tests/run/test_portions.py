@@ -1,4 +1,4 @@
-"""A receive under a rate limit is handled in portions: what waits for permits holds no core of Spark's."""
+"""A receive under a rate limit is handled in portions: messages that wait for permits occupy no core of Spark."""
 
 import logging
 import math
@@ -23,11 +23,11 @@ from tests.fixtures.small_lake import Row
 
 START = 1_000_000.0
 STEP_S = 0.15
-"""What a step costs besides its messages."""
+"""Fixed cost of a step, in seconds."""
 
 
 class Simulated:
-    """Steps of one task, which handles a message in the same time each, on a clock that sleeping turns."""
+    """Steps of a single task with a constant time per message, on a simulated clock."""
 
     def __init__(self, store: ControlStore, limit: RateLimiting | None, message_s: float) -> None:
         self.store, self.limit, self.message_s = store, limit, message_s
@@ -101,7 +101,7 @@ def test_a_run_says_that_it_waits_for_long(simulated, caplog):
 
 
 def test_tasks_as_fast_as_their_permits_come_get_more_at_once_and_all_permits_are_used(simulated):
-    """A step a second would spend 0.15 s of it on beginning, and leave a tenth of the permits."""
+    """A step per second would spend 0.15 s on its start, and leave a tenth of the permits unused."""
     run = simulated(100, 1, 0.0095)
     run.handle(3_000)
     assert len(run.sizes) < 20
@@ -115,7 +115,7 @@ def test_intervals_too_short_for_a_step_each_are_waited_for_by_tasks(simulated):
 
 
 def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_is_lifted(simulated):
-    """They could be of one partition: what was given back comes later."""
+    """The messages could be of one partition, and released messages are redelivered later."""
     run, begun = simulated(10, 5, 0.0), list[int]()
     pace = Pace(run.store, "told", run.limit, None, ["told"], sleep=run.sleep, monotonic=lambda: run.now)
 
@@ -165,14 +165,14 @@ class Held(Pipeline):
 
 
 class HeldInOrder(Held):
-    """The same, in the order of three partitions."""
+    """The same in order, with three partitions."""
 
     name = "held_in_order"
     processors = Processors(concurrency=2, partition_by=lambda message: int(message.data) % 3)
 
 
 class Free(Held):
-    """As many as there are."""
+    """Any number of messages."""
 
     name = "free"
     producer = Producer(source="queue")

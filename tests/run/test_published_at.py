@@ -1,4 +1,4 @@
-"""How far back a look-up of what is decided goes: to when the oldest message came to the source, and no further."""
+"""The look-up of decided messages goes back to the publication of the oldest message, and no further."""
 
 import shutil
 import time
@@ -29,7 +29,7 @@ SENT = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 class Dated(Memory):
-    """Delivers messages that came at these times."""
+    """A source of messages that were published at these times."""
 
     times: tuple[datetime | None, ...]
     again: tuple[bool, ...]
@@ -115,7 +115,7 @@ def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path):
 
 @pytest.fixture
 def start(tmp_path, warm_spark, sqs_queue, monkeypatch):
-    """A pipeline over one SQS queue, with options of its own each time."""
+    """A pipeline over one SQS queue, with different options each time."""
     monkeypatch.setattr(handling, "CLOCKS", timedelta(0))  # server and run are on one machine
     url, control = sqs_queue(), ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     with closing(warm_spark.resource()) as spark, closing(control):
@@ -134,7 +134,7 @@ def send(flow: Flow, body: str) -> None:
 
 
 def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Run once; return the files of outcomes that were looked at."""
+    """Run once; return the files of outcomes that were read."""
     looked_at: list[str] = []
     scan = SparkWork.scan
 

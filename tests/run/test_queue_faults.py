@@ -1,4 +1,4 @@
-"""A PostgreSQL queue that fails under a run: each message once in every table, nothing lost, and a clear error."""
+"""A PostgreSQL queue that fails during a run: each message once in every table, none lost, and a clear error."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ WORDS = [payload.decode() for payload in PAYLOADS if payload != b"raise"]
 
 @pytest.fixture
 def flow_over(request, tmp_path, tasks_here, monkeypatch):
-    """A pipeline over a queue that holds `PAYLOADS`; a run that fails is given up after a second."""
+    """A pipeline over a queue of `PAYLOADS`; the claim of a failed run expires after a second."""
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 20)
 
@@ -47,7 +47,7 @@ def flow_over(request, tmp_path, tasks_here, monkeypatch):
 
 
 def run_to_end(flow: Flow, deadline_s: float = 60) -> None:
-    """Run until the queue is empty and nothing is unfinished."""
+    """Run until the queue is empty and no receive is unfinished."""
     end = time.monotonic() + deadline_s
     while time.monotonic() < end:
         run_through(flow)
@@ -68,14 +68,14 @@ def assert_each_message_once(flow: Flow) -> None:
 
 
 def acknowledged_by(flow: Flow, **patience: Any) -> Acknowledgement:
-    """One run, whose last step is given to look at."""
+    """Run once, with a function to inspect the last step."""
     receive = worked(flow)
     publish(flow, receive)
     return steps.acknowledge(flow, receive, Acknowledger(**patience))
 
 
 def once(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], Any]) -> None:
-    """Have something happen in the middle of the queue's next transaction of a kind."""
+    """Call a function in the middle of the queue's next transaction of a kind."""
     place: Any = queue_reading if method == "read" else LeasedTable
     work = getattr(place, method)
     happened = threading.Event()
@@ -98,14 +98,14 @@ def once(monkeypatch: pytest.MonkeyPatch, method: str, fault: Callable[[], Any])
 
 
 def restart(server: Server, away_s: float) -> None:
-    """Stop a server, to be started again a little later."""
+    """Stop a server, to be restarted a little later."""
     server.stop()
     threading.Timer(away_s, server.start).start()
 
 
 @pytest.mark.parametrize("method", ["count_waiting", "end_what_ran_out", "lease", "is_live", "acknowledge"])
 def test_a_run_waits_for_a_server_that_restarts(flow_over, own_postgres_server, monkeypatch, method):
-    """But in the middle of reading: what it has read is written down."""
+    """In the middle of the read: messages that were read are recorded."""
     flow = flow_over(own_postgres_server.address)
     once(monkeypatch, method, lambda: restart(own_postgres_server, 1))
     assert acknowledged_by(flow, attempts=3, wait_s=1)[:4] == (COUNT, 0, 0, [])

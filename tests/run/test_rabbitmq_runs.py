@@ -1,4 +1,4 @@
-"""Whole runs over RabbitMQ: each message once in every table, and none left in the queue, whatever is lost."""
+"""Whole runs over RabbitMQ: each message once in every table, and none left in the queue, despite crashes."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ Started = Callable[..., Flow]
 
 @pytest.fixture
 def started(request, tmp_path, tasks_here, rabbitmq):
-    """A flow over a queue, and others over the same queue and lake, as of later runs."""
+    """A flow over a queue, and flows of later runs over the same queue and lake."""
 
     def start(queue: str = "", **options: object) -> Flow:
         source = rabbitmq(queue, name="queue", **options)

@@ -1,4 +1,4 @@
-"""What a run costs at an object store."""
+"""Number of requests of a run to an object store."""
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore

@@ -1,4 +1,4 @@
-"""Failures retried by whole runs until they are dead, and dead letters sent to another source, at least once."""
+"""Failures retried by whole runs until they are dead, and dead letters sent to another source at least once."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -23,7 +23,7 @@ Letter = tuple[bytes, Mapping[str, Any] | None]
 
 
 class Lettered(Keeping):
-    """Sends on what is dead."""
+    """A pipeline that sends dead letters."""
 
     retry = Retry(max_attempts=2)
     dead_letters = "letters"
@@ -33,7 +33,7 @@ class Lettered(Keeping):
 
 
 class Letters(Memory):
-    """Remembers what it was sent; refuses `poison`, and all while it is away."""
+    """A source that records sent messages; it refuses `poison`, and all messages while it is unavailable."""
 
     _sent: list[Letter] = PrivateAttr(default_factory=list)
     _away: bool = PrivateAttr(False)
@@ -51,7 +51,7 @@ class Letters(Memory):
 
 
 class Scene:
-    """A flow without Spark, and receives that are decided in it."""
+    """A flow without Spark, with decided receives."""
 
     def __init__(self, folder: Any) -> None:
         self.letters = Letters(name="letters")
@@ -187,14 +187,14 @@ SOON = Selection(state="due", due_by=datetime.now(UTC) + timedelta(minutes=30))
 
 
 class Soon(Obedient):
-    """What fails is due within a second, and tried twice."""
+    """Failures are due within a second, and retried once."""
 
     name = "soon"
     retry = Retry(max_attempts=2, backoff=timedelta(microseconds=1))
 
 
 class Late(Soon):
-    """What fails is due in an hour."""
+    """Failures are due in an hour."""
 
     name = "late"
     retry = Retry(max_attempts=2, backoff=timedelta(hours=1))

@@ -1,4 +1,4 @@
-"""The example that writes rows into a database, over whole runs that fail after its commit, retry and replay."""
+"""The example that writes rows into a database, in whole runs that fail after its commit, retry and replay."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Runs of a pipeline with two producers: who finishes what a dead run left, and what limits a run of neither."""
+"""Runs of a pipeline with two producers: which run finishes a crashed run, and limits of a retry or replay."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -20,7 +20,7 @@ A_DAY = RateLimiting(allowed_messages=5, interval=timedelta(days=1))
 
 
 class Coasts(Keeping):
-    """Two sources; the west may handle five messages a day."""
+    """A pipeline with two sources; `west` may handle five messages a day."""
 
     name = "coasts"
     producer = None
@@ -31,7 +31,7 @@ class Coasts(Keeping):
 
 
 class Spark:
-    """Remembers which work it was asked to end."""
+    """Spark work that records which receives it interrupted."""
 
     def __init__(self) -> None:
         self.ended: list[str] = []
@@ -41,7 +41,7 @@ class Spark:
 
 
 class Place:
-    """A lake, a control store and a source for each producer; flows on them."""
+    """A lake, a control store and a source for each producer, with flows."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.lake = folder, Lake(root=f"{folder}/lake")
@@ -54,13 +54,13 @@ class Place:
         return flow_of(self.folder, pipeline, source, producer=producer)
 
     def left(self, receive_id: str, producer: str, *, origin: str = "source", decided: bool = True) -> Run:
-        """What a run left that died before it published anything."""
+        """Leave the receive of a run that crashed before it published anything."""
         source = Memory(name=producer or "east", deliveries_=((f"{receive_id} 1", receive_id.encode()),))
         run = Run(self.tables, source, receive_id, origin=origin, producer=producer).work()
         return run.decide() if decided else run
 
     def begin(self, producer: str = "", pipeline: type[Pipeline] = Coasts) -> list[str]:
-        """Begin a run of a producer, or a backfill of all; return what its log says."""
+        """Begin a run of a producer, or a retry of all producers; return its log."""
         said: list[str] = []
         flow = self.flow(producer, pipeline)
         receive = begin(
@@ -135,7 +135,7 @@ def test_what_lives_is_left_alone_whosever_it_is(place):
 
 @pytest.mark.parametrize("producer", ["west", ""])
 def test_spark_work_of_the_dead_is_ended_whosever_it_is(place, producer):
-    """It would hold up this run's, and its own producer may be paused."""
+    """It would delay this run's receive, and its own producer may be paused."""
     place.left("dead", "east", decided=False)
     place.control.claim("coasts/east", "dead", "run", wanted=1, capacity=1, lease_s=60)
     place.control.let_go("run")

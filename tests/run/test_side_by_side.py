@@ -1,4 +1,4 @@
-"""Batchers of one receive, side by side on a real Spark: none delays another, none costs another its work."""
+"""Batchers of a receive in parallel on a real Spark: none delays or breaks another."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from tests.fixtures.flow_pipelines import Place
 
 
 class Pair(Pipeline):
-    """Two batchers with more tasks each than Spark has cores; a batch does what its first message says."""
+    """Two batchers, each with more tasks than Spark has cores. A batch obeys its first message."""
 
     name = "pair"
     producer = Producer(source="queue", max_runs=2)
@@ -38,7 +38,7 @@ class Pair(Pipeline):
     def handle_batch(
         self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Place
     ) -> list[Message]:
-        """Obey, and leave a trace of each call."""
+        """Obey the message, and record each call."""
         folder = Path(context.folder)
         (folder / f"{batcher}-{time.monotonic_ns()}").touch()
         says = messages[0].data
@@ -53,7 +53,7 @@ class Pair(Pipeline):
 
 
 def received(flow: Flow, folder: Path) -> Receive:
-    """A receive whose messages are handled and not batched."""
+    """A receive whose messages are handled but not batched."""
     folder.mkdir(exist_ok=True)
     return handled(flow, context={"folder": str(folder)})
 
@@ -88,7 +88,7 @@ def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_n
         patch.setattr(CutBatches, "__call__", full)
         with pytest.raises(OSError, match="No space left") as raised:
             steps.batch_messages(flow, receive)
-    assert raised.value.__notes__ == ["in batcher 'left'"]
+    assert raised.value.__notes__ == ["Raised in batcher 'left'."]
     assert (calls(folder, "left"), calls(folder, "right")) == (0, 1)
 
     steps.batch_messages(flow, receive)
@@ -131,7 +131,7 @@ def test_errors_of_several_batchers_are_told_together(filled_on_spark, tmp_path)
     with pytest.raises(TaskError, match="one") as raised:
         batching.side_by_side(works, flow, receive)
 
-    assert raised.value.__notes__ == ["in batcher 'left'", "batcher 'right' failed too: TaskError: two"]
+    assert raised.value.__notes__ == ["Raised in batcher 'left'.", "Batcher 'right' failed, too: TaskError: two"]
 
 
 @pytest.mark.parametrize(("batchers", "most"), [(1, None), (2, 5), (5, 2), (9, 1)])

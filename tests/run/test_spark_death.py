@@ -1,4 +1,4 @@
-"""The warm server dies under those who use it: they learn so at once, and the next one has another server."""
+"""A crash of the warm server: runs detect it immediately, and the next run has another server."""
 
 import json
 import os
@@ -30,7 +30,7 @@ TOLD = pa.schema([("pid", pa.int64())])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """State folder of a server that may die; what lives there in the end is stopped."""
+    """State folder of a server that may crash; remaining processes are stopped at the end."""
     made = tmp_path_factory.mktemp("mortal")
     yield made
     spark_server.stop(made)
@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def mortal(folder):
-    """A server that lives."""
+    """A running server."""
     return spark_server.start(folder, cores=1, memory="512m")
 
 
@@ -49,7 +49,7 @@ def resource(folder, mortal):
 
 
 def pids(resource: SparkResource) -> list[int]:
-    """What a task tells: it works."""
+    """Yield from a task to show that it works."""
 
     def task(index: int) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"pid": [os.getpid()]}, TOLD)
@@ -120,11 +120,11 @@ def test_a_start_that_is_killed_leaves_no_second_server(tmp_path):
 def test_two_that_find_it_dead_start_one(folder, mortal):
     kill(mortal)
     with ThreadPoolExecutor(2) as both:
-        one, other = both.map(lambda _: spark_server.revive(folder), range(2))
-    assert one is not None
-    assert one == other
-    assert one.pid != mortal.pid
-    assert one.lives
+        server, other = both.map(lambda _: spark_server.revive(folder), range(2))
+    assert server is not None
+    assert server == other
+    assert server.pid != mortal.pid
+    assert server.lives
 
 
 @pytest.mark.faults
@@ -160,7 +160,7 @@ def test_a_server_that_was_stopped_does_not_come_back(tmp_path):
 
 
 def test_a_dead_server_of_another_machine_is_not_started_here(tmp_path):
-    """A folder that machines share names the server of one of them."""
+    """A state folder shared by machines names the server of one of them."""
     write_down_a_dead_server(tmp_path, host="elsewhere")
     assert spark_server.revive(tmp_path) is None
 
@@ -194,7 +194,7 @@ def test_a_server_at_an_address_that_dies_is_waited_for_once_and_not_by_each_cal
 
 
 def count_tries(resource: SparkResource, monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
-    """Note what the retry policy of a session is asked about."""
+    """Record calls of a session's retry policy."""
     asked: list[BaseException] = []
     (policy,) = resource.spark_session.client.get_retry_policies()
     decide = policy.can_retry

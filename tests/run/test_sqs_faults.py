@@ -1,4 +1,4 @@
-"""SQS at fault in the middle of runs: each message once in every table, nothing lost, and the reason said."""
+"""Faults of SQS during runs: each message once in every table, none lost, and the reason reported."""
 
 import logging
 import threading
@@ -23,14 +23,14 @@ SECRET = "AKIA-not-to-be-told"
 
 @pytest.fixture
 def words(sqs_ground):
-    """What waits at the queue."""
+    """Return the number of waiting messages."""
     told = sorted(f"word {number:03}" for number in range(MANY))
     sqs_ground.fill(told)
     return told
 
 
 def run_to_end(ground: SqsGround) -> None:
-    """Run without faults until the queue holds nothing and no receive is unfinished."""
+    """Run without faults until the queue is empty and no receive is unfinished."""
     ground.fake.meddle.clear()
     flow = ground.flow()
     while ground.count() or flow.ledger.unfinished():
@@ -114,10 +114,11 @@ def test_a_server_that_stands_still_and_goes_on_costs_nothing(sqs_ground, own_sq
 
 
 def half_refused(number: int, body: Body) -> Body:
-    """The server is told of every other entry; the others are refused."""
+    """Pass every other entry to the server, and refuse the others."""
     del number
     told, kept = body["Entries"][::2], body["Entries"][1::2]
-    failed = [{"Id": one["Id"], "SenderFault": False, "Code": "InternalError", "Message": "try again"} for one in kept]
+    error = {"SenderFault": False, "Code": "InternalError", "Message": "try again"}
+    failed = [{"Id": entry["Id"], **error} for entry in kept]
     return {**body, "Entries": told, "Failed": failed}
 
 

@@ -1,4 +1,4 @@
-"""Whole runs over SQS: what they cost in requests, what they hold while they work, what a killed one leaves."""
+"""Whole runs over SQS: number of requests, leases during work, and messages of a killed run."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""Four runs at a time, killed and stalled at random: each message once in every table, and nothing lost."""
+"""Four runs at a time, killed and stalled at random: each message once in every table, and none lost."""
 
 import os
 import random
@@ -57,14 +57,14 @@ def storm(ground: Ground, seed: int, runs: int, spared_s: float = 4.0, points: S
 
 
 def send(process: BaseProcess, sent: int) -> None:
-    """Send a signal to a run, if it has not ended this very moment."""
+    """Send a signal to a run, unless it has just ended."""
     with suppress(ProcessLookupError):
         os.kill(process.pid or 0, sent)
 
 
 @contextmanager
 def failing(servers: Sequence[Server], seed: int) -> Iterator[None]:
-    """Stop or kill one of several now and then, each time for a moment; in the end all run."""
+    """Stop or kill one of several runs repeatedly, each time briefly; at the end all run."""
     chance, is_over = random.Random(seed), threading.Event()
 
     def fail() -> None:
@@ -99,7 +99,7 @@ def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path, warm_spark, request,
 
 @dataclass(frozen=True)
 class Sqs:
-    """A storm over SQS: how many messages, and after how many seconds they are visible again."""
+    """A storm over SQS with a number of messages and a visibility timeout in seconds."""
 
     messages: int
     visibility: int
@@ -138,7 +138,7 @@ def test_a_storm_of_kills_and_stalls_over_a_server_that_fails_now_and_then(reque
 
 @pytest.mark.soak
 def test_without_compare_and_swap_a_storm_finds_messages_twice(tmp_path, warm_spark, sqs_server, sqs_queue):
-    """The storms can fail, and what holds is the decision's doing."""
+    """The storms can fail, and the decision is what prevents it."""
     for seed in range(20):
         folder = tmp_path / str(seed)
         folder.mkdir()

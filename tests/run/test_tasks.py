@@ -1,4 +1,4 @@
-"""What a run tells its source, how many tasks each of its steps has, and what each batcher's batches are: no Spark."""
+"""Calls of the source, number of tasks per step, and batches of each batcher, without Spark."""
 
 from collections.abc import Iterator
 from datetime import timedelta
@@ -22,14 +22,14 @@ SEEN: list[tuple[str, str, int]] = []
 
 
 class Plain(Pipeline):
-    """Sets no number of tasks; its data are numbers."""
+    """A pipeline without numbers of tasks; its data are numbers."""
 
     name = "plain"
     producer = Producer(source="queue")
     batchers = {"all": Batcher(batch_size=10)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        """To the first batcher, or to the one that the payload names."""
+        """Put the message to the first batcher, or to the batcher that the payload names."""
         batcher, _, number = message.data.decode().rpartition(" ")
         return message.put(int(number), batcher=batcher or "all")
 
@@ -39,7 +39,7 @@ class Plain(Pipeline):
 
 
 class Told(Plain):
-    """Sets each."""
+    """A pipeline that sets every number of tasks."""
 
     name = "told"
     producer = Producer(source="queue", concurrency=3)
@@ -48,13 +48,13 @@ class Told(Plain):
 
 
 def up_to_nine(message: Message, weight: int) -> tuple[str, int]:
-    """End a batch that weighs nine."""
+    """End a batch at a weight of nine."""
     weight += message.data
     return ("emit" if weight >= 9 else "cont"), weight
 
 
 class Apart(Plain):
-    """Three batchers, each with batches of its own kind."""
+    """A pipeline with three batchers that cut batches differently."""
 
     name = "apart"
     batchers = {
@@ -65,11 +65,11 @@ class Apart(Plain):
 
 
 class Noting(Memory):
-    """Notes what it is asked, and divides it by the tasks there are."""
+    """A source that records its calls, and makes a share per task."""
 
     @property
     def asked(self) -> list[tuple[Any, ...]]:
-        """Of `plan` and `read`."""
+        """Recorded calls of `plan` and `read`."""
         return self._told
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
@@ -88,7 +88,7 @@ Tasks = list[tuple[str, int]]
 
 @pytest.fixture
 def tasks(monkeypatch):
-    """Has tasks run in this process; what they are of, and how many."""
+    """Run tasks in this process, and record their kinds and numbers."""
     asked: Tasks = []
 
     def run(self: SparkWork, task: Any, shares: int, messages: int | None = None) -> Manifest:
@@ -101,13 +101,13 @@ def tasks(monkeypatch):
 
 
 def plain_flow(folder: Path, pipeline: type[Pipeline], *payloads: str) -> Flow:
-    source = Noting(name="queue", deliveries_=numbered(*(one.encode() for one in payloads)))
+    source = Noting(name="queue", deliveries_=numbered(*(payload.encode() for payload in payloads)))
     spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
     return flow_of(folder, pipeline, source, session=lambda: spark)
 
 
 def batched(flow: Flow, demand: int = 600) -> str:
-    """Receive, handle and batch; return whose work it was."""
+    """Receive, handle and batch; return the tasks."""
     receive = handled(flow, demand=demand)
     steps.batch_messages(flow, receive)
     return receive.receive_id

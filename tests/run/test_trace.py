@@ -1,4 +1,4 @@
-"""The life of one message, from its first delivery to what holds it now."""
+"""History of a message, from its first delivery to its current lease."""
 
 import dataclasses
 import json
@@ -26,7 +26,7 @@ from tests.fixtures.flow_pipelines import Word
 
 
 class Second(Pipeline):
-    """A message that begins with `late` succeeds at its second attempt."""
+    """A message that starts with `late` succeeds at its second attempt."""
 
     name = "second"
     producer = Producer(source="queue", concurrency=1)
@@ -87,11 +87,11 @@ def test_after_replays_a_life_still_has_the_first_delivery(flow, printed):
     assert (first.outcome, first.rows) == (None, [])
     assert (last.receive_id, last.received, last.outcome) == (replayed.receive_id, None, "handled")
     assert [row["word"] for row in last.rows] == ["early"]
-    assert f"replayed: receive {replayed.receive_id}" in printed("1")
+    assert f"replaced by the replay in receive {replayed.receive_id}" in printed("1")
 
 
 class Marking(TableQueue):
-    """Marks every delivery, as a source that cannot tell does."""
+    """A source that marks every delivery as redelivered."""
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         for batch in super().read(share, receive_id):
@@ -159,8 +159,8 @@ def printed(flow, monkeypatch):
 
 
 def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
-    first = "second has never received message 3, or its windows are older than retention.messages (30 days)."
-    assert printed("3").splitlines() == [first, "at queue now: waits"]
+    first = "second has not received message 3, or its windows are older than retention.messages (30 days)."
+    assert printed("3").splitlines() == [first, "Now at queue: waits"]
     run(flow)
     run(flow, "failed")
 
@@ -171,10 +171,11 @@ def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
     found = json.loads(printed("2", "--json"))
     assert [each["attempt"] for each in found["deliveries"]] == [1, 2]
     assert "no such row" in found["at_source"]["queue"]
-    assert "never received" in printed("2", "--source", "another")
+    assert "has not received message 2" in printed("2", "--source", "another")
 
 
 def test_of_a_source_that_tells_nothing_of_one_message_it_says_how_many_wait(flow, printed, monkeypatch):
     monkeypatch.setattr(TableQueue, "whereabouts", Source.whereabouts)
-    unknown = "nothing can be known of one message without receiving it"
-    assert printed("3").splitlines()[-1] == f"at queue now: {unknown}; waiting there: {flow.source.backlog()}"
+    last = printed("3").splitlines()[-1]
+    assert last.startswith("Now at queue: this source cannot look up")
+    assert last.endswith(str(flow.source.backlog()))

@@ -1,4 +1,4 @@
-"""Runs of a pipeline whose messages keep an order: each waits for its turn, or gets other partitions."""
+"""Runs of a pipeline that keeps messages in order: each waits for its turn, or leases other partitions."""
 
 from datetime import timedelta
 from functools import partial
@@ -19,20 +19,20 @@ from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered
 
 
 class Lengths(Keeping):
-    """By the length of a payload."""
+    """In order by the length of a payload."""
 
     partition_by = lambda message: len(message.data)  # noqa: E731
 
 
 class BySource(Keeping):
-    """By the source's own partition."""
+    """In order by the source's partition."""
 
     producer = Producer(source="log", max_runs=2)
     partition_by = "source"
 
 
 class InBatches(Keeping):
-    """Only its batches are in order."""
+    """Only batches are in order."""
 
     batchers = {"kept": Batcher(partition_by="source")}
 
@@ -59,7 +59,7 @@ def test_a_pull_beside_another_gets_nothing_until_that_has_ended(made, pipeline)
     second = begun(flow, run_id="second", demand=5)
     flow.control.end(first.receive_id)
     third = begun(flow, run_id="third", demand=5)
-    assert [one.demand for one in (first, second, third)] == [5, 0, 5]
+    assert [receive.demand for receive in (first, second, third)] == [5, 0, 5]
 
 
 @pytest.mark.parametrize("pipeline", [Lengths, BySource])

@@ -1,4 +1,4 @@
-"""Two deployments, each with a control store, on one lake: neither gives up what the other's runs are at."""
+"""Two deployments with separate control stores on one lake: neither fences receives of the other."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def here(filled):
 
 @pytest.fixture
 def there(here, tmp_path):
-    """The same lake, with a queue and a control store of its own."""
+    """The same lake, with another queue and control store."""
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/other-queue.sqlite")
     queue.create()
     queue.enqueue([b"three"])

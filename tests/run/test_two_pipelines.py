@@ -1,4 +1,4 @@
-"""Two pipelines in one run, as "Materialize all" and asset backfills start them: each is a receive of its own."""
+"""Two pipelines in one run, as "Materialize all" and asset backfills start them: each has its own receive."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
 @pytest.fixture
 def beside(location):
-    """The queue of the other pipeline, filled like the first one's."""
+    """The queue of the other pipeline, filled like the first queue."""
     queue = TableQueue(name="beside_queue", url=f"sqlite:///{location.root}/beside.sqlite")
     queue.create()
     queue.enqueue(f"beside {n}".encode() for n in range(20))
@@ -26,7 +26,7 @@ def beside(location):
 
 
 def run_both(location: Location, again: dg.ReexecutionOptions | None = None) -> dg.DagsterRun:
-    """Materialise all assets of both in one window, with messages from their sources."""
+    """Materialise all assets of both pipelines in one window, with messages from their sources."""
     place = (str(location.root), str(location.spark_folder))
     job = dg.build_reconstructable_job(
         "tests.fixtures.jobs_under_test", "both_at", place, {}, reconstructor_working_directory=str(ROOT)
@@ -45,7 +45,7 @@ def assert_both_are_home(location: Location, beside: TableQueue) -> None:
 
 
 def told_of(location: Location, run: dg.DagsterRun) -> dict[str, tuple[str, Any]]:
-    """What the run says of the check `acknowledged` of each pipeline; then the check itself looks at what is left."""
+    """Return the check `acknowledged` of each pipeline, as reported by the run, and as evaluated afterwards."""
     logs = location.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_CHECK_EVALUATION)
     checks = [entry.dagster_event.asset_check_evaluation_data for entry in logs if entry.dagster_event]
     return {
@@ -60,8 +60,8 @@ def test_both_pipelines_of_a_run_are_received_handled_and_acknowledged(location,
     assert run.status == SUCCESS
     assert_both_are_home(location, beside)
     assert told_of(location, run) == {
-        "told": ("Acknowledged all.", 20),
-        "beside": ("Acknowledged all.", 20),
+        "told": ("All messages are acknowledged.", 20),
+        "beside": ("All messages are acknowledged.", 20),
     }
     receives = {run.tags[RunTags.of(pipeline).receive_id] for pipeline in (Told, Beside)}
     assert len(receives) == 2

@@ -1,6 +1,6 @@
-"""Whatever messages do, and wherever runs end: each message ends once, in one table or among the failures.
+"""Runs that end at any point, with any messages: each message ends once, in one table or among the failures.
 
-The tasks run in this process, as those of few messages do. What was delivered before is looked up on Spark.
+The tasks run in this process, as those of few messages do. Earlier deliveries are looked up on Spark.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ def by_padding(message: Any, length: int) -> tuple[str, int]:
 
 
 class Split(Moody):
-    """With batches of another kind, and partitions."""
+    """With another cutting of batches, and partitions."""
 
     name = "split"
     partition_by = account
@@ -58,14 +58,14 @@ class Split(Moody):
 
 
 class Timed(Moody):
-    """Whose calls have a limit."""
+    """Calls with a time limit."""
 
     name = "timed"
     processors = Processors(chunk_size=4, message_timeout=timedelta(seconds=3))
 
 
 class Point(NamedTuple):
-    """Where a run ends: before or after the so manieth time that it changes something outside of its process."""
+    """Point where a run ends: before or after its n-th change outside of its process."""
 
     number: int
     is_after: bool
@@ -88,7 +88,7 @@ CHANGES: list[tuple[type, str]] = [
 
 @contextmanager
 def ending(point: Point) -> Iterator[list[Point]]:
-    """End the run of the block at a point, if it comes so far: then the point is in the list."""
+    """End the run of the block at a point, if it gets so far: then the point is in the list."""
     left, ended = iter(range(point.number, -1, -1)), list[Point]()
 
     def change(real: Callable[..., Any], *args: Any, **options: Any) -> Any:
@@ -110,7 +110,7 @@ def ending(point: Point) -> Iterator[list[Point]]:
 
 @pytest.fixture
 def flows(warm_spark, tmp_path_factory):
-    """What makes, of a pipeline and its messages, flows over one new queue: one for each run."""
+    """Return a function that builds flows of a pipeline over one new queue: a flow for each run."""
     with closing(warm_spark.resource()) as spark, mock.patch.object(SparkWork, "run", run_in_this_process):
 
         def fill(pipeline: type[Pipeline], messages: list[Mood]) -> Callable[[], Flow]:
@@ -131,7 +131,7 @@ def flows(warm_spark, tmp_path_factory):
 
 
 def run_to_end(flow: Callable[[], Flow], ends: list[Point]) -> Flow:
-    """Run until nothing is left; the first runs end at these points."""
+    """Run until no message is left; the first runs end at these points."""
     for end in ends:
         with ending(end):
             run(flow())
@@ -142,7 +142,7 @@ def run_to_end(flow: Callable[[], Flow], ends: list[Point]) -> Flow:
 
 
 def check(messages: list[Mood], flow: Flow) -> None:
-    """Look for each message where it should be, and nowhere else."""
+    """Check that each message is where it should be, and nowhere else."""
     decided = rows(flow, "outcomes").filter(pl.col("outcome").is_in(["handled", "failed"]))
     outcomes = dict(decided.select("message_id", "outcome").iter_rows())
     held = Counter({name: Counter(rows(flow, name)["message_id"]) for name in (*flow.pipeline.batchers, "failed")})

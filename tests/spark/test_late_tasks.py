@@ -44,7 +44,7 @@ def test_a_task_that_takes_long_is_named_with_its_host_until_it_ends(spark_clust
             until = time.monotonic() + 120
             while not (said and said[-1].startswith("1 of")) and time.monotonic() < until:  # Python has to start first
                 time.sleep(0.1)
-            shown = _in_flight(control, "numbers", {}, spark_cluster.ui)["  late in run"]
+            shown = _in_flight(control, "numbers", {}, spark_cluster.ui)["  slow in run"]
             gate.touch()
             working.join()
 

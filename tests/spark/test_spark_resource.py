@@ -305,7 +305,7 @@ def test_without_the_warm_server_a_run_starts_its_own_spark_and_ends_it(tmp_path
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
 
-    assert f"No warm Spark server according to {tmp_path}" in ended.stderr
+    assert f"Found no warm Spark server in {tmp_path}" in ended.stderr
     assert told["rows"] == [0, 1, 2]
     assert told["config"] == "me"
     assert told["code"] == [True], "workers run the shipped code"

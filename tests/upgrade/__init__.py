@@ -1,1 +1,1 @@
-"""What an earlier release left, opened by this one."""
+"""State of an earlier release, opened by this release."""

@@ -1,4 +1,4 @@
-"""Makes `earlier.tar.xz`: what the release of commit 937ba2e leaves where it was stopped in the midst of its work.
+"""Create `earlier.tar.xz`: the state of the release of commit 937ba2e after three runs ended during their work.
 
     git worktree add --detach ../earlier 937ba2e
     cd ../earlier && PYTHONPATH=. <python of this checkout> <this checkout>/tests/upgrade/make_earlier.py
@@ -6,8 +6,8 @@
 The names imported here are that release's. Four times ten messages, of which the fourth and the seventh fail:
 
 1. handled, published and acknowledged by a run that ended: two open failures;
-2. decided by a run that died before it published;
-3. received by a run that died before it decided;
+2. decided by a run that crashed before it published;
+3. received by a run that crashed before it decided;
 4. waiting.
 """
 
@@ -38,7 +38,7 @@ ARCHIVE = Path(__file__).with_name("earlier.tar.xz")
 
 
 class Orders(Keeping):
-    """Keeps texts; those that say `fail` fail."""
+    """A pipeline that stores texts; messages that say `fail` fail."""
 
     name = "orders"
     producer = Producer(source="orders_queue")
@@ -49,7 +49,7 @@ class DiedError(Exception):
 
 
 def make(home: Path) -> None:
-    """Work until three runs have ended in three ways, and stop."""
+    """Run until three runs have ended in three ways, and stop."""
     queue = TableQueue(name="orders_queue", url=f"sqlite:///{home}/queue.sqlite", created_column="created_at")
     queue.create()
     control = ControlStore(f"sqlite:///{home}/control.sqlite")
@@ -88,12 +88,12 @@ def make(home: Path) -> None:
 
 
 def payloads(number: int) -> list[bytes]:
-    """Ten of them."""
+    """Put ten messages into the queue."""
     return [f"{'fail' if at in (4, 7) else 'good'} {number}.{at}".encode() for at in range(1, 11)]
 
 
 def compact(file: Path) -> None:
-    """Leave one small file of a database, whoever has it open."""
+    """Leave a single small file of a database, even if it is open elsewhere."""
     aside = file.with_name("compact")
     with closing(sqlite3.connect(file)) as database:
         database.execute(f"VACUUM INTO '{aside}'")

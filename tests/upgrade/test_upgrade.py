@@ -1,4 +1,4 @@
-"""What an earlier release left in the midst of its work: `make_earlier` says what that is, and how it was made."""
+"""State of an earlier release that was stopped during work; `make_earlier` documents and creates it."""
 
 import shutil
 from collections import Counter
@@ -34,14 +34,14 @@ FAIL = {text for text in ALL if text.startswith("fail")}
 
 
 class Orders(Keeping):
-    """The pipeline that was upgraded."""
+    """The upgraded pipeline."""
 
     name = "orders"
     producer = Producer(source="orders_queue")
 
 
 class Mended(Orders):
-    """The same after a fix: nothing fails."""
+    """The same pipeline after a fix: all messages succeed."""
 
     def handle_message(self, message, context):
         return message.put_batcher("kept").put_data(Row(text=message.data.decode()))

@@ -1,1 +1,1 @@
-"""What runs are given: the lake and the control store, sources and the acknowledger, Spark."""
+"""Dagster resources of runs: lake, control store, sources, acknowledger and Spark."""

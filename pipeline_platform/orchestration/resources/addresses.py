@@ -1,4 +1,4 @@
-"""What resources share: errors that quote no value, and addresses without credentials, which Dagster shows."""
+"""Validation of addresses in resources: Dagster shows them, so they must not contain credentials."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import AfterValidator, ConfigDict
 from pipeline_platform.model.safe_text import address, secrets_in
 
 QUIET = ConfigDict(hide_input_in_errors=True)
-"""Of every resource: an option that is refused may be a secret, and Dagster stores errors in its event log."""
+"""Config of every resource: an invalid value may be a secret, and Dagster stores errors in its event log."""
 
 
 def _remote(remote: str) -> str:
@@ -15,18 +15,18 @@ def _remote(remote: str) -> str:
         return remote
     if not remote.startswith("sc://"):
         raise ValueError(
-            "must be empty for a session in the run's own process, `warm`, or the address of a Spark Connect server, "
+            "must be empty (Spark in the run's own process), `warm`, or the address of a Spark Connect server, "
             "`sc://host:port`"
         )
     server, _, parameters = remote.partition(";")
     if "@" in server or any(secrets_in(f"{server}?{parameters.replace(';', '&')}")):
-        raise ValueError("must have no user, password and token, which the UI would show. Set token=dg.EnvVar(...)")
+        raise ValueError("must not contain a user, password or token: the UI shows it. Set token=dg.EnvVar(...)")
     return remote
 
 
 def _ui(ui: str) -> str:
     if ui and (not ui.startswith(("http://", "https://")) or address(ui) != ui):
-        raise ValueError("must be http://host:port or https://host:port, without user, password and query")
+        raise ValueError("must be http://host:port or https://host:port, without user, password or query")
     return ui
 
 

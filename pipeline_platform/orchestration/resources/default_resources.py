@@ -1,4 +1,4 @@
-"""The lake, control store and Spark of a deployment that does not name its own."""
+"""Default resources of a deployment: lake, control store and Spark."""
 
 import os
 from typing import Any
@@ -11,10 +11,11 @@ from pipeline_platform.orchestration.resources.spark_resource import WARM, Spark
 
 
 def default_resources() -> dict[str, Any]:
-    """Return resources for `lake`, `control` and `spark`, as the environment says.
+    """Return resources for `lake`, `control` and `spark`, configured by environment variables.
 
-    `PIPELINE_PLATFORM_LAKE`, `_CONTROL`, `_SPARK`, `_SPARK_TOKEN` and `_SPARK_UI` name them. By default the lake and
-    the control store are in `pipeline_platform.home.home`, and Spark is the warm server, or the run's own without one.
+    The variables are `PIPELINE_PLATFORM_LAKE`, `_CONTROL`, `_SPARK`, `_SPARK_TOKEN` and `_SPARK_UI`. By default the
+    lake and the control store are in `pipeline_platform.home.home`, and Spark is the warm server, or a session of the
+    run's own if there is no warm server.
     """
     variables = {name: f"PIPELINE_PLATFORM_{name}" for name in ("LAKE", "CONTROL", "SPARK", "SPARK_TOKEN")}
     named = {name: dg.EnvVar(variable) for name, variable in variables.items() if os.environ.get(variable)}

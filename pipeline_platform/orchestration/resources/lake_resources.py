@@ -1,4 +1,4 @@
-"""The lake and the control store as Dagster resources, and tables as arguments of downstream assets."""
+"""Lake and control store as Dagster resources, and the IO manager for downstream assets."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,31 +20,31 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 IO_MANAGER = "lake_io_manager"
-"""The key by which Dagster finds who reads a pipeline's tables for assets downstream of it."""
+"""Resource key of the IO manager that reads a pipeline's tables for downstream assets."""
 
 WINDOW = "window"
-"""The column that tables are partitioned by."""
+"""Partition column of the tables."""
 
 
 class LakeResource(dg.ConfigurableResource[Lake]):
-    """Where all tables lie."""
+    """Storage of all tables."""
 
     model_config = QUIET
 
-    root: str = Field(description="A folder, or the URL of an object store: s3://bucket/prefix or gs://bucket/prefix.")
+    root: str = Field(description="Folder, or URL of an object store: s3://bucket/prefix or gs://bucket/prefix.")
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="For S3, by delta-rs's names: AWS_REGION, AWS_ENDPOINT_URL, ... None for gs://.",
+        description="Options for S3, with the names of delta-rs: AWS_REGION, AWS_ENDPOINT_URL, ... Leave empty for gs://.",
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> Lake:
-        """Hand out the lake."""
+        """Return the lake."""
         return Lake(root=self.root, storage_options=self.storage_options)
 
 
 class ControlResource(dg.ConfigurableResource[ControlStore]):
-    """The limits, pauses and claims that all runs share."""
+    """Store of the limits, pauses and claims that all runs share."""
 
     model_config = QUIET
 
@@ -54,41 +54,41 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> ControlStore:
-        """Hand out the control store."""
+        """Return the control store."""
         return ControlStore(self.url)
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[ControlStore]:
-        """Lend it, and close its connections afterwards: a sensor asks for one at every look.
+        """Yield the control store, then release the claims of the run that ends and close the connections.
 
-        Dagster comes by here however a process of a run ends: where the run ends with it, what it claimed is released.
+        Sensors open a store at each tick. Dagster calls this even if the process of a run fails.
         """
         with closing(self.create_resource(context)) as store:
             try:
                 yield store
             finally:
                 if store.run_id:
-                    with suppress(ControlStoreError):  # its claims run out all the same
+                    with suppress(ControlStoreError):  # the claims expire anyway
                         store.let_go(store.run_id)
 
 
 def values_of(resource: dg.ConfigurableResource[Any]) -> dict[str, Any]:
-    """The options of a resource, with those that name a variable as it is set; Dagster has no context for it yet."""
+    """Return the options of a resource, with `dg.EnvVar` replaced by the value of its variable."""
 
     def value(given: Any) -> Any:
         if isinstance(given, dict):
-            return {key: value(one) for key, one in given.items()}
+            return {key: value(item) for key, item in given.items()}
         return given.get_value() if isinstance(given, dg.EnvVar) else given
 
     return {name: value(given) for name, given in resource}
 
 
 class LakeIOManager(dg.ConfigurableIOManager):
-    """Gives a downstream asset the windows of a table, by the type of its argument, and stores what it returns.
+    """IO manager that reads windows of tables for downstream assets, and stores their results.
 
-    An argument may be a `pyarrow.Table`, a `polars.DataFrame`, a `polars.LazyFrame` or a Spark `DataFrame`. What an
-    asset returns, any of these, becomes a Delta table named after the asset; if the asset is partitioned, a run
-    replaces its partitions only. Ops of a pipeline hand over nothing through it.
+    The type of an asset's argument selects the form: `pyarrow.Table`, `polars.DataFrame`, `polars.LazyFrame` or Spark
+    `DataFrame`. A returned frame of any of these types becomes a Delta table named after the asset; if the asset is
+    partitioned, a run replaces its own partitions only. Ops of a pipeline do not use it.
     """
 
     model_config = QUIET
@@ -97,7 +97,7 @@ class LakeIOManager(dg.ConfigurableIOManager):
     spark: dg.ResourceDependency[SparkResource]
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Read the upstream table: the run's windows where both are partitioned, else all of them."""
+        """Read the upstream table: the run's windows if both assets are partitioned, else all windows."""
         import polars as pl
         from deltalake import DeltaTable
 
@@ -114,11 +114,11 @@ class LakeIOManager(dg.ConfigurableIOManager):
             frame = frame.filter(pl.col(WINDOW).is_in(windows))
         if kind is pl.LazyFrame:
             return frame
-        # Not `to_pyarrow_table`, which aborts the process at its exit every other time.
+        # Not `to_pyarrow_table`, which often aborts the process at its exit.
         return frame.collect() if kind is pl.DataFrame else frame.collect().to_arrow().cast(columns)
 
     def handle_output(self, context: dg.OutputContext, obj: Any) -> None:
-        """Store a frame as the asset's own table, in place of what it held; of its partitions, if it has any."""
+        """Replace the asset's table by a frame, or only the run's partitions if the asset is partitioned."""
         if obj is None:
             return
         from deltalake import DeltaTable, write_deltalake
@@ -145,20 +145,20 @@ class LakeIOManager(dg.ConfigurableIOManager):
         chosen = [add["path"] for add in adds if windows is None or add[f"partition.{WINDOW}"] in windows]
         if not chosen:
             return spark.createDataFrame([], schema)
-        # Without Delta's own jars: Spark reads the files that the table's log names. S3 has another name in Hadoop.
+        # Without Delta's jars, Spark reads the files that the table's log lists. Hadoop calls S3 `s3a`.
         folder = re.sub("^s3://", "s3a://", uri)
-        # A file's folder says its window, whether a task or a compaction wrote it.
+        # The window is in the name of a file's folder, also after a compaction.
         return spark.read.schema(schema).option("basePath", folder).parquet(*(f"{folder}/{path}" for path in chosen))
 
 
 def _in_windows(rows: pa.Table, keys: Sequence[str], asset: dg.AssetKey) -> pa.Table:
-    """Rows with the partition that each belongs to."""
+    """Return rows with a column for the partition of each row."""
     if WINDOW in rows.column_names:
         return rows
     if len(keys) != 1:
         raise ValueError(
-            f"{asset.to_user_string()}: a run over {len(keys)} partitions returned a frame without a column "
-            f"{WINDOW!r}: add one that says which partition a row belongs to, or have each run take one partition "
+            f"{asset.to_user_string()}: a run over {len(keys)} partitions returned a frame without the column "
+            f"{WINDOW!r}. Add the column with the partition of each row, or run each partition separately "
             "(dg.BackfillPolicy.multi_run())"
         )
     return rows.append_column(WINDOW, pa.repeat(keys[0], rows.num_rows))
@@ -172,5 +172,5 @@ def _to_arrow(frame: Any) -> pa.Table:
     if hasattr(frame, "toArrow"):  # Spark
         return frame.toArrow()
     raise TypeError(
-        f"an asset returned {type(frame).__name__}; the lake keeps a pyarrow.Table, a Polars frame or a Spark DataFrame"
+        f"an asset must return a pyarrow.Table, a Polars frame or a Spark DataFrame, got {type(frame).__name__}"
     )

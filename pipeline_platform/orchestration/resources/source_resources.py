@@ -1,4 +1,4 @@
-"""Sources and the acknowledger as Dagster resources; a connector's own options become its resource's configuration."""
+"""Sources and the acknowledger as Dagster resources. Options of a connector become config of its resource."""
 
 import enum
 import functools
@@ -18,17 +18,17 @@ from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _CONNECTORS: dict[type, type[Source]] = {}
-"""By the class of their resources."""
+"""Connectors by the class of their resource."""
 
 _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
-"""Sources that sensors and checks of this process look at, by their options."""
+"""Open sources of sensors and checks in this process, by their options."""
 
 
-@functools.cache  # of one class, so that resources with the same options are equal
+@functools.cache  # resources of the same class with the same options are equal
 def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source]]:
-    """Make a resource class of a connector: the same fields, with `dg.EnvVar` allowed for every text.
+    """Return a resource class for a connector, with the same fields. Text options accept a `dg.EnvVar`.
 
-    Connectors are free of Dagster, because Spark tasks use them. This makes a resource of one::
+    Connectors do not import Dagster, because Spark tasks use them. Example::
 
         "flights_queue": source_resource(TableQueue)(name="flights_queue", url=dg.EnvVar("FLIGHTS_QUEUE"))
 
@@ -36,7 +36,7 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
         source: The connector.
 
     Returns:
-        A resource that hands the connector to ops and sensors.
+        A resource class that provides the connector to ops and sensors.
     """
     fields = source.model_fields
 
@@ -44,11 +44,11 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
         model_config = QUIET
 
         def create_resource(self, context: dg.InitResourceContext) -> Source:
-            # Defaults are left out: to some connectors, an option that is given can contradict another.
+            # Defaults are left out: some connectors refuse an option that is set together with another.
             values = {name: getattr(self, name) for name in fields}
             given = {name: value for name, value in values.items() if value != _default(fields[name])}
             made = source(**given)
-            # A sensor looks every few seconds: what it opened, the next look uses again.
+            # A sensor ticks every few seconds and reuses the source that an earlier tick opened.
             return made if context.run else _LOOKED_AT.setdefault((source, repr(given)), made)
 
         @contextmanager
@@ -68,36 +68,36 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
 
 
 def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
-    """Make a resource of a connector that has its options already."""
+    """Return the resource of a configured connector."""
     options = {name: _as_configured(getattr(source, name)) for name in source.model_fields_set}
     return source_resource(type(source))(**options)
 
 
 def connector_of(resource: Any) -> type[Source] | None:
-    """The connector that `source_resource` made a resource of; None for another resource."""
+    """Return the connector of a resource of `source_resource`; None for another resource."""
     return _CONNECTORS.get(type(resource))
 
 
 def places_of(resource: Any) -> frozenset[str]:
-    """What a resource's source reads; empty where a variable is not set, or the source refuses its options."""
+    """Return the places that a source reads; empty if a variable is not set or an option is invalid."""
     connector = connector_of(resource)
     if connector is None or connector.places is Source.places:
         return frozenset()
     fields, values = connector.model_fields, values_of(resource)
-    with suppress(Exception):  # of a class of the project's own, too: the run says what is wrong
+    with suppress(Exception):  # the run reports the error; connectors of the project may raise anything
         return connector(**{name: values[name] for name in fields if values[name] != _default(fields[name])}).places
     return frozenset()
 
 
 def source_of(resources: Any, key: str) -> Source:
-    """The source of that key, ready to be looked at by a sensor or a check."""
+    """Return the source with a key, opened for a sensor or a check."""
     source: Source = getattr(resources, key)
     source.open(resources.control)
     return source
 
 
 def _configurable(annotation: Any) -> Any:
-    """The type that Dagster's configuration has for a field; the connector validates the value again."""
+    """Return the type of a field in Dagster's config. The connector validates the value again."""
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum | PurePath):
         return str
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -110,18 +110,18 @@ def _configurable(annotation: Any) -> Any:
     if kind in (tuple, list):
         return list[_configurable(of[0])]  # type: ignore[misc]
     if kind in (Union, UnionType) and type(None) in of:
-        values = [each for each in of if each is not type(None)]
+        values = [kind for kind in of if kind is not type(None)]
         return _configurable(values[0]) | None if len(values) == 1 else annotation
     return annotation
 
 
 def _default(field: FieldInfo) -> Any:
-    """A field's default as Dagster's configuration writes it; pydantic's `Undefined` for a required field."""
+    """Return a field's default for Dagster's config; pydantic's `Undefined` for a required field."""
     return _as_configured(field.get_default(call_default_factory=True, validated_data={}))
 
 
 def _as_configured(value: Any) -> Any:
-    """A field's value as Dagster's configuration writes it."""
+    """Return a field's value for Dagster's config."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, PurePath):
@@ -132,17 +132,21 @@ def _as_configured(value: Any) -> Any:
 
 
 class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
-    """Acknowledges what is decided and published, grouped by `ack_ref`.
+    """Acknowledger of decided and published messages, grouped by `ack_ref`.
 
-    One group's error never holds back another. What a source refuses is asked again, then reported and kept for the
-    next run: it is never dropped.
+    An error in one group does not delay the others. Refused acknowledgements are retried, then reported and left to the
+    next run. They are never dropped.
     """
 
     model_config = QUIET
 
-    attempts: int = Field(default=3, ge=1, description="How often a run tries to acknowledge what a source refuses.")
-    wait_s: float = Field(default=1.0, ge=0, description="Seconds before it is asked again, doubled each time.")
+    attempts: int = Field(
+        default=3, ge=1, description="Attempts of a run to acknowledge a message that the source refuses."
+    )
+    wait_s: float = Field(
+        default=1.0, ge=0, description="Seconds before the second attempt. Doubles after each attempt."
+    )
 
     def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:
-        """Hand out the acknowledger."""
+        """Return the acknowledger."""
         return Acknowledger(self.attempts, self.wait_s)

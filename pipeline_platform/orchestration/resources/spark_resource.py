@@ -1,6 +1,6 @@
 """Spark for a run: in the run's own process, on this machine's warm server, or on a cluster.
 
-dagster-pyspark makes the session on first use. Loading this file loads no Spark: the code server and sensors do so.
+dagster-pyspark creates the session on first use. This module must not import Spark: code servers and sensors load it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WARM = "warm"
-"""Value of `SparkResource.remote` that stands for this machine's warm server."""
+"""Value of `SparkResource.remote` for this machine's warm server."""
 
 _USER = "pipeline-platform"  # a server knows sessions by user and id, and several users may start runs
 _GENERATIONS = 100
@@ -42,17 +42,18 @@ _TASKS = tuple(
     f"{shipping.PLATFORM}.tasks.{module}"
     for module in ("receive.read_shares", "handle.handle_messages", "handle.repeats", "acknowledge.acknowledger")
 )
-"""What the tasks of nearly every run import."""
+"""Modules that nearly every run imports in tasks."""
 
 
 class SparkResource(dg.ConfigurableResource["SparkResource"]):
     """A Spark session for the steps of a run, started on first use.
 
-    Workers get the project's code as a zip. On a Connect server, all runs of the same code share one session, so that
-    its Python workers are warm; an edit starts another. So make no temporary views and set nothing that differs by run.
+    Workers get the project's code as a zip. On a Connect server, all runs with the same code share one session, so that
+    its Python workers are warm; changed code starts another session. Do not create temporary views or change settings
+    in it.
 
-    A process has one Spark session at a time: resources with the same settings share it, others are refused until it
-    is closed.
+    A process has one Spark session at a time. Resources with the same settings share it; other settings are refused
+    until it is closed.
     """
 
     model_config = QUIET
@@ -60,41 +61,41 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     remote: Remote = Field(
         default="",
         description=(
-            "Where Spark runs: empty for the run's own process; `warm` for the server that `pipeline-platform spark "
-            "start` started on this machine (a run that finds it dead starts it anew, a run without one its own "
-            "session); or the address of a Spark Connect server, `sc://host:port`."
+            "Where Spark runs. Empty: in the run's own process. `warm`: on the server that `pipeline-platform spark "
+            "start` started on this machine; a run restarts a crashed server, and uses its own process if there is no "
+            "server. `sc://host:port`: on this Spark Connect server."
         ),
     )
     token: str | None = Field(
         default=None,
         repr=False,
-        description="Token for the server at an `sc://` address, as an environment variable (`dg.EnvVar`).",
+        description="Token for the server at an `sc://` address. Use an environment variable (`dg.EnvVar`).",
     )
     ui: Ui = Field(
         default="",
-        description="Address of the UI of the server at an `sc://` address, such as `http://10.0.0.1:4040`: the log of "
-        "a run and `status` then say which tasks take longer than a minute, and on which host.",
+        description="Address of the Spark UI of the server at an `sc://` address, such as `http://10.0.0.1:4040`. With "
+        "it, run logs and `status` list tasks that take longer than a minute, and their hosts.",
     )
-    cores: int = Field(default=0, ge=0, description="Tasks at a time in a session of the run's own; 0 takes all cores.")
-    memory: str = Field(default="1g", description="Memory of the JVM of a session of the run's own.")
+    cores: int = Field(default=0, ge=0, description="Parallel tasks of a session in the run's process. 0: all cores.")
+    memory: str = Field(default="1g", description="Memory of the JVM of a session in the run's process.")
     spark_config: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="More Spark settings for a session of the run's own; servers have theirs from their start.",
+        description="Further Spark settings of a session in the run's process. Servers ignore them.",
     )
     packages: list[str] = Field(
         default_factory=list,
-        description="Importable packages and modules that workers get, beside this one and those of the project that "
-        "pipelines and connectors of `platform_definitions` are from or import.",
+        description="Further packages and modules to ship to workers. The platform, and the project's packages that "
+        "pipelines and connectors import, are always shipped.",
     )
     environment: list[str] = Field(
         default_factory=list,
-        description="Names of environment variables of a run that its callbacks get, beside those of the system, Spark "
-        "and the platform. The values are never stored.",
+        description="Names of environment variables of the run to pass to callbacks, besides those of the system, "
+        "Spark and the platform. Values are never stored.",
     )
     state_folder: str | None = Field(
         default=None,
-        description="Where the warm server's state lies; see `pipeline_platform.home.home`.",
+        description="State folder of the warm server. Default: see `pipeline_platform.home.home`.",
     )
     _held: _Held | None = PrivateAttr(default=None)
 
@@ -103,41 +104,41 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
     def _has_names(cls, names: list[str]) -> list[str]:
         for position, name in enumerate(names):
             if not name.isidentifier():
-                # Not quoted: it may be a value.
+                # Not quoted: it may be a secret value.
                 raise ValueError(
-                    f"environment[{position}] is not the name of a variable. Give names only, such as BANK_TOKEN: each "
-                    "run reads their values from its own environment."
+                    f"environment[{position}] is not a valid name of a variable. Give names only, such as BANK_TOKEN: "
+                    "each run reads the values from its own environment."
                 )
         return names
 
     @property
     def variables(self) -> dict[str, str]:
-        """The variables that `environment` names, from this process.
+        """Return the variables of this process that `environment` names.
 
         Raises:
             PipelineError: A variable is not set.
         """
         if missing := [name for name in self.environment if name not in os.environ]:
             raise PipelineError(
-                f"SparkResource.environment: {', '.join(missing)} not set in the environment of this run. Set it for "
-                "the process that starts runs, or remove the name."
+                f"SparkResource.environment: {', '.join(missing)} not set in the environment of this run. Set the "
+                "variable for the process that starts runs, or remove its name."
             )
         return {name: os.environ[name] for name in self.environment}
 
     @contextmanager
     def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Self]:
-        """Lend the resource to a run; then close what it opened."""
+        """Yield the resource to a run, then close its session."""
         with closing(self):
             yield self
 
     @property
     def spark_session(self) -> SparkSession:
-        """The session, started or joined on first use, and again after its server died.
+        """Return the session. It is started or joined on first use, and again after a crash of its server.
 
         Raises:
             RuntimeError: This process has another Spark session open.
-            pipeline_platform.spark.server.SparkServerError: The warm server had died, and another did not start.
-            pipeline_platform.spark.jvm.JavaNotFoundError: A session of the run's own finds no Java.
+            pipeline_platform.spark.server.SparkServerError: The warm server crashed, and could not be restarted.
+            pipeline_platform.spark.jvm.JavaNotFoundError: No Java was found for a session in this process.
         """
         if self._held is not None and not self._held.place.lives:
             self.close()
@@ -146,14 +147,14 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         return self._held.session
 
     def warm_up(self, *modules: str) -> None:
-        """Start the session and a Python worker per core, which imports modules: the next run need not wait for them.
+        """Start the session and a Python worker per core that imports modules, so that the next run starts faster.
 
-        The runs of a deployment find them if this resource ships the same packages as theirs.
+        Only runs that ship the same packages as this resource use them.
         """
         engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1, (*_TASKS, *modules))
 
     def close(self) -> None:
-        """Stop a session of this process's own, leave a server's to the others. The next use opens one again."""
+        """Stop a session in this process, or disconnect from a server. The next use opens a session again."""
         if self._held is not None:
             held, self._held = self._held, None
             _let_go(held)
@@ -169,8 +170,8 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
                     packages, server.address, server.token, server.started_at, f";user_id={_USER}", server, folder
                 )
             log.warning(
-                f"No warm Spark server according to {folder}: starting Spark in this process, which takes seconds. "
-                "`pipeline-platform spark start` starts a server (with the same PIPELINE_PLATFORM_HOME)."
+                f"Found no warm Spark server in {folder}: starting Spark in this process, which takes some seconds. "
+                "Start a server with `pipeline-platform spark start` and the same PIPELINE_PLATFORM_HOME."
             )
         elif self.remote:
             address, _, params = self.remote.rstrip("/").partition("/;")
@@ -181,7 +182,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
 
 
 def shipping_also(spark: SparkResource, packages: Iterable[str]) -> SparkResource:
-    """The same resource, whose workers get more packages."""
+    """Return a copy of a resource that ships more packages to workers."""
     options = {name: getattr(spark, name) for name in SparkResource.model_fields}
     return SparkResource(**options | {"packages": sorted({*spark.packages, *packages} - {shipping.PLATFORM})})
 
@@ -198,7 +199,7 @@ class _Process:
     def open(self, closing_up: ExitStack, code: Path) -> SparkSession:
         java = str(jvm.ensure_java(self.folder))
         foreign = dict.fromkeys(engine.FOREIGN)
-        # Java keeps what it was started with.
+        # The JVM keeps the environment that it is started with.
         with spark_sessions.changed_environment(**foreign, JAVA_HOME=java, **engine.interpreters()):
             session = spark_sessions.open_session(dict(self.settings))
         closing_up.callback(session.stop)
@@ -208,7 +209,7 @@ class _Process:
 
 @dataclass(frozen=True)
 class _Server:
-    """A Spark Connect server; `warm` if it is this machine's, of a state folder."""
+    """A Spark Connect server. `warm` is set for this machine's warm server."""
 
     packages: tuple[str, ...]
     address: str
@@ -229,10 +230,10 @@ class _Server:
                 closing_up.callback(spark_sessions.leave, session)
                 return session
             except Exception as error:
-                # It was stopped or timed out. Its id never comes back, so all go on to the next.
+                # The session was stopped or timed out. Its id cannot be used again: every run takes the next id.
                 if "SESSION_CLOSED" not in str(error):
                     raise
-        raise RuntimeError(f"{self.address} closed {_GENERATIONS} sessions of this code: restart that server.")
+        raise RuntimeError(f"{self.address} closed {_GENERATIONS} sessions of this code. Restart that server.")
 
     def _join(self, code: Path, name: str) -> SparkSession:
         token = f";token={quote(self.token)}" if self.token else ""
@@ -250,16 +251,16 @@ class _Server:
         if self.warm is not None and not self.warm.lives:
             _revive_once(self)
             raise spark_server.SparkServerDiedError(
-                f"the warm Spark server (process {self.warm.pid}, since {self.warm.started_at}) died: this run's "
-                "messages come back, and another server starts unless it was stopped"
+                f"the warm Spark server (process {self.warm.pid}, started {self.warm.started_at}) crashed or was "
+                "stopped. This run's messages will be redelivered. A crashed server is restarted automatically"
             )
 
 
 @cache
 def _revive_once(place: _Server) -> None:
-    """Have another server started and warmed for one that died, however many threads of this process meet its death.
+    """Restart and warm up a crashed server, once per process even if several threads detect the crash.
 
-    A process of its own does it: who met the death need not wait, and the next run less.
+    This takes place in a new process, so that the failing run does not wait for it.
     """
     assert place.warm
     options = {"remote": WARM, "state_folder": str(place.folder), "packages": place.packages, "cores": place.warm.cores}
@@ -271,7 +272,7 @@ def _revive_once(place: _Server) -> None:
 
 
 def revive_warm(**options: Any) -> None:
-    """Revive the server of these options of a `SparkResource`, and begin what runs find warm."""
+    """Restart and warm up the server of a `SparkResource` with these options, if it crashed."""
     if spark_server.revive(Path(options["state_folder"])):
         SparkResource(**options).warm_up(*options["packages"])
 
@@ -281,7 +282,7 @@ _Place = _Process | _Server
 
 @dataclass
 class _Held:
-    """The session of this process, and how many resources hold it."""
+    """Session of this process, and the number of resources that use it."""
 
     place: _Place
     session: SparkSession
@@ -294,7 +295,7 @@ _current: _Held | None = None
 
 
 def _hold(place: _Place) -> _Held:
-    """Join this process's session, or open it."""
+    """Return this process's session, opened if necessary."""
     global _current  # noqa: PLW0603 - a process can have one session
     with _lock:
         if _current is not None and not _current.place.lives:
@@ -302,22 +303,22 @@ def _hold(place: _Place) -> _Held:
             dead.closing_up.close()
         if _current is None:
             with ExitStack() as closing_up, ExitStack() as opening:
-                # A server has a copy of the code; Spark in this process reads it anew.
+                # A server has a copy of the code; Spark in this process reads the file again.
                 kept = closing_up if isinstance(place, _Process) else opening
                 folder = kept.enter_context(tempfile.TemporaryDirectory(prefix="spark-code-"))
                 session = place.open(closing_up, shipping.pack(place.packages, Path(folder)))
                 _current = _Held(place, session, closing_up.pop_all())
         elif _current.place != place:
             raise RuntimeError(
-                "this process has a Spark session with other settings open: Spark allows one at a time. "
-                "Close it first, or give both resources the same settings."
+                "this process already has a Spark session with other settings, and Spark allows one session per "
+                "process. Close it first, or give both resources the same settings."
             )
         _current.holders += 1
         return _current
 
 
 def _let_go(held: _Held) -> None:
-    """Close the session when its last holder goes."""
+    """Close the session if no resource uses it any more."""
     global _current  # noqa: PLW0603
     with _lock:
         held.holders -= 1
@@ -328,7 +329,7 @@ def _let_go(held: _Held) -> None:
 
 @atexit.register
 def _close_at_exit() -> None:
-    """Close what a script forgot: a process with an open client may hang at its end."""
+    """Close a session that a script left open: a process with an open client may hang at its exit."""
     with _lock:
         if _current is not None:
             _current.holders = 1

@@ -1,4 +1,4 @@
-"""Opening and closing a Spark session, whatever the environment of the process says about another Spark."""
+"""Spark sessions, opened and closed independently of the process's environment variables for Spark."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
     from pyspark.sql.connect.client.retries import RetryPolicy
 
 _OUTAGE_S = 60.0
-"""Seconds that a client tries to reach a server, over all calls; Spark's own client tries ten minutes in each call."""
+"""Seconds that a client retries to reach a server, over all calls. Spark's default is ten minutes for each call."""
 _CALM_S = 30.0
-"""Seconds without an error after which the next one begins another outage."""
+"""Seconds without an error that end an outage."""
 _CLIENT_MARK = "SPARK_CONNECT_MODE_ENABLED"
 _CONNECT = ("pyspark.sql.connect.session", "pyspark.sql.connect.window")
 _CLASSIC = ("pandas", "pyspark.sql.classic.dataframe", "pyspark.sql.classic.window")
-"""What sessions of either kind load sooner or later."""
+"""Modules that sessions of either kind load at some point."""
 
 
 def open_session(settings: dict[str, str]) -> SparkSession:
-    """Have dagster-pyspark make a session, whatever the environment says about Spark."""
-    # Left by a client before this one; Spark's functions look at it to know which kind of column to make.
+    """Create a session through dagster-pyspark, with Spark's environment variables ignored."""
+    # Set by an earlier client. Spark's functions use it to choose the type of columns.
     os.environ.pop(_CLIENT_MARK, None)
-    # gRPC reads the proxy of the environment as it opens a channel, for this machine's own addresses too.
+    # gRPC would use the proxy of the environment even for addresses of this machine.
     given = os.environ.get("no_grpc_proxy", os.environ.get("no_proxy"))  # noqa: SIM112 - as gRPC spells it
     direct = ",".join(filter(None, [given, "localhost"]))
     settled = changed_environment(SPARK_REMOTE=None, SPARK_LOCAL_REMOTE=None, no_grpc_proxy=direct)
@@ -47,7 +47,7 @@ def open_session(settings: dict[str, str]) -> SparkSession:
 
 
 def retry_policy(address: str, expect_alive: Callable[[], None]) -> RetryPolicy:
-    """Build a retry policy that tries again for `_OUTAGE_S`, while the server lives."""
+    """Build a policy that retries for `_OUTAGE_S` seconds, as long as the server process is alive."""
     log = dg.get_dagster_logger("spark")
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -61,15 +61,15 @@ def retry_policy(address: str, expect_alive: Callable[[], None]) -> RetryPolicy:
             now = time.monotonic()
             if now - self.seen > _CALM_S:
                 self.began = now
-                log.warning(f"Spark at {address} does not answer, and is asked again for {_OUTAGE_S:g} s: {e}")
+                log.warning(f"Spark at {address} does not answer. Retrying for {_OUTAGE_S:g} s: {e}")
             self.seen = now
-            # Over all calls: what a failed step still has to ask of the server must not wait as long again.
+            # Over all calls: further calls of a failed step must not wait as long again.
             return now - self.began < _OUTAGE_S
 
     return WhileAlive(max_backoff=5_000)
 
 
-# Two processes that see no file yet both send theirs; the later one finds the very same bytes the next time.
+# Two processes may send the same file at the same time. The later process finds identical bytes on its retry.
 @retry(retry=retry_if_exception_message(match=r"(?is).*already_?exists"), stop=stop_after_attempt(3), reraise=True)
 def ship(session: SparkSession, code: Path) -> None:
     """Send the project's code to the workers of a session."""
@@ -77,21 +77,21 @@ def ship(session: SparkSession, code: Path) -> None:
     try:
         session.addArtifacts(str(code), pyfile=True)
     finally:
-        sys.path[:] = path  # Spark puts the code on this process's path too, where it would outlive an edit
+        sys.path[:] = path  # Spark also adds the code to this process's path, where it would hide later edits
 
 
 def leave(session: SparkSession) -> None:
-    """Close the client and not the session: `stop` would end it for all."""
+    """Close the client but not the session: `stop` would end the session for all runs."""
     session.client.close()
     os.environ.pop(_CLIENT_MARK, None)
-    # As `stop` does: else no later session is ever the default one, which functions such as `udf` ask for.
+    # As `stop` does: otherwise a later session never becomes the default session, which `udf` and others use.
     if type(session)._default_session is session:
         type(session)._default_session = None
 
 
 @contextmanager
 def changed_environment(**changes: str | None) -> Iterator[None]:
-    """Set variables of this process until the end of the block, or remove those that are None."""
+    """Set environment variables within a block; None removes a variable."""
     before = {name: os.environ.pop(name, None) for name in changes}
     os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:

@@ -1,1 +1,1 @@
-"""What asks for runs: the producers' sensors, retries, schedules; and the sensor that alerts."""
+"""Sensors and schedules that request runs, and the sensor for alerts."""

@@ -1,4 +1,4 @@
-"""Alerts: a sensor reports each problem once, again if failures grow, and when the problem ends."""
+"""Alerts: a sensor reports each problem once, again if failures increase, and once more when the problem ends."""
 
 import json
 import time
@@ -28,10 +28,10 @@ _EVERY_S = 60
 _ANSWERS_WITHIN_S = 10.0
 _LOOKS_WITHIN_S = 30.0
 _SENDS_WITHIN_S = 45.0
-"""Dagster gives a tick 60 s, and drops the cursor of one that takes longer: all would be sent once more. A lake that is
-away takes two minutes to say so, a cluster ten seconds for each of its sources."""
+"""Seconds after which a tick sends no more alerts. Dagster drops the cursor of a tick of more than 60 s, and all alerts
+would be sent again. An unavailable lake takes two minutes to time out, an unavailable broker ten seconds."""
 _AGAIN_AFTER = timedelta(minutes=15)
-"""Failures that grow are reported again after this time, and at once when their number has doubled."""
+"""Increasing failures are reported again after this time, and immediately if their number doubles."""
 _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _RED = [dg.DagsterRunStatus.FAILURE]
 
@@ -40,16 +40,17 @@ About: TypeAlias = Literal["runs", "failures", "dead", "backlog", "source"]
 
 
 class Alert(NamedTuple):
-    """What is wrong with a pipeline, or no longer is.
+    """A problem of a pipeline, or the end of a problem.
 
     Attributes:
-        pipeline: Its name.
-        about: `runs`: one has failed. `failures`: more are open than allowed. `dead`: more are dead than allowed.
-            `backlog`: messages wait longer than `oldest_allowed`, or were lost. `source`: it does not answer.
-        of: Which runs (`source`, `failed`, `messages`, as their origin, or `maintenance`), or the key of the source.
-        text: A sentence for people.
-        since: When the sensor first found it.
-        over: Whether it is over.
+        pipeline: Name of the pipeline.
+        about: `runs`: a run failed. `failures`: more failures are open than allowed. `dead`: more failures are dead
+            than allowed. `backlog`: messages wait longer than `oldest_allowed`, or were lost. `source`: the source does
+            not answer.
+        of: Origin of the runs (`source`, `failed`, `messages`, or `maintenance`), or the key of the source.
+        text: Description of the problem.
+        since: Time when the sensor first found the problem.
+        over: Whether the problem has ended.
     """
 
     pipeline: str
@@ -61,14 +62,14 @@ class Alert(NamedTuple):
 
 
 class Alerts(NamedTuple):
-    """Where alerts go, and what they are about.
+    """Destination of alerts, and limits for failures.
 
     Attributes:
-        to: A function that gets each alert; or the address of a webhook, by the name of a variable,
-            `dg.EnvVar("ALERTS_URL")`: an alert is posted to it as JSON.
-        open_failures: How many failures of a pipeline may be open without an alert. Dead failures and those that
-            `retry` will retry are not counted.
-        dead_failures: How many failures of a pipeline may be dead without an alert.
+        to: A function that gets each alert; or `dg.EnvVar("ALERTS_URL")`, the variable with the address of a webhook.
+            Alerts are posted to the webhook as JSON.
+        open_failures: Open failures of a pipeline that cause no alert. Dead failures and failures that `retry` will
+            retry are not counted.
+        dead_failures: Dead failures of a pipeline that cause no alert.
     """
 
     to: Callable[[Alert], object] | dg.EnvVar
@@ -80,7 +81,7 @@ To: TypeAlias = Alerts | Callable[[Alert], object] | dg.EnvVar
 
 
 class _Look(NamedTuple):
-    """One thing that was looked at: what is wrong with it, or None; and how many failures that is."""
+    """Result of a check: the problem, or None; and the number of failures, if the check counts failures."""
 
     pipeline: str
     about: About
@@ -94,12 +95,12 @@ class _Look(NamedTuple):
 
 
 class _Known(BaseModel):
-    """The cursor.
+    """Cursor of the sensor.
 
     Attributes:
-        looked_at: When the sensor last looked.
-        wrong: What is wrong, by key: since when, and the text that was reported.
-        counts: How many failures were reported, by key, and when. A lower number found since replaces the number.
+        looked_at: Time of the last complete tick.
+        wrong: Known problems, by key: start and reported text.
+        counts: Reported numbers of failures, by key: time and number. A lower number found later replaces the number.
     """
 
     looked_at: AwareDatetime
@@ -107,7 +108,7 @@ class _Known(BaseModel):
     counts: dict[str, tuple[AwareDatetime, int]] = {}
 
     def is_news(self, look: _Look, now: datetime) -> bool:
-        """Whether to report a look: it is newly wrong, newly right, or its failures have grown."""
+        """Whether to report a result: its problem is new, has ended, or its failures have increased."""
         if bool(look.wrong) != (look.key in self.wrong):
             return True
         if look.key not in self.counts or look.failures is None:
@@ -116,7 +117,7 @@ class _Known(BaseModel):
         return look.failures > before and (look.failures >= 2 * before or now >= reported_at + _AGAIN_AFTER)
 
     def report(self, look: _Look, now: datetime) -> None:
-        """Note that a look was reported."""
+        """Store that a result was reported."""
         if look.wrong is None:
             self.wrong.pop(look.key, None)
             self.counts.pop(look.key, None)
@@ -127,14 +128,14 @@ class _Known(BaseModel):
             self.counts[look.key] = now, look.failures
 
     def see(self, look: _Look) -> None:
-        """Note a number of failures that has fallen: what comes on top of it is growth."""
+        """Store a number of failures if it is lower, so that later increases are measured from it."""
         if look.key in self.counts and look.failures is not None:
             reported_at, before = self.counts[look.key]
             self.counts[look.key] = reported_at, min(before, look.failures)
 
     @classmethod
     def from_json(cls, text: str | None, now: datetime) -> "_Known":
-        """Read a cursor; one that cannot be read counts as that of a sensor that looks for the first time."""
+        """Read a cursor. An unreadable cursor is treated as a first tick."""
         try:
             return cls.model_validate_json(text or "")
         except ValidationError:
@@ -151,13 +152,15 @@ def alerts_sensor(pipelines: Sequence[type[Pipeline]], alerts: To) -> dg.SensorD
         name="alerts",
         minimum_interval_seconds=_EVERY_S,
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Looks for red runs, open failures, messages that wait too long and sources that do not answer, "
-        "and reports each once, and once more when it is over.",
+        description="Looks for failed runs, open failures, messages that wait too long, and sources that do not "
+        "answer. Sends an alert when a problem starts and when it ends.",
         required_resource_keys={"lake", "control", *sources},
     )
     def evaluate(context: dg.SensorEvaluationContext) -> dg.SensorResult:
         if isinstance(to, dg.EnvVar) and not to.get_value():
-            raise ValueError(f"{to.env_var_name} is not set: platform_definitions(alerts=...) has alerts posted there")
+            raise ValueError(
+                f"platform_definitions(alerts=...): {to.env_var_name} is not set. Set it to the address of the webhook"
+            )
         started, now = time.monotonic(), datetime.now(UTC)
         known = _Known.from_json(context.cursor, now)
         answers = _answers(_questions(pipelines, context.resources))
@@ -172,34 +175,35 @@ def alerts_sensor(pipelines: Sequence[type[Pipeline]], alerts: To) -> dg.SensorD
             if unsent or not known.is_news(look, now):
                 continue
             if time.monotonic() - started > _SENDS_WITHIN_S:
-                unsent = "There was no time to send all alerts; the next tick goes on. "
+                unsent = f"Some alerts were not sent within {_SENDS_WITHIN_S:g} s. The next tick sends them. "
                 continue
             began, text = known.wrong.get(look.key, (now, ""))
-            alert = Alert(*look[:3], look.wrong or f"Over: {text}", began, over=not look.wrong)
+            alert = Alert(*look[:3], look.wrong or f"Resolved: {text}", began, over=not look.wrong)
             try:
                 _send(to, alert)
-            except Exception as error:  # of whatever the function does; its words may hold a secret, as an address may
-                unsent = f"Alerts cannot be sent, {_kind(error)}; the next tick tries again. "
+            except Exception as error:  # the user's function may raise anything; its text may contain a secret
+                unsent = f"Could not send alerts ({_kind(error)}). The next tick tries again. "
             else:
                 known.report(look, now)
         cursor = known.model_copy(update={} if unsent else {"looked_at": now})
         return dg.SensorResult(
-            skip_reason=f"{unsent}{' '.join(wrong) or 'Nothing is wrong.'}", cursor=cursor.model_dump_json()
+            skip_reason=f"{unsent}{' '.join(wrong) or 'No problems found.'}", cursor=cursor.model_dump_json()
         )
 
     return evaluate
 
 
 _Answers: TypeAlias = Mapping[tuple[str, str], Any]
-"""The failures by window, of each pipeline, and the backlog of each source; or what was raised in its place."""
+"""Failures by window of each pipeline, and the backlog of each source; or the exception that was raised instead."""
 
 
 def _questions(pipelines: Sequence[type[Pipeline]], resources: Any) -> dict[tuple[str, str], Callable[[], Any]]:
-    lake, producers = resources.lake, (one for pipeline in pipelines for one in pipeline.producers_of().values())
-    failed = {one.name: FailedMessages(name=one.name, lake=lake, pipeline=one.name) for one in pipelines}
+    sources = {producer.source for pipeline in pipelines for producer in pipeline.producers_of().values()}
+    names = [pipeline.name for pipeline in pipelines]
+    failed = {name: FailedMessages(name=name, lake=resources.lake, pipeline=name) for name in names}
     return {
-        **{("failures", name): one.by_window for name, one in failed.items()},
-        **{("source", one.source): partial(_backlog, resources, one.source) for one in producers},
+        **{("failures", name): failures.by_window for name, failures in failed.items()},
+        **{("source", source): partial(_backlog, resources, source) for source in sources},
     }
 
 
@@ -208,20 +212,20 @@ def _backlog(resources: Any, source: str) -> Backlog:
 
 
 def _answers(questions: Mapping[tuple[str, str], Callable[[], Any]]) -> _Answers:
-    """Ask all at once, so that what is away holds up nothing else."""
+    """Ask all questions in parallel, so that an unavailable source does not delay the others."""
     threads = ThreadPoolExecutor(len(questions) or 1)
     asked = {key: threads.submit(question) for key, question in questions.items()}
     threads.shutdown(wait=False)
     done, _ = wait(asked.values(), _LOOKS_WITHIN_S)
     late = TimeoutError(f"no answer within {_LOOKS_WITHIN_S:g} s")
-    return {key: (one.exception() or one.result()) if one in done else late for key, one in asked.items()}
+    return {key: (answer.exception() or answer.result()) if answer in done else late for key, answer in asked.items()}
 
 
 def _looks(
     pipeline: type[Pipeline], instance: dg.DagsterInstance, answers: _Answers, options: Alerts, since: datetime
 ) -> Iterator[_Look]:
     name, origin = pipeline.name, RunTags.of(pipeline).origin
-    runs: dict[str, dict[str, Any]] = {one: {"tags": {origin: one}} for one in get_args(Origin)}
+    runs: dict[str, dict[str, Any]] = {value: {"tags": {origin: value}} for value in get_args(Origin)}
     for of, which in (runs | {"maintenance": {"job_name": f"{name}_maintenance"}}).items():
         yield _Look(name, "runs", of, _red(instance, since, which))
     yield from _of_failures(pipeline, answers["failures", name], options)
@@ -230,10 +234,10 @@ def _looks(
 
 
 def _red(instance: dg.DagsterInstance, since: datetime, which: dict[str, Any]) -> str | None:
-    """Say that the newest of some runs has failed, or one since the last look."""
+    """Return that the newest of the selected runs failed, or another run since the last tick; None otherwise."""
     newest = instance.get_run_records(dg.RunsFilter(**which, statuses=_ENDED), limit=1)
     since_then = instance.get_run_records(dg.RunsFilter(**which, statuses=_RED, updated_after=since), limit=1)
-    red = [one.dagster_run for one in (*newest, *since_then) if one.dagster_run.status in _RED]
+    red = [record.dagster_run for record in (*newest, *since_then) if record.dagster_run.status in _RED]
     return f"Run {red[0].run_id} of {red[0].job_name} failed." if red else None
 
 
@@ -241,24 +245,25 @@ def _of_failures(
     pipeline: type[Pipeline], by_window: Mapping[str, Counts] | Exception, options: Alerts
 ) -> Iterator[_Look]:
     name = pipeline.name
-    if isinstance(by_window, Exception):  # of whatever storage the lake is on: the rest is looked at all the same
-        yield _Look(name, "failures", "", f"Failures of {name} cannot be counted: {_kind(by_window)}.")
+    if isinstance(by_window, Exception):  # other checks go on
+        yield _Look(name, "failures", "", f"Could not count the failures of {name}: {_kind(by_window)}.")
         return
     dead = sum(counts.dead for counts in by_window.values())
-    # Without `retry` nothing retries a failure that was scheduled when the class had it.
+    # Without `retry`, failures that were scheduled when the class still had it are never retried.
     scheduled = sum(counts.scheduled for counts in by_window.values()) if pipeline.retry else 0
     waiting = sum(counts.open for counts in by_window.values()) - dead - scheduled
-    yield _of_count(name, "failures", waiting, options.open_failures, "open and have no automatic retry")
+    yield _of_count(name, "failures", waiting, options.open_failures, "open", " without an automatic retry")
     yield _of_count(name, "dead", dead, options.dead_failures, "dead")
 
 
-def _of_count(name: str, about: About, count: int, allowed: int, state: str) -> _Look:
-    wrong = f"{count:,} failures of {name} are {state}; {allowed:,} are allowed." if count > allowed else None
+def _of_count(name: str, about: About, count: int, allowed: int, state: str, detail: str = "") -> _Look:
+    failures = f"{count:,} {state} {'failure' if count == 1 else 'failures'}"
+    wrong = f"{name} has {failures}{detail}, more than the allowed {allowed:,}." if count > allowed else None
     return _Look(name, about, "", wrong, count)
 
 
 def _of_source(name: str, producer: Producer, waiting: Backlog | Exception) -> Iterator[_Look]:
-    if isinstance(waiting, Exception):  # how long messages wait is as it was
+    if isinstance(waiting, Exception):  # the result about the backlog stays as it was
         known = isinstance(waiting, SourceError | ControlStoreError | TimeoutError)
         why = str(waiting) if known else _kind(waiting)
         problem = waiting.summary if isinstance(waiting, SourceError) else "does not answer"
@@ -275,12 +280,12 @@ def _send(to: Callable[[Alert], object] | dg.EnvVar, alert: Alert) -> None:
         return
     body = json.dumps(alert._asdict() | {"since": alert.since.isoformat(timespec="seconds")}).encode()
     request = urllib.request.Request(str(to.get_value()), body, {"Content-Type": "application/json"})  # noqa: S310
-    with urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S):  # noqa: S310 - whoever deploys names the address
+    with urllib.request.urlopen(request, timeout=_ANSWERS_WITHIN_S):  # noqa: S310 - the deployer sets the address
         pass
 
 
 def _kind(error: Exception) -> str:
-    """What an error is, without words that may hold an address."""
+    """Return the kind of an error, without its text, which may contain an address."""
     if isinstance(error, HTTPError):
         return f"HTTP status {error.code}"
     return str(error.reason) if isinstance(error, URLError) else type(error).__name__

@@ -1,4 +1,4 @@
-"""Whether Dagster evaluates what asks for a producer's runs: its sensor, or its schedule."""
+"""Whether Dagster evaluates the sensor or the schedule that requests a producer's runs."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -8,13 +8,13 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import named
 
 _SILENT_AFTER = timedelta(minutes=2)
-"""Dagster's daemon leaves a heartbeat each 30 s."""
+"""Dagster's daemon writes a heartbeat every 30 s."""
 
 
 def not_asked_for(pipeline: type[Pipeline], producer: str, instance: dg.DagsterInstance) -> str | None:
-    """Return why nothing asks for runs of a producer: it is off, or no daemon runs; None if a daemon evaluates it."""
+    """Return why no runs of a producer are requested: all sensors are off, or no daemon runs; None if they are."""
     by_clock = pipeline.producers_of(producer)[producer].schedule is not None
-    # By name and Dagster's kind: on by itself unless somebody turned it off, or the other way round.
+    # By name: Dagster's kind, and whether it is on by default.
     askers = {f"{named(pipeline, producer)}_producer": ("SENSOR", not by_clock)}
     if by_clock:
         askers[f"{named(pipeline, producer)}_pull_schedule"] = ("SCHEDULE", True)
@@ -33,7 +33,7 @@ def not_asked_for(pipeline: type[Pipeline], producer: str, instance: dg.DagsterI
 
 
 def _is_on(status: str | None, is_on: bool) -> bool:
-    """Whether a sensor or schedule is on, by the state that Dagster stored, if any, and by its default."""
+    """Whether a sensor or schedule is on, given its stored state, if any, and its default."""
     return is_on if status in (None, "DECLARED_IN_CODE") else status == "RUNNING"
 
 

@@ -1,4 +1,4 @@
-"""What holds of a producer at this moment: one sentence for the sensor's tick, the check `backlog` and `status`."""
+"""Current state of a producer, in one sentence for the sensor's tick, the check `backlog` and `status`."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,16 +17,16 @@ _RATE_OVER = timedelta(minutes=5)
 
 
 class ProducerState(NamedTuple):
-    """What one look at a producer saw.
+    """State of a producer.
 
     Attributes:
-        source: Key of its source.
-        backlog: What waits there, or the error of the source.
-        in_flight: What runs under way hold, or will.
-        limits: What bounds a demand.
-        steps: What runs under way do, by run id.
-        oldest_allowed: How long a message may wait; None where nobody said.
-        rate: Messages acknowledged per second, of late.
+        source: Key of the source.
+        backlog: Backlog of the source, or its error.
+        in_flight: Messages that runs have leased or may lease.
+        limits: Limits of a demand.
+        steps: Current step or status of runs, by run id.
+        oldest_allowed: Longest time that a message may wait; None for any.
+        rate: Acknowledged messages per second over the last five minutes.
     """
 
     source: str
@@ -39,17 +39,33 @@ class ProducerState(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What waits, what is held and by whom, and how many runs may be asked for, in words for people."""
+        """Backlog, messages in flight with their runs, and the number of runs that can start."""
         room = demand.no_room(self.limits, self.in_flight)
-        runs = demand.runs_allowed(self.limits, self.in_flight)
-        asks = f"no run may be asked for: {room}" if room else f"{_counted(runs)} may be asked for"
+        return self._sentence(f"no run can start: {self._without_runs(room)}" if room else self._allowed)
+
+    def after(self, reason: str, news: str = "") -> str:
+        """Return why a tick requests no run, with news, and the state without facts that the reason contains."""
+        room = demand.no_room(self.limits, self.in_flight)
+        starts = self._allowed if room is None else "" if room == reason else f"no run can start: {room}"
+        return f"{self._without_runs(reason)}{news}. Now: {self._sentence(starts)}"
+
+    def _sentence(self, starts: str) -> str:
         held = self.in_flight.held
-        holds = f"{held:,} held by {self.in_flight.holding(self.steps)}" if held else "none held"
-        return f"{self._waiting}{self._leasing}, {holds}; {asks}{f'; {self.others}' if self.others else ''}"
+        flying = f"{held:,} in flight in {self.in_flight.holding(self.steps)}" if held else "none in flight"
+        return "; ".join(filter(None, [f"{self._waiting}{self._leasing}", flying, starts, self.others]))
+
+    def _without_runs(self, reason: str) -> str:
+        """Return a reason without the runs at its end: the sentence lists them with their steps."""
+        return reason.removesuffix(f": {self.in_flight.named}")
+
+    @property
+    def _allowed(self) -> str:
+        runs = demand.runs_allowed(self.limits, self.in_flight)
+        return "1 more run can start" if runs == 1 else f"{runs:,} more runs can start"
 
     @property
     def others(self) -> str:
-        """Which other deployments read the source; empty if none, or if nothing can be known."""
+        """Other deployments that read the source; empty if there are none or the source does not report them."""
         return "" if isinstance(self.backlog, SourceError) else self.backlog.others or ""
 
     @property
@@ -57,31 +73,33 @@ class ProducerState(NamedTuple):
         if isinstance(self.backlog, SourceError):
             return f"{self.source} {self.backlog.summary} ({self.backlog})"
         if (waiting := self.at_source) is None:
-            return "the source cannot tell what waits"
+            return "the source does not report its backlog"
         if waiting >= ENDLESS // 2:
-            return "messages without end wait"
-        most = "at least " if self.backlog.at_least else "up to " if self.backlog.counts_gaps and waiting else ""
-        return f"{most}{waiting:,} {'waits' if waiting == 1 else 'wait'}" if waiting else "none waits"
+            return "the source never ends"
+        bound = "at least " if self.backlog.at_least else "up to " if self.backlog.counts_gaps and waiting else ""
+        return f"{bound}{waiting:,} waiting" if waiting else "no messages waiting"
 
     @property
     def at_source(self) -> int | None:
-        """Messages at the source that no run has leased; None if that cannot be known."""
+        """Messages at the source that no run has leased; None if the source does not report its backlog."""
         if isinstance(self.backlog, SourceError) or self.backlog.messages is None:
             return None
         return max(0, self.backlog.messages - (self.in_flight.held if self.backlog.counts_held else 0))
 
     @property
     def _leasing(self) -> str:
-        """Which runs may lease how many of the messages that wait."""
+        """Return the number of waiting messages that runs may lease, and these runs."""
         if not (most := sum(self.in_flight.to_lease.values())):
             return ""
         runs, waiting = self.in_flight.leasing(self.steps), self.at_source
         if waiting == 0:
-            return f", {runs} under way"
-        return f", up to {most if waiting is None else min(most, waiting):,} of them for {runs}"
+            return f"; nothing leased yet by {runs}"
+        if waiting is None:
+            return f"; up to {most:,} messages to be leased by {runs}"
+        return f", up to {min(most, waiting):,} of them to be leased by {runs}"
 
     def evaluation(self) -> tuple[bool, str, dict[str, Any]]:
-        """Whether the check `backlog` passes, its description, and its metadata, whose numbers Dagster plots."""
+        """Return whether the check `backlog` passes, its description, and its metadata. Dagster plots the numbers."""
         passed, judgement = self._judged()
         figures: dict[str, Any] = {"in flight": self.in_flight.held, "messages per second": round(self.rate, 2)}
         if isinstance(self.backlog, Backlog):
@@ -98,24 +116,24 @@ class ProducerState(NamedTuple):
             return False, f"The source {self.backlog.summary}."
         if self.limits.paused is not None and not self.backlog.lost:
             return False, f"Paused: {self.limits.paused}."
-        passed, words = judged(self.backlog, self.oldest_allowed)
-        return (False, f"{words} Each message goes to one deployment only.") if self.others else (passed, words)
+        passed, text = judged(self.backlog, self.oldest_allowed)
+        return (False, f"{text} Each deployment gets only a part of the messages.") if self.others else (passed, text)
 
 
 def judged(waiting: Backlog, allowed: timedelta | None) -> tuple[bool, str]:
-    """Whether messages wait no longer than allowed, and none was lost; and a sentence that says so."""
+    """Return whether no message waits too long and none was lost, and a description."""
     if waiting.lost:
         return False, f"The source lost messages: {waiting.lost}."
     if waiting.messages == 0:
-        return True, "None waits."
+        return True, "No messages are waiting."
     if allowed is None:
-        return True, "The pipeline's `oldest_allowed` sets no limit."
+        return True, "Messages may wait for any time: `oldest_allowed` is not set."
     if waiting.oldest is None:
-        unknown = "Messages wait, and the source cannot tell for how long: watch their age at the source itself"
-        return False, f"{unknown}, or leave `oldest_allowed` out."
-    if (age := datetime.now(UTC) - waiting.oldest) > allowed:
-        return False, f"The oldest has waited {age}; {allowed} are allowed."
-    return True, "None waits too long."
+        unknown = "Messages are waiting, and the source does not report their age"
+        return False, f"{unknown}. Monitor their age at the source itself, and remove `oldest_allowed`."
+    if (age := (datetime.now(UTC) - waiting.oldest).total_seconds()) > (limit := allowed.total_seconds()):
+        return False, f"The oldest message has waited {age:,.0f} s, longer than oldest_allowed ({limit:,g} s)."
+    return True, "No message has waited too long."
 
 
 def state_of(
@@ -128,16 +146,16 @@ def state_of(
     seen: tuple[demand.InFlight, demand.Limits] | None = None,
     most: int | None = None,
 ) -> ProducerState:
-    """Look at a producer.
+    """Return the current state of a producer.
 
     Args:
         pipeline: The class.
-        producer: Its name, empty where it is the only one.
-        source: Its source, open.
+        producer: Name of the producer, empty for the only one.
+        source: The producer's source, open.
         control: The control store.
-        instance: Dagster's; None where it cannot be asked: then only runs that hold messages are known.
-        seen: What is in flight and what bounds it, where the caller knows it already.
-        most: How far to count the backlog; None for the whole.
+        instance: The Dagster instance; None if it is unavailable: then only runs with a claim are known.
+        seen: Messages in flight and limits, if the caller has them.
+        most: Number up to which to count the backlog; None to count all.
     """
     options, now = pipeline.producers_of(producer)[producer], datetime.now(UTC)
     under_way, bounds = seen or (
@@ -149,10 +167,6 @@ def state_of(
     except SourceError as error:
         backlog = error
     ended = control.ended(pipeline.limits_key(producer), since=now - _RATE_OVER)
-    rate = sum(one.messages for one in ended) / _RATE_OVER.total_seconds()
+    rate = sum(end.messages for end in ended) / _RATE_OVER.total_seconds()
     steps = steps_of(instance, under_way.run_ids[: demand.NAMED])
     return ProducerState(options.source, backlog, under_way, bounds, steps, options.oldest_allowed, rate)
-
-
-def _counted(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs:,} runs"

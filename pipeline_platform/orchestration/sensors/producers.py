@@ -1,4 +1,4 @@
-"""The producer sensor: looks at a source, and asks for runs sized by demand and rate limit, or says why not."""
+"""The producer sensor: reads a source's backlog and requests runs by demand and rate limit, or reports why not."""
 
 import zlib
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ from pipeline_platform.telemetry.spans import Span, span
 
 
 def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
-    """Build the sensor that pulls for a producer; one without a name is its pipeline's only one.
+    """Build the sensor that requests pulls of a producer. The name is empty for a pipeline's only producer.
 
-    It leases nothing and starts no Spark: a tick is one look at the backlog, the runs under way and the limits. It is
-    on by itself unless `producer.schedule` has the clock pull.
+    A tick reads the backlog, the active runs and the limits. It leases no messages and uses no Spark. The sensor is on
+    by default, unless the producer has a `schedule`.
     """
     options = pipeline.producers_of(producer)[producer]
     by_clock = options.schedule is not None
@@ -43,10 +43,10 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     @dg.sensor(
         name=f"{named(pipeline, producer)}_producer",
         job_name=f"{pipeline.name}_pull",
-        # Dagster passes each 5 s, give or take milliseconds: a look that is not quite due waits for the next pass.
+        # Dagster's loop takes 5 s, more or less: a tick that is due milliseconds later would wait for the next loop.
         minimum_interval_seconds=max(1, round(options.interval.total_seconds()) - 1),
         default_status=dg.DefaultSensorStatus.STOPPED if by_clock else dg.DefaultSensorStatus.RUNNING,
-        description=f"Looks at {options.source} and asks for runs by demand and rate limit.",
+        description=f"Requests runs by the backlog of {options.source}, the demand and the rate limit.",
         required_resource_keys={options.source, "control"},
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -74,7 +74,7 @@ def _ask(
         now = datetime.now(UTC)
         under_way = in_flight(pipeline, context.instance, control, producer)
         bounds = limits(pipeline, control, now, producer)
-        # The check and its plot show the whole backlog, the tick that reports it too.
+        # A tick that reports the check counts the whole backlog, for the check and its plot.
         most = None if is_to_report else demand.of_use(bounds, under_way)
         looked = (pipeline, producer, source, control, context.instance)
         state = state_of(*looked, seen=(under_way, bounds), most=most)
@@ -95,7 +95,7 @@ def _ask(
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     bounds = _with_earlier_runs(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
-    # A receive that is decided holds no messages, and has to be finished all the same: it counts for one.
+    # A decided receive holds no messages but must be finished: it counts as one message.
     held, waits = sum(max(1, claim.messages) for claim in left), backlog.counted
     backlog = demand.with_left(backlog, held)
     asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
@@ -111,19 +111,26 @@ def _ask(
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
     event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
-    runs = "1 run" if len(left) == 1 else f"{len(left)} runs"
-    dead = f"; {runs} died and left {demand.count(held)}" if left else ""
-    dead += f"; {options.source}: {backlog.lost}" if backlog.lost and noted["lost"] != waiting.lost else ""
+    is_new_loss = bool(backlog.lost) and noted["lost"] != waiting.lost
+    news = _news(left, held, f"{options.source}: {backlog.lost}" if is_new_loss else "")
     if not asks[0].demand:
-        reason = f"{asks[0].because}{dead}. Now: {state.sentence}"
+        reason = state.after(asks[0].because, news)
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     for ask in asks:
-        context.log.info("asking for %s messages: %s%s. Now: %s", ask.demand, ask.because, dead, state.sentence)
+        context.log.info(
+            "Requested a run of %s: %s%s. Before: %s", demand.count(ask.demand), ask.because, news, state.sentence
+        )
     requests = [
         run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand, producer=producer)
         for ask in asks
     ]
     return dg.SensorResult(run_requests=requests, cursor=cursor, asset_events=events)
+
+
+def _news(left: Sequence[Claim], messages: int, loss: str) -> str:
+    """Return what a tick reports besides its reason: messages of crashed runs, and a loss at the source."""
+    runs = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
+    return "".join(f"; {text}" for text in (f"{runs} left {demand.count(messages)}" if left else "", loss) if text)
 
 
 def _with_earlier_runs(
@@ -135,7 +142,7 @@ def _with_earlier_runs(
     left: Sequence[Claim],
     asked: datetime | None,
 ) -> demand.Limits:
-    """Add what earlier runs show: what they left since a run was last asked for; and what a mute source gave them."""
+    """Add the results of earlier runs: messages that they left, and for a source without a backlog, their sizes."""
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:
@@ -147,14 +154,14 @@ def _with_earlier_runs(
 
 
 def _awaits_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
-    """Why a run asked for now would get nothing, where messages keep their order over runs; or None."""
+    """Return why a run could not start now because messages keep their order over runs; None if it could."""
     if not pipeline.takes_turns():
         return None
     others = [claim for claim in control.in_flight(pipeline.name, of_all=True) if alone or claim.alone]
-    return f"run {others[0].run_id} is under way, and runs take turns: messages keep their order" if others else None
+    return f"run {others[0].run_id} is active, and runs take turns to keep messages in order" if others else None
 
 
 def _left(pipeline: type[Pipeline], control: ControlStore, producer: str) -> list[Claim]:
-    """What dead runs of a producer left. Of several, the first asks for the run that finishes a backfill or replay."""
+    """Return the expired claims of a producer's runs, and for the first producer, also of retries and replays."""
     is_first = producer == next(iter(pipeline.producers_of()))
     return control.over(pipeline.limits_key(producer), *([pipeline.name] if is_first else []))

@@ -1,4 +1,4 @@
-"""What runs of a producer hold, what the newest ones came to, and what bounds the next."""
+"""Active and recent runs of a producer: messages in flight, results, and limits of the next run."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ UNDER_WAY = [
 
 
 def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, producer: str = "") -> demand.Limits:
-    """Take the limits of this moment from the producer's options and the control store."""
+    """Return the current limits, from the producer's options and the control store."""
     options, key = control.producer_of(pipeline, producer), pipeline.limits_key(producer)
     limit = control.rate_limiting(key, options.rate_limiting)
     ahead = demand.permits_ahead(limit, options.interval) if limit else timedelta(0)
@@ -46,9 +46,9 @@ def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, produ
 def in_flight(
     pipeline: type[Pipeline], instance: dg.DagsterInstance | None, control: ControlStore, producer: str = ""
 ) -> demand.InFlight:
-    """Count what is in flight of a producer, as what others hold leaves it.
+    """Return the messages of a producer in flight, and the capacity that other runs take from it.
 
-    Backfills and replays take up what room the other producers leave, and only then that of this one.
+    Retries and replays use the free capacity of the other producers first, then of this one.
     """
     mine = _in_flight(pipeline, instance, control, producer)
     if not producer or not (whole := _in_flight(pipeline, instance, control, "").messages):
@@ -62,10 +62,10 @@ def in_flight(
 def _in_flight(
     pipeline: type[Pipeline], instance: dg.DagsterInstance | None, control: ControlStore, producer: str
 ) -> demand.InFlight:
-    """Count a live claim by what it holds, a run that is to lease by what it was asked for.
+    """Count the messages of active claims, and the demand of runs without a claim yet.
 
-    A dead run stops counting when its claim is over. A run without a claim stops at once if its process is known to
-    have ended; a queued one counts until it ends.
+    A crashed run counts until its claim expires. A run without a claim counts until its process is known to have ended;
+    a queued run counts until it ends.
     """
     key = pipeline.limits_key(producer)
     live = control.in_flight(key)
@@ -88,7 +88,7 @@ def _in_flight(
 
 
 def _receiving(pipeline: type[Pipeline], instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> dict[str, str]:
-    """The runs with a claim that have not written down what they receive yet, and where that is from."""
+    """Return the runs with a claim that have not received their messages yet, with their origin."""
     if instance is None or not (ids := sorted(run_ids)):
         return {}
     tags, runs = RunTags.of(pipeline), instance.get_runs(dg.RunsFilter(run_ids=ids))
@@ -98,10 +98,7 @@ def _receiving(pipeline: type[Pipeline], instance: dg.DagsterInstance | None, ru
 def runs_to_lease(
     pipeline: type[Pipeline], instance: dg.DagsterInstance | None, control: ControlStore, producer: str = ""
 ) -> list[tuple[str, str, int]]:
-    """The runs under way that hold no claim yet and will ask for one: id, origin, and messages asked for.
-
-    None where Dagster cannot be asked.
-    """
+    """Return the active runs that will make a claim: id, origin and demand. Empty without a Dagster instance."""
     if instance is None:
         return []
     key, tags = pipeline.limits_key(producer), RunTags.of(pipeline)
@@ -114,22 +111,22 @@ def runs_to_lease(
 
 
 def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
-    """Whether a run that holds no claim is going to ask for one."""
+    """Whether a run without a claim will make one."""
     run, now = record.dagster_run, datetime.now(UTC)
     return not never_begins(record, instance, now) and _is_to_lease(run, pipeline, instance)
 
 
 def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
-    """Whether a run that holds no claim will ask for one: not if it has had its own, or goes on with another's."""
+    """Whether a run without a claim will make one: it had no claim before, and does not continue another run."""
     tags, steps = RunTags.of(pipeline), run.step_keys_to_execute
     if tags.demand not in run.tags:
         return False
     if steps is not None and f"{pipeline.name}.receive_messages" not in steps:
-        return False  # re-executes the later steps: the claim of what its parent received counts
+        return False  # re-executes later steps, with the claim of its parent's receive
     received = run.tags.get(tags.receive_id)
     if received is None:
         return True
-    # A re-execution begins with a copy of its parent's tags.
+    # A re-execution starts with a copy of its parent's tags.
     parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
     return parent is not None and parent.tags.get(tags.receive_id) == received
 
@@ -141,9 +138,9 @@ def failed_in_a_row(
     producer: str = "",
     origin: Origin = "source",
 ) -> demand.FailedRuns:
-    """Look at the newest runs of an origin; a red run that published all has not failed.
+    """Count the consecutive failures of the newest runs of an origin. A failed run that published all does not count.
 
-    Runs that were under way at once count as one: whatever ends them, a dead Spark say, ends them together.
+    Runs that were active at the same time count once: they often have a common cause, such as a crash of Spark.
     """
     tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer, origin)
 
@@ -162,13 +159,13 @@ def failed_in_a_row(
 
 
 def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> int:
-    """Count the newest runs from the source that received nothing."""
+    """Return the number of newest pulls in a row that received no messages."""
     tag, newest = RunTags.of(pipeline).received, _newest(pipeline, instance, producer)
     return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", newest)))
 
 
 def ended_early(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, since: datetime) -> bool:
-    """Whether a pull has failed or was ended since then: what it did not acknowledge waits at the source again."""
+    """Whether a pull failed or was canceled since a time: its unacknowledged messages will be redelivered."""
     statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
     tags = RunTags.of(pipeline)
     ended = dg.RunsFilter(
@@ -181,9 +178,9 @@ def ended_early(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer
 
 
 def was_filled(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> bool:
-    """Whether the newest pull got all that it asked for; one that is under way says so once it has received.
+    """Whether the newest pull received as many messages as it demanded. Active runs count once they have received.
 
-    A re-execution says nothing: it has a copy of its parent's tags.
+    Re-executions do not count: they have a copy of their parent's tags.
     """
     tags = RunTags.of(pipeline)
     pulls = {tags.origin: "source", **({tags.producer: producer} if producer else {})}
@@ -195,7 +192,7 @@ def was_filled(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer:
 def _newest(
     pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, origin: Origin = "source"
 ) -> Sequence[dg.RunRecord]:
-    """The newest runs of an origin that have ended."""
+    """Return the newest completed runs of an origin."""
     ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
     tags = RunTags.of(pipeline)
     pulled_from = {tags.producer: producer} if producer else {}
@@ -204,7 +201,7 @@ def _newest(
 
 
 def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> dict[str, str]:
-    """What runs do now, for people: `step handle_messages, 12 s`, or `queued`; nothing of those Dagster knows not."""
+    """Return the current step (`step handle_messages, 12 s`) or status (`queued`) of runs that Dagster knows."""
     steps = {}
     for run_id in run_ids if instance else ():
         run = instance.get_run_by_id(run_id) if instance else None

@@ -1,4 +1,4 @@
-"""Pulling by the clock, retrying failures by the clock and once they are due, keeping the tables."""
+"""Schedules for pulls, retries and maintenance, and the sensor that retries due failures."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -19,13 +19,13 @@ from pipeline_platform.orchestration.jobs import named, run_request, runs_of
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
 
 _NIGHT = 2
-"""The hour, UTC, of which half is past when all tables are seen to."""
+"""Hour (UTC) of the nightly maintenance of all tables."""
 
 
 def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg.ScheduleDefinition:
-    """Build a schedule that pulls, in the sensor's place: each run takes as much as it may.
+    """Build a schedule that pulls instead of the sensor. Each run receives as many messages as it may.
 
-    The run itself leaves out what others hold already, when it claims its room.
+    The run reduces its demand to the free capacity when it makes its claim.
     """
 
     @dg.schedule(
@@ -33,14 +33,14 @@ def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg
         job_name=f"{pipeline.name}_pull",
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Pulls by the clock. With the sensor on, too, both together stay within the limits.",
+        description="Pulls on a schedule. If the producer's sensor is on too, both together stay within the limits.",
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
         if held := _held_back(pipeline.limits_key(producer), context):
             return held
         try:
-            # At the tick's own time: a tick that a stopped daemon makes up for knows no later windows.
+            # At the scheduled time: a stopped daemon evaluates missed ticks later, for their own windows.
             window = window_now(pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
@@ -51,7 +51,7 @@ def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg
 
 
 def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition:
-    """Build a schedule that retries failures that are not dead, one run a contiguous range of windows."""
+    """Build a schedule that retries failures that are not dead, with one run per contiguous range of windows."""
 
     @dg.schedule(
         name=f"{pipeline.name}_redrive_schedule",
@@ -67,28 +67,28 @@ def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefiniti
         chosen, tick = Selection(state="waiting"), context.scheduled_execution_time.isoformat()
         waiting = _failed(pipeline, context.resources.lake, chosen)
         if not waiting:
-            return dg.SkipReason("no failure is waiting")
+            return dg.SkipReason("there are no open failures to retry")
         return _to_drive(pipeline, context.resources.control, waiting, chosen, tick)
 
     return redrive
 
 
 def maintenance_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
-    """Build a schedule that compacts the tables and drops what is older than the pipeline keeps."""
+    """Build a schedule that compacts tables and deletes windows older than the pipeline's retention."""
 
     @dg.schedule(
         name=f"{pipeline.name}_maintenance_schedule",
         job_name=f"{pipeline.name}_maintenance",
         cron_schedule="30 * * * *",
         default_status=dg.DefaultScheduleStatus.RUNNING,
-        description="Compacts tables and drops old windows: each night, and once there are many small files.",
+        description="Compacts tables and deletes old windows: every night, and when a table has many small files.",
         required_resource_keys={"lake"},
     )
     def maintenance(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
         is_night = context.scheduled_execution_time.hour == _NIGHT
         if not is_night and not is_crowded(Tables(context.resources.lake, pipeline)):
             return dg.SkipReason(
-                f"no table has {CROWDED} files that could be fewer; the rest waits until {_NIGHT:02}:30 UTC"
+                f"no table has {CROWDED} small files to compact; all tables are maintained at {_NIGHT:02}:30 UTC"
             )
         return dg.RunRequest()
 
@@ -96,7 +96,7 @@ def maintenance_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
 
 
 def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
-    """Why no run is asked for now, or None: a pause holds for the clock as for the sensor."""
+    """Return a skip reason if the pipeline is paused or the control store is unavailable, or None."""
     control: ControlStore = context.resources.control
     try:
         reason = control.paused(limits_key)
@@ -107,14 +107,14 @@ def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.Ski
 
 LOOKS_EVERY = timedelta(seconds=30)
 _AT_ONCE = 10
-"""Runs that one look asks for at most: each is about neighbouring windows. Later looks ask for the others."""
+"""Maximum number of runs that a tick requests, each for neighbouring windows. Later ticks request the others."""
 
 
 def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
-    """Build the sensor that has failures retried when their `retry` says so; dead ones are left to people.
+    """Build the sensor that retries failures when they are due. Dead failures are retried manually.
 
-    A look reads what lies in the lake of windows whose failures have changed. It asks for nothing while a run retries
-    failures already: it may be these.
+    A tick reads the failures of windows that changed. It requests no run while another run retries failures, which may
+    be the same.
     """
 
     @dg.sensor(
@@ -122,7 +122,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         job_name=f"{pipeline.name}_backfill",
         minimum_interval_seconds=round(LOOKS_EVERY.total_seconds()),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description="Asks for runs that retry failures once they are due.",
+        description="Requests runs that retry failures when they are due.",
         required_resource_keys={"lake", "control"},
     )
     def look(context: dg.SensorEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
@@ -132,7 +132,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
             if (reason := control.paused(pipeline.name)) is not None:
                 return dg.SkipReason(f"paused: {reason}")
             if driving := _driving(pipeline, context.instance, control):
-                return dg.SkipReason(f"run {driving} retries failures already")
+                return dg.SkipReason(f"run {driving} is already retrying failures")
         except ControlStoreError as error:
             return dg.SkipReason(str(error))
         waiting = _failed(pipeline, context.resources.lake, Selection(state="due", due_by=now))
@@ -147,14 +147,14 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
 
 
 def _failed(pipeline: type[Pipeline], lake: Lake, chosen: Selection) -> dict[str, int]:
-    """How many failures a selection is about, by window."""
+    """Return the number of selected failures by window."""
     return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen).chosen_by_window()
 
 
 def _to_drive(
     pipeline: type[Pipeline], control: ControlStore, waiting: dict[str, int], chosen: Selection, tick: str = ""
 ) -> list[dg.RunRequest]:
-    """Ask for a run for each range of windows; what it has no room for, a later look asks for."""
+    """Request a run for each range of windows. Failures beyond the limit of a run are left to later ticks."""
     most = control.processors_of(pipeline).per_run
     return [
         run_request(
@@ -171,7 +171,7 @@ def _to_drive(
 
 
 def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
-    """A run that retries failures of the pipeline, or is to; None where there is none."""
+    """Return the id of a run that retries failures of the pipeline, or will; None if there is none."""
     records = instance.get_run_records(runs_of(pipeline, UNDER_WAY, "failed"))
     end_claims(instance, control, pipeline.name)
     live = {claim.run_id for claim in control.in_flight(pipeline.name)}
