@@ -45,11 +45,11 @@ class FencedError(Exception):
 
 
 class UnhandledError(Exception):
-    """Not every message of a receive has an outcome: nothing of it may be decided."""
+    """Some messages of a receive have no outcome, or the receive is not published yet."""
 
 
 class Decision(NamedTuple):
-    """What deciding came to: how many messages others had decided, and how many swaps it took."""
+    """Result of a decision: messages that other receives had decided, and the number of tries."""
 
     dropped: int
     tries: int
@@ -89,7 +89,7 @@ def transaction_of(table: Table, receive_id: str, record: Receive | None) -> Tra
 
 
 def _holds(table: Table, handle: DeltaTable, receive: Receive) -> bool:
-    """Whether the table has rows of a receive that is older than the transactions that it keeps."""
+    """Whether the table has rows of a receive that is older than the transactions that the table keeps."""
     if datetime.now(UTC) - receive.started_at <= KEEP_TRANSACTIONS - timedelta(days=1):
         return False
     stored = table.files(handle, receive.windows)
@@ -136,7 +136,7 @@ def decide(
                 files = _outcome_files(manifest, receive)
             except Exception:
                 if ledger.get(receive_id) is None:
-                    continue  # Another run removed its manifests after the look. The next look finds why.
+                    continue  # another run removed its manifests after the look; the next look finds out why
                 raise
             looked, tries = handle.version(), tries + 1
             removed, left = replacement.at(handle)
@@ -145,20 +145,20 @@ def decide(
 
 
 def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
-    """The outcomes that a receive is about to decide: one for each message."""
+    """Return the files of outcomes, which must have one for each message."""
     received, known = manifest.rows("messages"), manifest.rows("outcomes")
     if received != known:
         raise UnhandledError(
-            f"receive {receive.receive_id} has {received} messages and the outcomes of {known}: some of its steps did "
-            "not come to their end. Re-execute from `handle_messages` on, all steps after it included"
+            f"receive {receive.receive_id}: has {received} messages, but outcomes of {known}, because some steps did not "
+            "complete. Re-execute the run"
         )
     return manifest.of_table("outcomes")
 
 
 def _newest(manifest: Manifest) -> datetime | None:
-    """When the newest message was published; None if the source does not say.
+    """Return the time at which the newest message was published; None if the source does not report it.
 
-    A message is decided after it is published, whatever the clock of this host says. A look-up relies on it.
+    Look-ups rely on decisions being later than the publication of their messages, whatever the clock of a host shows.
     """
     times = [notes["published_until"] for notes in manifest.notes if notes.get("published_until")]
     return max(map(datetime.fromisoformat, times), default=None)
@@ -178,9 +178,9 @@ def fence(tables: Tables, receive: Receive) -> Receive | None:
 
 
 def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, int]:
-    """Commit what a decided receive wrote to each table, once for each; return the rows by table.
+    """Commit the rows of a decided receive to each table, once per table. Return the number of rows by table.
 
-    Several may call it at once, and again after any of them died half-way.
+    Several processes may do this at once, and again after a crash.
     """
     side_by_side(
         lambda table: _publish_once(table, receive, manifest.of_table(table.name)), _changed(tables, receive, manifest)
@@ -189,15 +189,15 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
 
 
 def is_published(tables: Tables, receive: Receive, manifest: Manifest) -> bool:
-    """Whether every table shows what a decided receive wrote."""
+    """Whether every table contains the rows of a decided receive."""
     changed = _changed(tables, receive, manifest)
     return all(transaction_of(table, receive.receive_id, receive).is_decided for table in changed)
 
 
 def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[Table]:
-    """The tables that a receive adds rows to, or replaces rows of, beside its outcomes."""
+    """Yield the tables, other than `outcomes`, in which a receive adds or replaces rows."""
     replaces = receive.replaces and manifest.rows("outcomes")
-    # A batcher may have been renamed since: what is decided for it still has a table.
+    # A batcher that was renamed since still has a table for decided rows.
     removed = removed_batchers(tables) if replaces else []
     names = dict.fromkeys([*tables.names, *sorted(published(manifest)), *removed])
     return (tables[name] for name in names if name != "outcomes" and (replaces or manifest.rows(name)))

@@ -13,7 +13,7 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
 
 Origin = Literal["source", "failed", "messages"]
-"""Where a receive takes its messages from: the pipeline's source, its open failures, or what it received before."""
+"""Origin of the messages of a receive: the source, open failures, or messages that were received before."""
 
 
 class ReceiveError(Exception):
@@ -24,23 +24,23 @@ class Receive(BaseModel, frozen=True):
     """Messages that one run leased together, and the request that led to them.
 
     Attributes:
-        receive_id: Names its lease, its files, its transaction and its Spark work.
+        receive_id: Id of its lease, files, transactions and Spark work.
         pipeline: Name of the pipeline.
         origin: `source`, `failed` (a backfill of failures) or `messages` (a full replay).
         run_id: Id of the Dagster run that began it.
-        windows: Partition keys that the run is about; messages from the source belong to the last.
-        demand: How many messages it may take on.
-        asked: How many it was to take on; more than `demand` where a backfill found no room for all.
-        context: What the run changes in the pipeline's context.
-        base: Version of `outcomes` that it looked at before it received: what came later is looked at again.
-        replaces: For a replay: the receives whose rows it takes the place of.
-        started_at: When.
+        windows: Partition keys of the run; messages from the source belong to the last one.
+        demand: Maximum number of messages.
+        asked: Number of messages requested; more than `demand` if a retry found no capacity for all.
+        context: Overridden fields of the pipeline's context.
+        base: Version of `outcomes` before it received. The decision looks at later commits.
+        replaces: Receives whose rows a replay replaces.
+        started_at: Time at which it began.
         owner: Folder of its manifests, if a re-execution decided it under release 0.3; 0 for any other receive.
-        producer: Name of the producer it pulls from; empty for the only one, and where it pulls from none.
-        selection: Of the open failures, those that a backfill drives.
-        traceparent: Of the run's trace, as W3C has it; empty where nobody traces.
-        control: Id of the control store that knows whether its run lives; empty if an earlier release began it.
-        place: That store, and the host, for people.
+        producer: Name of its producer; empty for the only producer, and for retries and replays.
+        selection: Open failures that a retry selects.
+        traceparent: W3C trace context of the run; empty without tracing.
+        control: Id of the control store of its run; empty if an earlier release began it.
+        place: Control store and host, for people.
     """
 
     receive_id: str
@@ -63,7 +63,7 @@ class Receive(BaseModel, frozen=True):
 
     @property
     def window(self) -> str:
-        """Where messages of the source belong."""
+        """Window of messages that are pulled from the source."""
         return self.windows[-1]
 
 

@@ -29,15 +29,15 @@ from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 
 
 def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
-    """The keys of a pipeline's assets by table: its messages, its batchers' and its failures."""
+    """Return the keys of a pipeline's assets by table: `messages`, the batchers and `failed`."""
     return {table: dg.AssetKey([pipeline.name, table]) for table in ("messages", *pipeline.batchers, "failed")}
 
 
 def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     """Build `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`.
 
-    They are partitioned by window. Whichever is materialised, all steps run: `failed` alone retries the open failures
-    of the windows, others pull.
+    They are partitioned by window. All steps run, whichever asset is materialised: `failed` alone retries the open
+    failures of the windows, any other selection pulls.
     """
     keys = asset_keys(pipeline)
     receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, keys)
@@ -95,7 +95,7 @@ def _size(options: Batcher) -> str:
 
 
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
-    """The decorator of an op that hands nothing over: what ops share lies in the lake under their receive."""
+    """Return the decorator of an op without outputs: ops share data through the lake, by receive."""
     sources = {producer.source for producer in pipeline.producers_of().values()}
     letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
     keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
@@ -115,7 +115,7 @@ def _end_step(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -
 
 
 def _named(op: dg.OpDefinition) -> Any:
-    """The op by its name in the pipeline's graph; in a code location, each op's own name is unique."""
+    """Return the op under its short name in the graph. Names of ops are unique in a code location."""
     return op.alias(op.name.split("__", 1)[1])
 
 
@@ -152,18 +152,18 @@ def _step_op(pipeline: type[Pipeline], name: str, step: Step, after: Phase) -> d
 
 
 def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    """Gives each message to `handle_message`, in Spark tasks; a failure is its message's alone."""
+    """Calls `handle_message` for each message, in Spark tasks. A failure concerns one message only."""
     manifest = steps.handle_messages(flow, receive)
     log_output(context, manifest)
     staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
     handled, failed = manifest.total("handled"), manifest.total("failed")
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
     if given_back := manifest.total("given_back"):
-        context.log.warning(f"was asked to stop: {given_back} messages were not begun, and are given back")
+        context.log.warning(f"Stopping: released {given_back} unstarted messages to the source")
 
 
 def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    """Gives batches of messages to `handle_batch`, all batchers side by side."""
+    """Calls `handle_batch` for batches of messages, all batchers in parallel."""
     for batcher, manifest in steps.batch_messages(flow, receive).items():
         log_output(context, manifest)
         batches, handled, failed = map(manifest.total, ("batches", "handled", "failed"))
@@ -171,7 +171,7 @@ def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionCont
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    """Brings the failures of all stages together: kept as failed messages, or given back to the source."""
+    """Reports the failures of all stages: recorded as failed messages, or returned to the source."""
     log_output(context, flow.ledger.manifest(receive, batching.PARENTS))
     manifest = flow.ledger.manifest(receive)
     if figures := reporting.of_failures(manifest):
@@ -186,20 +186,19 @@ def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionConte
         context.log.info(f"handle_failed rescued {rescued} messages")
     if kept := manifest.total("not_rescued"):
         context.log.warning(
-            f"handle_failed gave back {kept} failed messages as ok, and they stay failed: it may rescue where "
-            "Processors(rescue=True), or Batcher(rescue=True) of their batcher, says so, never what ended its worker"
+            f"handle_failed returned {kept} failed messages as ok; they stay failed. Rescuing needs "
+            "Processors(rescue=True), or Batcher(rescue=True) of their batcher; crashes and timeouts are never rescued"
         )
 
 
 def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
-    """Decides what became of every message, then makes it visible in every table."""
+    """Decides the outcomes of all messages, then publishes the rows to the tables."""
     with alive(flow, receive):
         decision = steps.decide(flow, receive)
         rows = steps.publish(flow, receive)
     if decision.dropped:
         context.log.info(
-            f"other runs decided {decision.dropped} of the messages meanwhile; the rest is decided, "
-            f"at try {decision.tries}"
+            f"Decided at try {decision.tries}, without {decision.dropped} messages that other runs decided meanwhile"
         )
     context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
@@ -209,7 +208,7 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
 
     @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        """Acknowledges, in groups, what is decided and published; then reports the windows' figures."""
+        """Acknowledges the messages in groups, then reports the figures of the windows."""
         with _failing_with_reason(context):
             flow, receive = receive_of(pipeline, context)
             with nullcontext() if receive is None else heeding(flow, receive):
@@ -228,5 +227,5 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
 
 @dg.success_hook(name="end_as_asked")
 def end_as_asked(context: dg.HookContext) -> None:
-    """End a run that was asked to end, once `acknowledge` has succeeded: inside the step it would fail the step."""
+    """End a run that was terminated, after `acknowledge` succeeded: earlier, the step would fail."""
     end_if_asked(context.log.info)

@@ -17,19 +17,19 @@ REPLAY_TAG = "pipeline_platform/replay"
 _RANGE = "dagster/asset_partition_range"
 """The tags by which Dagster runs an asset job over several partitions."""
 NO_RETRIES = {"dagster/max_retries": "0"}
-"""A run is not tried again as a whole: the next one finishes what it decided, and its leases bring back the rest."""
+"""Dagster does not retry runs: the next run finishes a decided receive, and releases an undecided one."""
 
 
 class RunTags(NamedTuple):
-    """The keys of one pipeline's tags. A run may carry several pipelines, so each has keys of its own.
+    """Tag keys of a pipeline. A run may contain several pipelines, so each has keys of its own.
 
     Attributes:
-        origin: Where the run takes the pipeline's messages from; on every run that is known to be the pipeline's.
-        demand: How many messages it was asked for, then how many it took on.
-        receive_id: What it leased: ops, and the run that re-executes them, find by it what earlier ops wrote.
-        received: How many messages it received, once it has.
-        published: On a red run of which all is published and acknowledged: its own id, because re-executions copy tags.
-        producer: Which producer it pulls from; on no run where there is one, or where it pulls from none.
+        origin: Origin of the messages, on every run of the pipeline.
+        demand: Number of messages requested; from the begin of the receive on, its demand.
+        receive_id: Id of the receive. Ops, and a re-execution of the run, find the receive by it.
+        received: Number of messages received.
+        published: Own id of a red run whose receive is published and acknowledged. Re-executions copy tags.
+        producer: Name of the producer, if the pipeline has several and the run pulls from one.
     """
 
     origin: str
@@ -41,22 +41,22 @@ class RunTags(NamedTuple):
 
     @classmethod
     def of(cls, pipeline: type[Pipeline]) -> Self:
-        """The keys for a pipeline."""
+        """Return the keys of a pipeline."""
         return cls(*(f"pipeline_platform.{field}/{pipeline.name}" for field in cls._fields))
 
 
 def named(pipeline: type[Pipeline], producer: str) -> str:
-    """What sensors and schedules of a producer are named after."""
+    """Return the prefix of the names of a producer's sensors and schedules."""
     return pipeline.limits_key(producer).replace("/", "_")
 
 
 def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], *origins: Origin) -> dg.RunsFilter:
-    """Filter a pipeline's runs of some statuses: those that take their messages from some origins, or all."""
+    """Return a filter for runs of a pipeline with one of the statuses and one of the origins, or any origin."""
     return dg.RunsFilter(tags={RunTags.of(pipeline).origin: list(origins or get_args(Origin))}, statuses=list(statuses))
 
 
 def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], producer: str) -> dg.RunsFilter:
-    """Filter the runs that pull from a producer; without a name those that pull from none of several, or all runs."""
+    """Return a filter for runs of a producer. Without a name: for runs without a producer, or all of an only one."""
     tags = RunTags.of(pipeline)
     if producer:
         return dg.RunsFilter(tags={tags.origin: "source", tags.producer: producer}, statuses=list(statuses))
@@ -73,7 +73,7 @@ def receive_config(
     *,
     ignore_pause: bool = False,
 ) -> dict[str, Any]:
-    """The run config of a run on some origin; without a demand it takes on what a run may."""
+    """Return the run config of a run. Without a demand, it receives as many messages as a run may."""
     failures = selection.model_dump(mode="json", exclude_defaults=True)
     given = {
         "origin": origin,
@@ -87,11 +87,11 @@ def receive_config(
 
 
 REFUSED: dict[type[Pipeline], str] = {}
-"""Why pipelines get no runs: models that no longer fit their tables, as found when the definitions were loaded."""
+"""Pipelines without runs, with the reason: a model that no longer fits its table when definitions are loaded."""
 
 
 def refuse_changed_models(pipeline: type[Pipeline]) -> None:
-    """Raise a `SchemaChangeError` for a pipeline whose runs would be refused for its model."""
+    """Raise a `SchemaChangeError` if runs of the pipeline would be refused because of a model."""
     if (refusal := REFUSED.get(pipeline)) is not None:
         raise SchemaChangeError(refusal)
 
@@ -108,11 +108,18 @@ def run_request(
     *,
     ignore_pause: bool = False,
 ) -> dg.RunRequest:
-    """Ask for a run on neighbouring windows, in order.
+    """Return the request for a run on contiguous windows.
 
-    `expected` messages count as in flight until the run has claimed its room. It may take on `demand`, or what a run
-    may. The requests of one schedule's tick need a `run_key` each. Of several producers, a pull is from one. A backfill
-    may be about a `selection` of the open failures.
+    Args:
+        pipeline: The class.
+        origin: Origin of the messages.
+        windows: Partition keys, in order.
+        expected: Messages that count as in flight until the run has claimed its capacity.
+        demand: Maximum number of messages; None for as many as a run may receive.
+        run_key: Key of the request; the requests of one tick of a schedule need different keys.
+        producer: Producer to pull from, if the pipeline has several.
+        selection: Open failures that a retry selects.
+        ignore_pause: Whether the run receives messages even if the pipeline is paused.
 
     Raises:
         SchemaChangeError: A model of the pipeline no longer fits its table.

@@ -33,33 +33,32 @@ def begin(
     although_paused: bool = False,
     log: Callable[[str], None] = _LOG.info,
 ) -> Receive:
-    """Begin a receive. Everything that could refuse it later is asked now.
+    """Begin a receive: check everything that could refuse it later, finish earlier receives, and claim capacity.
 
-    Where the pipeline or its producer is paused, the receive is of no messages.
+    If the pipeline or its producer is paused, the demand of the receive is 0.
 
     Args:
         flow: The pipeline and its resources.
-        origin: Where messages come from.
-        run_id: Of the Dagster run.
-        windows: Partition keys the run is about, in order.
+        origin: Origin of the messages.
+        run_id: Id of the Dagster run.
+        windows: Partition keys of the run, in order.
         demand: Messages wanted; None for as many as the pipeline allows a run.
-        context: What the run changes in the pipeline's context.
-        selection: Of the open failures, those that a backfill drives.
-        although_paused: Whether to take on messages all the same. Not while runs under way are drained.
-        log: Hears what was cleared up, and why the demand is less than wanted.
+        context: Overridden fields of the pipeline's context.
+        selection: Open failures that a retry selects.
+        although_paused: Whether to receive messages even if the pipeline is paused. Not possible during a drain.
+        log: Gets the receives that were finished, and the reason if the demand is less than wanted.
 
     Raises:
-        PipelineError: The context does not fit; the windows are others than those of the data; it pulls from no
-            producer, or retries what all of them received from one; it selects failures and retries none; there is no
-            room for a backfill, or for all of a replay; the pipeline is drained; or the lake lacks the tables of
-            earlier runs.
+        PipelineError: The context, the windows, the producer or the selection is invalid; there is no capacity for a
+            retry, or for all messages of a replay; the pipeline is drained; or the lake lacks the tables of earlier
+            runs.
         SchemaChangeError: A model no longer fits its table.
-        SourceError: The source cannot be reached, or is not there.
+        SourceError: The source is unavailable or does not exist.
     """
     _check_producer(flow, INTAKES[origin])
     if not INTAKES[origin].selects and selection != ALL:
         raise PipelineError(
-            f"{flow.pipeline.name}: a {INTAKES[origin].name} retries no failures: leave `failures` out of its config"
+            f"{flow.pipeline.name}: `failures` in the run config is for retries, got a {INTAKES[origin].name}. Remove it"
         )
     flow.pipeline.context_of(context)
     receive = Receive(
@@ -84,30 +83,30 @@ def begin(
     receive_id = receive.receive_id
     try:
         while True:
-            # After the clear-up: what that decides is a message like any other to a backfill or a replay.
+            # After recovery: a retry or replay includes what that decides.
             intake = INTAKES[origin](flow, tuple(windows), flow.tables["outcomes"].version(), selection)
             base, asked = intake.base(), intake.asked(demand)
-            # Before the claim, which nobody renews yet: over many windows it takes longer than a lease.
+            # Before the claim, which is not renewed yet: over many windows this takes longer than a claim lasts.
             replaces = intake.replaces()
             wanted = intake.wanted(asked, log)
-            # Nobody asks again at once for a run that waits for its turn.
+            # A run that waits for its turn is not requested again at once.
             within_s = Intake.room_within_s if intake.is_alone else intake.room_within_s
             bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
             granted = flow.quota.claim(receive_id, run_id, wanted, log, **bounds)
-            # Once more: who pauses either sees this claim as one under way, or is seen here.
+            # Again: a pause meanwhile either sees this claim, or is seen here.
             if granted and _is_held_back(flow, log, although_paused=although_paused):
                 flow.control.end(receive_id)
                 return receive
-            # A run that it waited for may have died, and its tasks would handle on.
+            # A run that it waited for may have crashed, and its tasks may still run.
             found = finish_others(flow, log) if granted and intake.is_alone else []
             if not (found and intake.is_whole):
                 break
             flow.control.end(receive_id)  # there are more messages to replay now
         if not intake.is_enough(granted, wanted):
             raise PipelineError(
-                f"{flow.pipeline.name}: room for {granted} of the {wanted} messages of this {intake.name}, for other "
-                f"runs hold the rest of {flow.quota.capacity}: start it again when they are done, or pause the "
-                "pipeline meanwhile and start it with `although_paused` in its run config"
+                f"{flow.pipeline.name}: capacity for {granted} of the {wanted} messages of this {intake.name}, because "
+                f"other runs use the rest of {flow.quota.capacity}. Start it again when these have ended, or pause the "
+                "pipeline and start it with `although_paused` in its run config"
             )
         taken = {"demand": granted, "asked": asked, "base": base, "replaces": replaces, "selection": selection}
         control, place, _ = flow.control.reader()
@@ -124,10 +123,10 @@ def begin(
 
 
 def _check_lake(flow: Flow) -> None:
-    """Refuse a lake without the pipeline's tables if its runs had some: it is not mounted, or not restored.
+    """Check that the lake contains the tables of earlier runs.
 
     Raises:
-        PipelineError: Messages that were decided would be handled again, and open failures are missing.
+        PipelineError: The tables are missing, for example because the lake is not mounted or not restored.
     """
     name = flow.pipeline.name
     if flow.tables["outcomes"].exists() or not (finished := flow.control.ended(name, last=1)):
@@ -140,21 +139,21 @@ def _check_lake(flow: Flow) -> None:
 
 
 def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:
-    """Whether the run is to take on nothing.
+    """Whether a pause prevents the run from receiving messages.
 
     Raises:
-        PipelineError: It is forced to, and would be stopped at once: the pipeline is drained.
+        PipelineError: The run ignores pauses, but the pipeline is being drained.
     """
     key = flow.quota.key
     reason = flow.control.paused(key)
     if reason is None:
         return False
     if not although_paused:
-        log(f"takes on nothing: {key} is paused: {reason}. Resume it, or start a run with `although_paused`")
+        log(f"Receives nothing: {key} is paused: {reason}. Resume it, or start a run with `although_paused`")
     elif flow.control.draining(key) is not None:
         raise PipelineError(
-            f"{key}: although_paused is set, but runs under way are drained ({reason}): wait for the end of "
-            "`pipeline-platform drain`, or give `pipeline-platform pause` in its place"
+            f"{key}: although_paused does not apply during a drain ({reason}). Wait until `pipeline-platform drain` "
+            "ends, or use `pipeline-platform pause` instead"
         )
     return not although_paused
 
@@ -162,11 +161,11 @@ def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bo
 def _check_producer(flow: Flow, intake: type[Intake]) -> None:
     if intake.is_outside and not flow.has_source:
         raise PipelineError(
-            f"{flow.pipeline.name}: a {intake.name} is from one producer, and there is {', '.join(flow.producers)}: "
-            "name it in the run config, `producer`"
+            f"{flow.pipeline.name}: a {intake.name} needs one producer. Set `producer` in the run config to one of "
+            f"{', '.join(flow.producers)}"
         )
     if flow.producer and not intake.is_outside:
         raise PipelineError(
-            f"{flow.pipeline.name}: a {intake.name} is of all producers: leave `producer` ({flow.producer}) out of the "
-            "run config"
+            f"{flow.pipeline.name}: a {intake.name} applies to all producers, got producer {flow.producer!r}. Remove "
+            "`producer` from the run config"
         )

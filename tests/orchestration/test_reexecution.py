@@ -77,7 +77,7 @@ def test_a_failed_handling_goes_on_from_failure_under_a_lease_of_its_own(locatio
 
 
 def test_a_re_execution_handles_what_a_run_that_was_asked_to_end_did_not(location):
-    """It was interrupted before it had given back the rest, as one whose callback hangs."""
+    """It was interrupted before it released the remaining messages, as a run whose callback hangs."""
     location.enqueue("one", "two")
 
     def interrupted(flow: Any, receive: Any) -> Any:

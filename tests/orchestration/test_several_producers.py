@@ -101,7 +101,7 @@ def test_a_source_that_does_not_answer_is_not_chosen(location, west):
     ("job", "producer", "words"),
     [
         ("coasts_pull", "wets", "has no producer 'wets'. Did you mean 'west'?"),
-        ("coasts_backfill", "west", "a backfill is of all producers: leave `producer` (west) out"),
+        ("coasts_backfill", "west", "got producer 'west'"),
         ("told_pull", "west", "has no producer 'west'. Leave the name out"),
     ],
 )

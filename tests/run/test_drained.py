@@ -71,7 +71,7 @@ def test_a_run_of_a_paused_pipeline_takes_on_nothing_and_says_why(filled, origin
     receive = begun(flow, origin=origin, log=said.append)
     assert (receive.demand, flow.control.in_flight("obedient")) == (0, [])
     assert said == [
-        "takes on nothing: obedient is paused: moves. Resume it, or start a run with `although_paused`",
+        "Receives nothing: obedient is paused: moves. Resume it, or start a run with `although_paused`",
     ]
     assert flow.source.backlog().messages == 1
 
@@ -94,7 +94,7 @@ def test_a_pause_that_comes_while_a_run_begins_holds_for_it(filled):
 def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(filled):
     flow = filled(Obedient, [b"one"])
     flow.control.drain("obedient", "moves", timedelta(seconds=30))
-    with pytest.raises(PipelineError, match="although_paused is set, but runs under way are drained"):
+    with pytest.raises(PipelineError, match="although_paused does not apply during a drain"):
         begun(flow, although_paused=True)
     flow.control.pause("obedient", "moves")
     receive = begun(flow, although_paused=True)

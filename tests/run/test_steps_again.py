@@ -97,7 +97,7 @@ def refusing(patch: pytest.MonkeyPatch, refuses: str) -> None:
 
 
 def test_a_replay_waits_for_what_it_replaces_to_be_published(filled, monkeypatch):
-    """What is published after it would come beside its rows."""
+    """Rows that are published later would be added to those of the replay."""
     flow = filled(Obedient, [b"one", b"two"])
     receive = worked(flow)
     steps.decide(flow, receive)
@@ -168,7 +168,7 @@ class Mended(Obedient):
 
 
 def test_offsets_that_wait_for_what_others_decided_are_asked_for_again(tmp_path, tasks_here, monkeypatch):
-    """They are in nobody's backlog: the claim alone has the sensor ask for the run that moves over them."""
+    """They are in no backlog: only the claim makes the sensor request the run that moves past them."""
     journal = Journal()
     journal.add("p", 2)
     flow = flow_of(tmp_path, Obedient, paper_log(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), journal))
@@ -185,7 +185,7 @@ def test_offsets_that_wait_for_what_others_decided_are_asked_for_again(tmp_path,
 
 @pytest.mark.parametrize("origin", ["failed", "messages"])
 def test_a_failure_that_another_run_ended_and_has_not_published_is_not_ended_again(filled, monkeypatch, origin):
-    """The other decides when the clear-up is over, and its tables show it when the failures were read."""
+    """The other run decides after recovery, and publishes after the failures were read."""
     flow = filled(Obedient, [b"raise"])
     run(flow)
     mended = dataclasses.replace(flow, pipeline=Mended)

@@ -67,9 +67,9 @@ def test_a_backfill_and_a_pull_take_turns_whatever_the_source(made, pipeline):
     flow = made(pipeline, log(one_receive_per_partition=True))
     Run(flow.tables, Memory(deliveries_=numbered(b"fail")), "failed").finish()
     pull = begun(flow, run_id="pull", demand=5)
-    with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this backfill"):
+    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this backfill"):
         begun(flow, [WINDOW], origin="failed", run_id="backfill")
-    with pytest.raises(PipelineError, match="room for 0 of the 1 messages of this replay"):
+    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this replay"):
         begun(flow, [WINDOW], origin="messages", run_id="replay")
     flow.control.end(pull.receive_id)
     assert begun(flow, [WINDOW], origin="failed", run_id="backfill").demand == 1
@@ -132,7 +132,7 @@ def test_a_replay_takes_its_windows_whole_or_not_at_all(filled, monkeypatch):
     flow = filled(Obedient, [b"one", b"two", b"three"])
     run(flow)
     flow.control.claim("obedient", "another", "run", wanted=3_998, capacity=4_000, lease_s=60)
-    with pytest.raises(PipelineError, match=r"room for 2 of the 3 messages of this replay.*pause the pipeline"):
+    with pytest.raises(PipelineError, match=r"capacity for 2 of the 3 messages of this replay.*pause the pipeline"):
         run(flow, "messages")
     flow.control.end("another")
     run(flow, "messages")
