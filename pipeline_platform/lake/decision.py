@@ -149,7 +149,7 @@ def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
     received, known = manifest.rows("messages"), manifest.rows("outcomes")
     if received != known:
         raise UnhandledError(
-            f"receive {receive.receive_id}: has {received} messages, but outcomes of {known}, because some steps did not "
+            f"receive {receive.receive_id}: has {received} messages, but outcomes of {known}, because a step did not "
             "complete. Re-execute the run"
         )
     return manifest.of_table("outcomes")

@@ -58,7 +58,7 @@ def begin(
     _check_producer(flow, INTAKES[origin])
     if not INTAKES[origin].selects and selection != ALL:
         raise PipelineError(
-            f"{flow.pipeline.name}: `failures` in the run config is for retries, got a {INTAKES[origin].name}. Remove it"
+            f"{flow.pipeline.name}: `failures` of the run config is for retries, got a {INTAKES[origin].name}. Remove it"
         )
     flow.pipeline.context_of(context)
     receive = Receive(

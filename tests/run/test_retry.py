@@ -239,5 +239,5 @@ def test_what_a_run_goes_by_is_in_its_record(filled):
 @pytest.mark.parametrize("origin", ["source", "messages"])
 def test_a_selection_is_refused_where_no_failures_are_driven(filled, origin):
     flow = filled(Soon, [b"raise"])
-    with pytest.raises(PipelineError, match="`failures` in the run config is for retries"):
+    with pytest.raises(PipelineError, match="`failures` of the run config is for retries"):
         begun(flow, origin=origin, selection=DUE)
