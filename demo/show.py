@@ -139,7 +139,7 @@ class _Demo:
                 windows = contiguous(Flights, waiting)[0]
                 title = f"Backfill of {', '.join(windows)}: {sum(waiting[each] for each in windows):,} failures"
                 tags = {f"{_RANGE}_start": windows[0], f"{_RANGE}_end": windows[-1]}
-                self._launched(f"{Flights.name}_backfill", title, run_config=_FIX, tags=tags)
+                self._launched(f"{Flights.name}_retry", title, run_config=_FIX, tags=tags)
 
     def _report(self, lines: Sequence[tuple[str, int, int]]) -> bool:
         for drawn in (run_table(self._services.runs()), account_table(lines)):

@@ -2,6 +2,7 @@
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.blocks import ack_immediately, columns
+from pipeline_platform.model.deprecated import renamed_names
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import (
@@ -21,7 +22,7 @@ from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import Held, Refused, Share, Source, SourceAwayError, SourceError
+from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.log import Extent, LogSource
 
@@ -33,7 +34,7 @@ __all__ = [
     "ConnectedSource",
     "Extent",
     "Failure",
-    "Held",
+    "LeasedIds",
     "LeasedSource",
     "LogSource",
     "Message",
@@ -57,3 +58,5 @@ __all__ = [
     "columns",
     "telemetry",
 ]
+
+__getattr__ = renamed_names(__name__, {"Held": "LeasedIds"})

@@ -128,15 +128,15 @@ control/demand.py: control/test_demand.py
     if limits.permits is not None:
 control/drain.py: control/test_drain.py
     store.pause(key, reason)
-tasks/host/hosting.py: tasks/test_host.py
+tasks/callback_process/calling_step.py: tasks/test_callback_process.py
     if all(is_whole( => if True or all(is_whole(
     _FORKS = 3 => _FORKS = 1
-tasks/host/isolation.py: tasks/test_isolation.py
+tasks/callback_process/isolation.py: tasks/test_isolation.py
     if len(begun) == 1 and death.in_time and death.tries > 1:
     if begun_in_vain <= BEGUN_AGAIN * len(rows): => if True:
-tasks/host/fork.py: tasks/test_timeouts.py
+tasks/callback_process/fork.py: tasks/test_timeouts.py
     if late in progress.calls => if False
-tasks/host/fork.py: tasks/test_host.py
+tasks/callback_process/fork.py: tasks/test_callback_process.py
     _end_group(child)  # its number
     end_with(parent)
     with _forking: => if True:

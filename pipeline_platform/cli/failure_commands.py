@@ -173,7 +173,7 @@ def retry(
             return
         carry_out(
             of,
-            f"{of.name}_backfill",
+            f"{of.name}_retry",
             runs,
             lambda run: f"retries {counted(run.messages, 'failure')} of {windows_text(run.windows)}",
             "failure",

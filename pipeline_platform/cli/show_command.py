@@ -15,7 +15,7 @@ from pipeline_platform.model.blocks import name_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import Options
 
-_OWN = ("partition_by", "retry", "dead_letters", "redrive", "fail_run_on", "acks_immediately", "retention")
+_OWN = ("partition_by", "retry", "dead_letters", "retry_schedule", "max_failed_share", "acks_immediately", "retention")
 
 
 def show(

@@ -16,7 +16,7 @@ from pipeline_platform.cli.terminal import say
 from pipeline_platform.source.contract import Source, SourceError
 
 if TYPE_CHECKING:  # it loads Polars
-    from pipeline_platform.run.trace import Delivery, Held
+    from pipeline_platform.run.trace import Delivery, UnfinishedReceive
 
 _SYSTEM = ("table", "source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
 
@@ -56,7 +56,7 @@ def trace(
 def _asked(source: Source, message_id: str) -> str:
     try:
         unknown = "this source cannot look up a single message"
-        return source.whereabouts(message_id) or f"{unknown}; its backlog: {source.backlog()}"
+        return source.location(message_id) or f"{unknown}; its backlog: {source.backlog()}"
     except SourceError as error:
         return f"the source {error.summary}: {error}"
 
@@ -81,16 +81,15 @@ def _lines(delivery: Delivery) -> Iterator[str]:
         yield f"  decided: {delivery.outcome}, ack action {delivery.action!r}"
     if delivery.acknowledged_at:
         yield f"  {_time(delivery.acknowledged_at)} acknowledged: {delivery.action}"
-    if delivery.held:
-        yield f"  {_state(delivery.held)}"
+    if delivery.unfinished:
+        yield f"  {_state(delivery.unfinished)}"
 
 
-def _state(held: Held) -> str:
-    """Return the phase of an unfinished receive and its lease."""
-    since = f"{held.phase} since {_time(held.started_at)}"
-    if held.lease_until is None:
-        return f"{since}; no active run: the next run finishes the receive, or releases its messages"
-    return f"{since}; leased until {_time(held.lease_until)}"
+def _state(receive: UnfinishedReceive) -> str:
+    since = _time(receive.started_at)
+    if receive.lease_until is None:
+        return f"{receive.phase}, since {since}; no run renews its lease: the next run finishes or releases it"
+    return f"{receive.phase} now, since {since}; its lease is until {_time(receive.lease_until)}"
 
 
 def _time(time: datetime) -> str:

@@ -15,7 +15,7 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
-from pipeline_platform.model.actions import AckPolicy, Words
+from pipeline_platform.model.actions import AckActions, AckPolicy
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, Source
@@ -49,7 +49,7 @@ class LakeSource(Source):
         return list(deliveries.combine_chunks().to_batches())
 
     @property
-    def words(self) -> Words:
+    def ack_actions(self) -> AckActions:
         """Accepts every ack action; the original source is not contacted."""
         return {}
 
@@ -125,7 +125,7 @@ class FailedMessages(LakeSource):
         for window, counts in self._count(files).items():
             count = counts.at_most(selection)
             by_key = selection.message_id is not None or selection.source is not None
-            if count and (selection.by_words or by_key or selection.state == "due"):
+            if count and (selection.by_text or by_key or selection.state == "due"):
                 count = sum(rows.num_rows for rows in self._rows(files[window]))
             if count:
                 chosen[window] = count
@@ -134,7 +134,7 @@ class FailedMessages(LakeSource):
     def _rows(self, paths: Sequence[str], *columns: str) -> Iterator[pa.Table]:
         """Return the selected rows; without `columns` only their ranks, if these suffice."""
         some = failure_events.chosen(self.lake, paths, self.selection)
-        if not columns and not self.selection.by_words:
+        if not columns and not self.selection.by_text:
             return iter([some])
         return failure_events.rows_of(self.lake, paths, some, self.selection, *columns)
 

@@ -34,7 +34,7 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
         return self.model_copy(update={"due_by": self.due_by or now}) if self.state == "due" else self
 
     @property
-    def by_words(self) -> bool:
+    def by_text(self) -> bool:
         """Whether it selects by kind or reason."""
         return self.kind is not None or self.reason is not None
 
@@ -109,7 +109,7 @@ def rows_of(
     lake: Lake, paths: Sequence[str], some: pa.Table, selection: Selection, *columns: str
 ) -> Iterator[pa.Table]:
     """Yield columns of these latest events that match a selection, by row groups."""
-    names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_words else [])]))
+    names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_text else [])]))
     for rows in last_rows(lake, paths, _keys, keys_of(some, *KEY, "rank"), names):
         yield selection.matching(rows)
 

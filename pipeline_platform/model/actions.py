@@ -4,8 +4,10 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pipeline_platform.model.deprecated import renamed_names
 
-class Word(NamedTuple):
+
+class AckAction(NamedTuple):
     """The effect of an ack action at its source.
 
     Attributes:
@@ -21,15 +23,18 @@ class Word(NamedTuple):
     gives_back: bool = False
 
 
-Words = Mapping[str, Word]
+AckActions = Mapping[str, AckAction]
 
-EARLY = "told early"
-"""The action of a message that `ack_immediately` acknowledged; it is not acknowledged again."""
+EARLY = "acknowledged early"
+"""Action of a message that `ack_immediately` acknowledged: nothing is left to do."""
 
-LEASED: Words = {
-    "ack": Word(ends=True),
-    "noop": Word(ends=False),
-    "nack": Word(ends=False, longest_s=999_999, gives_back=True),
+EARLY_ACTIONS = frozenset({EARLY, "told early"})
+"""`EARLY`, and its value in rows of release 0.3 and earlier."""
+
+LEASED: AckActions = {
+    "ack": AckAction(ends=True),
+    "noop": AckAction(ends=False),
+    "nack": AckAction(ends=False, longest_s=999_999, gives_back=True),
 }
 """`ack` removes the message, `noop` lets its lease expire, `nack` releases it now, `nack:<s>` after a delay."""
 
@@ -49,7 +54,7 @@ class AckPolicy(NamedTuple):
     source: str
     on_success: str = "ack"
     on_failure: str = "ack"
-    words: Words = LEASED
+    actions: AckActions = LEASED
     closes_failures: bool = False
     at_once: Callable[[Sequence[Any]], None] | None = None
 
@@ -61,13 +66,13 @@ class AckPolicy(NamedTuple):
         """
         # A subclass of str could override comparison, and a value could lie to isinstance about its class.
         text = str.__str__(action) if issubclass(type(action), str) else repr(action)
-        if not self.words:  # nothing is acknowledged
+        if not self.actions:  # nothing is acknowledged
             return text
-        word, colon, seconds = text.partition(":")
-        known = self.words.get(word)
+        verb, colon, seconds = text.partition(":")
+        known = self.actions.get(verb)
         delayed = known is not None and known.longest_s is not None and seconds.isdecimal()
         if known is None or (colon and not (delayed and int(seconds) <= (known.longest_s or 0))):
-            near = [] if known else difflib.get_close_matches(word, self.words, 1)
+            near = [] if known else difflib.get_close_matches(verb, self.actions, 1)
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"{action!r} is not a valid ack action of {self.source}. Valid actions: {self._choices}.{hint}"
@@ -76,25 +81,28 @@ class AckPolicy(NamedTuple):
 
     def ends(self, action: str) -> bool:
         """Whether this action removes the message from the source."""
-        word = self.words.get(action.partition(":")[0])
-        return not self.words or (word is not None and word.ends)
+        verb = self.actions.get(action.partition(":")[0])
+        return not self.actions or (verb is not None and verb.ends)
 
     def of_delivery(self, action: str, *, redelivered: bool) -> str:
         """Return the action for a delivery; some actions are replaced for redeliveries."""
-        word = self.words.get(action.partition(":")[0])
-        return (word.again if redelivered and word is not None else None) or action
+        verb = self.actions.get(action.partition(":")[0])
+        return (verb.again if redelivered and verb is not None else None) or action
 
     @property
     def giving_back(self) -> str | None:
         """Action for messages that were not started; None if the source cannot release messages."""
-        return next((word for word, effect in self.words.items() if effect.gives_back), None)
+        return next((verb for verb, effect in self.actions.items() if effect.gives_back), None)
 
     @property
     def _choices(self) -> str:
-        choices = [repr(word) for word in self.words]
+        choices = [repr(verb) for verb in self.actions]
         choices += [
-            f"'{word}:<seconds>' (up to {effect.longest_s:,})"
-            for word, effect in self.words.items()
+            f"'{verb}:<seconds>' (up to {effect.longest_s:,})"
+            for verb, effect in self.actions.items()
             if effect.longest_s
         ]
         return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+
+
+__getattr__ = renamed_names(__name__, {"Word": "AckAction", "Words": "AckActions"})

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pipeline_platform.model import cron
 from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
 from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.deprecated import OPTIONS as RENAMED
 from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.options import (
@@ -68,7 +69,7 @@ def _is(kind: Any) -> Callable[[object], bool]:
 
 
 def _is_share(value: Any) -> bool:
-    return value in ("never", "any") or (type(value) in (int, float) and 0 <= value <= 1)
+    return value is None or (type(value) in (int, float) and 0 <= value <= 1)
 
 
 _OPTIONS: Mapping[str, tuple[Callable[[Any], object], Requirement]] = {
@@ -81,14 +82,17 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], object], Requirement]] = {
     "processors": (_is(Processors), Requirement("a Processors(...)")),
     "retention": (_is(Retention), Requirement("a Retention(...)")),
     "context": (_is(BaseModel | None), Requirement("an instance of a pydantic model", "Use, for example, Settings().")),
-    "fail_run_on": (_is_share, Requirement("'never', 'any' or a share of failed messages from 0.0 to 1.0")),
+    "max_failed_share": (_is_share, Requirement("None, or a share of failed messages from 0.0 to 1.0")),
     "window_cron": (cron.is_cron, CRON),
     "retry": (_is(Retry | None), Requirement("a Retry(max_attempts=...)")),
     "dead_letters": (
         lambda value: value is None or (type(value) is str and value),
         Requirement("the key of a source among the resources", "Use, for example, 'orders_dead'."),
     ),
-    "redrive": (lambda value: value is None or cron.is_cron(value), Requirement(f"{CRON.must_be} or None", CRON.fix)),
+    "retry_schedule": (
+        lambda value: value is None or cron.is_cron(value),
+        Requirement(f"{CRON.must_be} or None", CRON.fix),
+    ),
     "acks_immediately": (_is(bool), Requirement("True or False")),
     "shutdown": (is_duration, DURATION),
     "first_window": (
@@ -211,7 +215,7 @@ def _check_names(cls: _Class, base: _Class) -> None:
     options, callbacks = list(inspect.get_annotations(base)), _callbacks(base)
     classes = [parent for parent in cls.__mro__ if parent not in base.__mro__]
     for owner, name, value in ((parent, *item) for parent in classes for item in vars(parent).items()):
-        if name.startswith("_") or name in options or name in callbacks:
+        if name.startswith("_") or name in options or name in callbacks or name in RENAMED:
             continue
         rename = f"or rename your attribute to _{name}."
         if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):

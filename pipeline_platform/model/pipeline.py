@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 from pipeline_platform.model.blocks import KINDS, annotated, name_of
 from pipeline_platform.model.checks import check_class
+from pipeline_platform.model.deprecated import rename_options
 from pipeline_platform.model.events import Event
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
@@ -51,11 +52,11 @@ class Pipeline:
         first_window: Start of the first window, with its time zone. It cannot become later once there is data. None:
             the window in which the definitions are first loaded, which the control store keeps.
         retention: Ages at which windows are deleted.
-        fail_run_on: `never`, `any`, or the share of failed messages (0 to 1) above which a run fails, after everything
-            is published and acknowledged.
+        max_failed_share: Share of failed messages (0.0 to 1.0) above which a run ends red, after everything is
+            published and acknowledged. 0.0 for any failure; None for never.
         retry: Attempts and pauses of automatic retries. None: no automatic retry.
         dead_letters: Key of a source to which dead messages are sent, with the reason. None: they are not sent.
-        redrive: Cron schedule in UTC of a retry of all failures that are not dead. None: no schedule.
+        retry_schedule: Cron schedule in UTC of a retry of all failures that are not dead. None: no schedule.
         acks_immediately: Whether callbacks may call `ack_immediately`. Their tasks then get the source with its
             credentials.
         shutdown: Time for which a run that must stop (`pipeline-platform drain`, a termination) still starts messages.
@@ -74,12 +75,12 @@ class Pipeline:
     window_cron: ClassVar[str] = "0 * * * *"
     first_window: ClassVar[datetime | None] = None
     retention: ClassVar[Retention] = Retention()
-    fail_run_on: ClassVar[Literal["never", "any"] | float] = "never"
+    max_failed_share: ClassVar[float | None] = None
     retry: ClassVar[Retry | None] = None
     dead_letters: ClassVar[str | None] = None
     acks_immediately: ClassVar[bool] = False
     shutdown: ClassVar[timedelta] = timedelta(seconds=30)
-    redrive: ClassVar[str | None] = None
+    retry_schedule: ClassVar[str | None] = None
     telemetry: ClassVar[Mapping[str, Callable[[Event], object]]] = {}
     owners: ClassVar[Sequence[str]] = ()
 
@@ -90,6 +91,10 @@ class Pipeline:
             PipelineError: An option or callback is not valid.
         """
         super().__init_subclass__(**kwargs)
+        try:
+            rename_options(cls, Pipeline)
+        except ValueError as error:
+            raise PipelineError(str(error)) from None
         if not abstract:
             check_class(cls, Pipeline)
 

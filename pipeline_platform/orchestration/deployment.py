@@ -31,7 +31,7 @@ from pipeline_platform.orchestration.sensors.producers import producer_sensor
 from pipeline_platform.orchestration.sensors.schedules import (
     maintenance_schedule,
     pull_schedule,
-    redrive_schedule,
+    retry_schedule,
     retry_sensor,
 )
 from pipeline_platform.source.contract import Source
@@ -262,7 +262,7 @@ def pipeline_definitions(
         sensors=[sensor for sensor in sensors if sensor.name not in named],
         schedules=[
             *(pull_schedule(pipeline, own.schedule, name) for name, own in producers.items() if own.schedule),
-            *([redrive_schedule(pipeline, pipeline.redrive)] if pipeline.redrive else []),
+            *([retry_schedule(pipeline, pipeline.retry_schedule)] if pipeline.retry_schedule else []),
             maintenance_schedule(pipeline),
         ],
     )

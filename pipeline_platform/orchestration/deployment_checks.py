@@ -17,7 +17,7 @@ _KINDS: Mapping[str, type[Any]] = {
     "spark": SparkResource,
     "acknowledger": AcknowledgerResource,
 }
-_JOBS = ("pull", "backfill", "replay", "maintenance", "limits")
+_JOBS = ("pull", "retry", "backfill", "replay", "maintenance", "limits")
 """Suffixes of the names of a pipeline's jobs. Graphs, ops and jobs of a code location cannot share a name."""
 
 

@@ -16,6 +16,8 @@ REPLAY_TAG = "pipeline_platform/replay"
 """On every run of a replay job, with the pipeline's name: `dagster.yaml` has one of a pipeline run at a time."""
 _RANGE = "dagster/asset_partition_range"
 """The tags by which Dagster runs an asset job over several partitions."""
+FORMER_RETRY = "backfill"
+"""Former name of the job `retry`: queued runs, schedules and scripts of the previous release use it."""
 NO_RETRIES = {"dagster/max_retries": "0"}
 """Dagster does not retry runs: the next run finishes a decided receive, and releases an undecided one."""
 
@@ -137,15 +139,17 @@ def run_request(
 
 
 def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list[Any]:
-    """Build `<pipeline>_pull`, `<pipeline>_backfill` (open failures) and `<pipeline>_replay` (everything)."""
+    """Build `<pipeline>_pull`, `<pipeline>_retry` (open failures) and `<pipeline>_replay` (everything)."""
     # A run reports its checks itself; that of the backlog looks at the source, and every run would do that twice.
     selection = dg.AssetSelection.assets(*assets.keys).without_checks()
     jobs: dict[Origin, tuple[str, str]] = {
         "source": ("pull", "Pulls messages from the source."),
-        "failed": ("backfill", "Retries the open failures of the chosen windows."),
+        "failed": ("retry", "Retries the open failures of the chosen windows."),
         "messages": ("replay", "Replays all messages of the chosen windows; the new rows replace the old ones."),
     }
     replay = {"messages": {REPLAY_TAG: pipeline.name}}
+    made = [(name, origin, description) for origin, (name, description) in jobs.items()]
+    made.append((FORMER_RETRY, "failed", f"Deprecated: use the job `{pipeline.name}_retry`, which does the same."))
     return [
         dg.define_asset_job(
             f"{pipeline.name}_{name}",
@@ -154,7 +158,7 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
             executor_def=dg.in_process_executor,
             tags={RunTags.of(pipeline).origin: origin, **NO_RETRIES, **replay.get(origin, {})},
         )
-        for origin, (name, description) in jobs.items()
+        for name, origin, description in made
     ]
 
 

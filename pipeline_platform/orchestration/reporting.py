@@ -197,10 +197,10 @@ def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
     """Return why a run is to fail: a retry left failures out, or too many messages failed; None if it succeeds."""
     if receive and (left := intake_of(flow, receive).left_out(receive, manifest.total("given_back"))):
         return left
-    failed, received, allowed = manifest.total("failed"), manifest.total("received"), flow.pipeline.fail_run_on
-    if allowed == "never" or not failed or (allowed != "any" and failed <= allowed * received):
+    failed, received, allowed = manifest.total("failed"), manifest.total("received"), flow.pipeline.max_failed_share
+    if allowed is None or failed <= allowed * received:
         return None
-    bound = "and fail_run_on is 'any'" if allowed == "any" else f"more than fail_run_on allows ({allowed})"
+    bound = f"more than max_failed_share allows ({allowed})"
     return f"{failed:,} of {received:,} messages failed, {bound}. All outcomes are published and acknowledged."
 
 

@@ -14,7 +14,7 @@ from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
-from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags
 from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.run import steps
@@ -120,6 +120,8 @@ def _received(
     pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig
 ) -> tuple[Flow, Receive | None]:
     tags = RunTags.of(pipeline)
+    if context.job_def.name == f"{pipeline.name}_{FORMER_RETRY}":
+        context.log.warning(f"The job {context.job_def.name} is deprecated. Use {pipeline.name}_retry.")
     only_failed = context.selected_asset_keys == {dg.AssetKey([pipeline.name, "failed"])}
     default = context.run.tags.get(tags.origin, "failed" if only_failed else "source")
     origin: Origin = (config.origin or RunOrigin(default)).value
@@ -138,7 +140,7 @@ def _received(
         demand=config.demand,
         context=config.overrides(),
         selection=_selection(pipeline, config.failures),
-        although_paused=config.ignores_pause(context.log.warning),
+        ignore_pause=config.ignores_pause(context.log.warning),
         log=context.log.info,
     )
     begun = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}

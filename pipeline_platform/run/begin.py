@@ -30,7 +30,7 @@ def begin(
     demand: int | None = None,
     context: Mapping[str, Any] | None = None,
     selection: Selection = ALL,
-    although_paused: bool = False,
+    ignore_pause: bool = False,
     log: Callable[[str], None] = _LOG.info,
 ) -> Receive:
     """Begin a receive: check everything that could refuse it later, finish earlier receives, and claim capacity.
@@ -45,7 +45,7 @@ def begin(
         demand: Messages wanted; None for as many as the pipeline allows a run.
         context: Overridden fields of the pipeline's context.
         selection: Open failures that a retry selects.
-        although_paused: Whether to receive messages even if the pipeline is paused. Not possible during a drain.
+        ignore_pause: Whether to receive messages even if the pipeline is paused. Not possible during a drain.
         log: Gets the receives that were finished, and the reason if the demand is less than wanted.
 
     Raises:
@@ -58,7 +58,7 @@ def begin(
     _check_producer(flow, INTAKES[origin])
     if not INTAKES[origin].selects and selection != ALL:
         raise PipelineError(
-            f"{flow.pipeline.name}: `failures` of the run config is for retries, got a {INTAKES[origin].name}. Remove it"
+            f"{flow.pipeline.name}: `failures` of the run config is for retries, not for a {INTAKES[origin].name}"
         )
     flow.pipeline.context_of(context)
     receive = Receive(
@@ -74,7 +74,7 @@ def begin(
     )
     _check_lake(flow)
     flow.tables.ensure()
-    if _is_held_back(flow, log, although_paused=although_paused):
+    if _is_held_back(flow, log, ignore_pause=ignore_pause):
         return receive
     if INTAKES[origin].is_outside:
         patiently(flow.source.check_ready, flow.source.patience)
@@ -94,7 +94,7 @@ def begin(
             bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
             granted = flow.quota.claim(receive_id, run_id, wanted, log, **bounds)
             # Again: a pause meanwhile either sees this claim, or is seen here.
-            if granted and _is_held_back(flow, log, although_paused=although_paused):
+            if granted and _is_held_back(flow, log, ignore_pause=ignore_pause):
                 flow.control.end(receive_id)
                 return receive
             # A run that it waited for may have crashed, and its tasks may still run.
@@ -106,7 +106,7 @@ def begin(
             raise PipelineError(
                 f"{flow.pipeline.name}: capacity for {granted} of the {wanted} messages of this {intake.name}, because "
                 f"other runs use the rest of {flow.quota.capacity}. Start it again when these have ended, or pause the "
-                "pipeline and start it with `although_paused` in its run config"
+                "pipeline and start it with `ignore_pause` in its run config"
             )
         taken = {"demand": granted, "asked": asked, "base": base, "replaces": replaces, "selection": selection}
         control, place, _ = flow.control.reader()
@@ -138,7 +138,7 @@ def _check_lake(flow: Flow) -> None:
     )
 
 
-def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bool) -> bool:
+def _is_held_back(flow: Flow, log: Callable[[str], None], *, ignore_pause: bool) -> bool:
     """Whether a pause prevents the run from receiving messages.
 
     Raises:
@@ -148,14 +148,14 @@ def _is_held_back(flow: Flow, log: Callable[[str], None], *, although_paused: bo
     reason = flow.control.paused(key)
     if reason is None:
         return False
-    if not although_paused:
-        log(f"Receives nothing: {key} is paused: {reason}. Resume it, or start a run with `although_paused`")
+    if not ignore_pause:
+        log(f"Receives nothing: {key} is paused: {reason}. Resume it, or start a run with `ignore_pause`")
     elif flow.control.draining(key) is not None:
         raise PipelineError(
-            f"{key}: although_paused does not apply during a drain ({reason}). Wait until `pipeline-platform drain` "
+            f"{key}: ignore_pause does not apply during a drain ({reason}). Wait until `pipeline-platform drain` "
             "ends, or use `pipeline-platform pause` instead"
         )
-    return not although_paused
+    return not ignore_pause
 
 
 def _check_producer(flow: Flow, intake: type[Intake]) -> None:

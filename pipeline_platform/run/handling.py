@@ -7,9 +7,9 @@ from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
-from pipeline_platform.run.fast_lane import FastLane
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
+from pipeline_platform.run.spark_lane import SparkLane
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
@@ -26,7 +26,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     files = received.of_table("messages")
     repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
     if flow.pipeline.uses_columns():
-        return FastLane(flow, receive, files, repeats).handle(received.most("largest"))
+        return SparkLane(flow, receive, files, repeats).handle(received.most("largest"))
     pace = flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None)
     if flow.pipeline.partitioning() is not None:
         return _in_order(flow, receive, files, repeats, pace)

@@ -13,6 +13,7 @@ from pipeline_platform.lake.failure_events import rank
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.reader import rows_with, scan
 from pipeline_platform.lake.tables import FAILED, Table
+from pipeline_platform.model.deprecated import warn
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import ReceiveState
@@ -21,7 +22,7 @@ Row = dict[str, Any]
 
 
 @dataclass
-class Held:
+class UnfinishedReceive:
     """Unfinished receive of a delivery.
 
     Attributes:
@@ -72,7 +73,13 @@ class Delivery:
     rows: list[Row] = field(default_factory=list)
     run_id: str | None = None
     acknowledged_at: datetime | None = None
-    held: Held | None = None
+    unfinished: UnfinishedReceive | None = None
+
+    @property
+    def held(self) -> UnfinishedReceive | None:
+        """The former name of `unfinished`."""
+        warn("Delivery.held", "unfinished")
+        return self.unfinished
 
 
 def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delivery]:
@@ -127,7 +134,9 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
         end, holder = ends.get(known.receive_id), unfinished.get(known.receive_id)
         if holder and (receive := holder.receive):
             known.run_id = receive.run_id
-            known.held = Held(holder.phase.name.lower(), receive.started_at, leases.get(known.receive_id))
+            known.unfinished = UnfinishedReceive(
+                holder.phase.name.lower(), receive.started_at, leases.get(known.receive_id)
+            )
         elif end:
             known.run_id, known.acknowledged_at = end.run_id, end.ended_at
     return _sorted(known for known in deliveries.values() if source in (None, known.source))

@@ -12,8 +12,8 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 from pydantic import model_validator
 
-from pipeline_platform.model.actions import LEASED, Words
-from pipeline_platform.source.contract import Held, Refused
+from pipeline_platform.model.actions import LEASED, AckActions
+from pipeline_platform.source.contract import LeasedIds, Refused
 from pipeline_platform.source.leased import LeasedSource
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class CalledSource(LeasedSource):
         """Maximum seconds of the action `nack:<seconds>`."""
 
     @property
-    def words(self) -> Words:
+    def ack_actions(self) -> AckActions:
         """The ack actions of a leased source, with the server's longest delay."""
         return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self.longest_delay_s)}
 
@@ -68,7 +68,7 @@ class CalledSource(LeasedSource):
         """Release messages, to be redelivered after `delay_s` seconds, limited to the longest delay."""
         return self.hold(ack_ref, ack_ids, min(delay_s, self.longest_delay_s))
 
-    def extend(self, receive_id: str, held: Held) -> bool:
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Renew the leases of the messages. A refused message has been leased by another receive, or keeps its lease.
 
         Returns:
@@ -90,7 +90,7 @@ class CalledSource(LeasedSource):
             )
         return not asked or sum(entry.lost for entry in left) < asked
 
-    def abandon(self, receive_id: str, held: Held) -> None:
+    def abandon(self, receive_id: str, held: LeasedIds) -> None:
         """Release the messages that a crashed run recorded; its other messages wait until their lease expires."""
         for ack_ref, ack_ids in held():
             self.release(ack_ref, ack_ids)

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import pyarrow as pa
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
-from pipeline_platform.model.actions import LEASED, AckPolicy, Words
+from pipeline_platform.model.actions import LEASED, AckActions, AckPolicy
+from pipeline_platform.model.deprecated import rename_members, renamed_names
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
@@ -86,7 +87,7 @@ class Refused(NamedTuple):
     lost: bool = False
 
 
-Held = Callable[[], Iterable[tuple[str, Sequence[str]]]]
+LeasedIds = Callable[[], Iterable[tuple[str, Sequence[str]]]]
 """Reads the recorded messages of a receive: `ack_id`s in groups of the same `ack_ref`. Each call reads the lake.
 
 Messages are recorded after `read`, so it returns nothing while `read` runs, although messages are leased by then. An
@@ -175,6 +176,12 @@ class Source(SourceOptions, ABC):
         """
         return None
 
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Make members that a connector overrides by their old names available by their new names."""
+        super().__pydantic_init_subclass__(**kwargs)
+        rename_members(cls)
+
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state without clients and connections: a source is pickled to tasks."""
         state = super().__getstate__()
@@ -202,14 +209,14 @@ class Source(SourceOptions, ABC):
         return frozenset()
 
     @property
-    def words(self) -> Words:
+    def ack_actions(self) -> AckActions:
         """The valid ack actions."""
         return LEASED
 
     @property
     def ack_policy(self) -> AckPolicy:
         """The ack policy, for tasks that only handle messages."""
-        return AckPolicy(self.name, self.on_success, self.on_failure, self.words)
+        return AckPolicy(self.name, self.on_success, self.on_failure, self.ack_actions)
 
     @property
     def extend_every_s(self) -> float | None:
@@ -249,7 +256,7 @@ class Source(SourceOptions, ABC):
         """
         return self.backlog()
 
-    def whereabouts(self, message_id: str) -> str | None:
+    def location(self, message_id: str) -> str | None:
         """Return where a message is at the source now, as text; None if the source cannot look up a single message."""
         return None
 
@@ -286,7 +293,7 @@ class Source(SourceOptions, ABC):
     def finish(self, receive_id: str) -> None:
         """Finish a fully acknowledged receive. It may be called twice; if it raises, the next run repeats it."""
 
-    def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
+    def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
         """Release the unstarted messages of a stopped run, before `finish`. It may be called twice.
 
         It is only called if `gives_back_offsets`: other sources get an ack action for each message.
@@ -297,7 +304,7 @@ class Source(SourceOptions, ABC):
             begun: All other messages of the receive.
         """
 
-    def extend(self, receive_id: str, held: Held) -> bool:
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Renew the leases of a receive; return False if it no longer has them.
 
         It is called every `extend_every_s` seconds during a run, in the run's own process; if that is None, only before
@@ -308,7 +315,7 @@ class Source(SourceOptions, ABC):
         """
         return True
 
-    def abandon(self, receive_id: str, held: Held) -> None:
+    def abandon(self, receive_id: str, held: LeasedIds) -> None:
         """Release all messages of a crashed receive. It may be called twice, and for a receive that leased nothing.
 
         `held` returns the messages that it recorded before the crash; it may have leased more.
@@ -384,3 +391,7 @@ class Source(SourceOptions, ABC):
         }
         filled = {name: pa.nulls(rows) if value is None else column(value) for name, value in columns.items()}
         return pa.RecordBatch.from_pydict(filled, schema=DELIVERIES)
+
+
+rename_members(Source)
+__getattr__ = renamed_names(__name__, {"Held": "LeasedIds"})

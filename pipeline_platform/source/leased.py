@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from pipeline_platform.source.contract import Held, Refused, Source
+from pipeline_platform.source.contract import LeasedIds, Refused, Source
 
 
 class LeasedSource(Source):
@@ -26,13 +26,13 @@ class LeasedSource(Source):
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Acknowledge or release messages; `noop` leaves them until their lease expires."""
-        word, _, seconds = action.partition(":")
-        if word == "noop":
+        verb, _, seconds = action.partition(":")
+        if verb == "noop":
             return []
-        return self.ack(ack_ref, ack_ids) if word == "ack" else self.release(ack_ref, ack_ids, int(seconds or 0))
+        return self.ack(ack_ref, ack_ids) if verb == "ack" else self.release(ack_ref, ack_ids, int(seconds or 0))
 
     @abstractmethod
-    def extend(self, receive_id: str, held: Held) -> bool:
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Renew a receive's leases to `lease_s` from now; return False if another receive has leased its messages.
 
         A source whose leases outlast every run may do nothing and return True.

@@ -9,9 +9,9 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
-from pipeline_platform.model.actions import Word, Words
+from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.source.backlog import ENDLESS, Backlog
-from pipeline_platform.source.contract import Held, Refused, Share, Source, SourceError
+from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceError
 from pipeline_platform.source.offsets import Offsets, Place, Positions
 from pipeline_platform.source.readers import Reader
 
@@ -79,9 +79,9 @@ class LogSource(Source):
         return self.one_receive_per_partition
 
     @property
-    def words(self) -> Words:
+    def ack_actions(self) -> AckActions:
         """`ack` only: an offset is acknowledged or not."""
-        return {"ack": Word(ends=True)}
+        return {"ack": AckAction(ends=True)}
 
     @property
     def positions(self) -> Positions:
@@ -165,7 +165,7 @@ class LogSource(Source):
         """Do nothing: positions advance once for a whole receive, in `finish`."""
         return []
 
-    def give_back(self, receive_id: str, not_begun: Held, begun: Held) -> None:
+    def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
         """Release the spans of unstarted messages, so that positions do not pass them."""
         offsets: dict[str, list[tuple[int, bool]]] = {}
         for is_free, groups in (False, begun()), (True, not_begun()):
@@ -195,7 +195,7 @@ class LogSource(Source):
         places = self.positions.places(self.name).values()
         return {span.holder for place in places for span in place.spans if span.holder}
 
-    def abandon(self, receive_id: str, held: Held) -> None:
+    def abandon(self, receive_id: str, held: LeasedIds) -> None:
         """Release the spans of a crashed receive."""
         self.positions.give_back(self.name, receive_id)
 

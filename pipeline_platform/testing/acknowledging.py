@@ -16,40 +16,42 @@ POSITIONS = "positions_wait_for_gaps"
 @promise(builds_on=RETURNS)
 def what_is_ended_is_gone(trial: Trial) -> None:
     """Messages that an ack action ends are never redelivered."""
-    acknowledged = _acknowledged(trial, trial.words(ending=True))
+    acknowledged = _acknowledged(trial, trial.actions(ending=True))
     ended = [received for _, received in acknowledged]
     trial.lapse(*ended)
     trial.lose(*ended)
     rest = set(trial.sent).difference(*(received.data for received in ended))
     receives = (*trial.come(rest, trial.soon_s), trial.receive(by=trial.another()))
     came = {data for received in receives for data in received.data}
-    for word, received in acknowledged:
+    for action, received in acknowledged:
         wrong = came & set(received.data)
-        trial.expect(not wrong, f"no redelivery of {len(received.rows)} messages acknowledged by {word!r}", len(wrong))
+        trial.expect(
+            not wrong, f"no redelivery of {len(received.rows)} messages acknowledged by {action!r}", len(wrong)
+        )
 
 
 @promise(builds_on=LAPSES)
 def what_is_not_ended_comes_back(trial: Trial) -> None:
     """Messages that an ack action does not end are redelivered."""
-    words = sorted(trial.words(ending=False), key="noop".__eq__)  # noop last: it may block later messages
-    trial.need(words, "all its ack actions end a message")
-    acknowledged = _acknowledged(trial, words)
+    actions = sorted(trial.actions(ending=False), key="noop".__eq__)  # noop last: it may block later messages
+    trial.need(actions, "all its ack actions end a message")
+    acknowledged = _acknowledged(trial, actions)
     trial.lapse(*(received for _, received in acknowledged))
     came = {data for received in trial.come(trial.sent, trial.patience_s) for data in received.data}
-    for word, received in acknowledged:
+    for action, received in acknowledged:
         lacking = set(received.data) - came
-        expected = f"redelivery of {len(received.rows)} messages acknowledged by {word!r}"
+        expected = f"redelivery of {len(received.rows)} messages acknowledged by {action!r}"
         trial.expect(not lacking, expected, f"{len(lacking)} missing")
 
 
 @promise(builds_on=(*RETURNS, "what_is_not_ended_comes_back"), messages=5)
 def what_is_given_back_comes_at_once(trial: Trial) -> None:
     """Ack actions that do not end a message, except `noop`, release it to the next receive at once."""
-    words = _giving_back(trial)
-    for word in words:
+    actions = _giving_back(trial)
+    for action in actions:
         received = trial.first()
-        trial.acknowledge(received, word)
-        back = trial.expect_back(received.data, trial.soon_s, f"at once, after {word!r}")
+        trial.acknowledge(received, action)
+        back = trial.expect_back(received.data, trial.soon_s, f"at once, after {action!r}")
         trial.lose(*back)
 
 
@@ -69,24 +71,24 @@ def what_is_not_begun_comes_at_once(trial: Trial) -> None:
 @promise(builds_on=(*RETURNS, "what_is_not_ended_comes_back"), messages=5)
 def delays_are_kept(trial: Trial) -> None:
     """Messages that are released with a delay are not redelivered before its end."""
-    words = {word: effect.longest_s for word, effect in trial.source.words.items() if effect.longest_s}
-    trial.need(words, "none of its ack actions takes a delay")
-    for word, longest_s in words.items():
+    actions = {action: effect.longest_s for action, effect in trial.source.ack_actions.items() if effect.longest_s}
+    trial.need(actions, "none of its ack actions takes a delay")
+    for action, longest_s in actions.items():
         delay_s = min(math.ceil(trial.lease_s or 2) + 1, longest_s)
         received = trial.first()
-        trial.acknowledge(received, f"{word}:{delay_s}")
-        trial.expect_none_of(received.data, f"within the delay of '{word}:{delay_s}'")
+        trial.acknowledge(received, f"{action}:{delay_s}")
+        trial.expect_none_of(received.data, f"within the delay of '{action}:{delay_s}'")
         trial.server.sleep(delay_s)
-        trial.lose(*trial.expect_back(received.data, trial.patience_s, f"after the delay of '{word}:{delay_s}'"))
+        trial.lose(*trial.expect_back(received.data, trial.patience_s, f"after the delay of '{action}:{delay_s}'"))
 
 
 @promise(builds_on=(*ACKNOWLEDGES, "finishing_twice_is_harmless"))
 def acknowledging_twice_is_harmless(trial: Trial) -> None:
     """`acknowledge` may be called twice for a message: refusals have `lost` set, and other messages are unaffected."""
-    received, word = trial.first(demand=len(trial.sent) // 2), trial.words(ending=True)[0]
+    received, action = trial.first(demand=len(trial.sent) // 2), trial.actions(ending=True)[0]
     rest = set(trial.sent) - set(received.data)
-    trial.acknowledge(received, word)
-    refused = [refusal for refusal in trial.acknowledge(received, word) if not refusal.lost]
+    trial.acknowledge(received, action)
+    refused = [refusal for refusal in trial.acknowledge(received, action) if not refusal.lost]
     trial.expect(not refused, "no refusals, or refusals with lost=True", refused[:1])
     trial.expect_back(rest, trial.soon_s, "that were not acknowledged")
 
@@ -95,11 +97,11 @@ def acknowledging_twice_is_harmless(trial: Trial) -> None:
 def acknowledging_works_elsewhere(trial: Trial) -> None:
     """A task in another process can acknowledge the messages of a receive."""
     trial.need(trial.source.in_tasks, "only the process that received can acknowledge")
-    received, word = trial.first(), trial.words(ending=True)[0]
-    refused = trial.acknowledge(received, word, by=trial.another())
+    received, action = trial.first(), trial.actions(ending=True)[0]
+    refused = trial.acknowledge(received, action, by=trial.another())
     trial.expect(not refused, "no refusals", refused[:1])
     trial.lose(received)
-    trial.expect_none_of(received.data, f"that another process acknowledged by {word!r}")
+    trial.expect_none_of(received.data, f"that another process acknowledged by {action!r}")
 
 
 @promise(builds_on=(*ACKNOWLEDGES, *LAPSES, POSITIONS), messages=5)
@@ -108,9 +110,9 @@ def acknowledging_late_touches_nothing(trial: Trial) -> None:
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
-    for word in (*trial.words(ending=False), *trial.words(ending=True)):
+    for action in (*trial.actions(ending=False), *trial.actions(ending=True)):
         with suppress(SourceError):  # its connection may be closed
-            trial.acknowledge(late, word)
+            trial.acknowledge(late, action)
     trial.expect_none_of(late.data, "that a later receive has leased")
     trial.lose(*held)
     trial.expect_back(late.data, trial.patience_s, "once more")
@@ -126,7 +128,7 @@ def refusals_are_reported(trial: Trial) -> None:
         trial.source.acknowledge(giving_back, ack_ref, ack_ids)
     came = {data for again in trial.come(given.data, trial.soon_s) for data in again.data}
     trial.need(set(given.data) <= came, "it releases nothing while the receive has other messages")
-    refused = trial.acknowledge(received, trial.words(ending=True)[0])
+    refused = trial.acknowledge(received, trial.actions(ending=True)[0])
     strange = [refusal for refusal in refused if not isinstance(refusal, Refused)]
     trial.expect(not strange, "Refused for each refused message", strange[:1])
     wrong = {refusal.ack_id for refusal in refused} & {row["ack_id"] for row in kept.rows}
@@ -138,31 +140,31 @@ def refusals_are_reported(trial: Trial) -> None:
 @promise(builds_on=(*ACKNOWLEDGES, POSITIONS))
 def finishing_twice_is_harmless(trial: Trial) -> None:
     """`finish` may be called twice, also by the next run, and does not affect other receives."""
-    word = trial.words(ending=True)[0]
+    action = trial.actions(ending=True)[0]
     done = trial.first(demand=len(trial.sent) // 2)
     held = trial.receive(by=trial.another())
     trial.need(held.rows, "it leases all messages to one receive at a time")
-    trial.acknowledge(done, word)
+    trial.acknowledge(done, action)
     done.source.finish(done.receive_id)
     trial.another().finish(done.receive_id)
     trial.lose(held)
     trial.expect_back(held.data, trial.patience_s, "of another receive")
 
 
-def _acknowledged(trial: Trial, words: list[str]) -> list[tuple[str, Received]]:
+def _acknowledged(trial: Trial, actions: list[str]) -> list[tuple[str, Received]]:
     """Acknowledge a part of the messages by each ack action."""
     acknowledged = []
-    for word in words:
-        received = trial.first(demand=len(trial.sent) // (len(words) + 1))
-        trial.acknowledge(received, word)
-        acknowledged.append((word, received))
+    for action in actions:
+        received = trial.first(demand=len(trial.sent) // (len(actions) + 1))
+        trial.acknowledge(received, action)
+        acknowledged.append((action, received))
     return acknowledged
 
 
 def _giving_back(trial: Trial) -> list[str]:
-    words = [word for word in trial.words(ending=False) if word != "noop"]
-    trial.need(words, "none of its ack actions releases messages")
-    return words
+    actions = [action for action in trial.actions(ending=False) if action != "noop"]
+    trial.need(actions, "none of its ack actions releases messages")
+    return actions
 
 
 @promise(family=LogSource, builds_on=ACKNOWLEDGES)

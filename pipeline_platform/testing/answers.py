@@ -48,7 +48,7 @@ def backlogs_are_right(trial: Trial) -> None:
     left = all_ - len(received.rows)
     if not backlog.counts_gaps:
         _expect_backlog(trial, all_ if backlog.counts_held else left, 0, f"a receive has {len(received.rows)}")
-    trial.acknowledge(received, trial.words(ending=True)[0])
+    trial.acknowledge(received, trial.actions(ending=True)[0])
     _expect_backlog(trial, left, gaps, f"{len(received.rows)} of {all_} are acknowledged")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import Held, Refused, Share
+from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 
 
@@ -24,7 +24,7 @@ class DummySource(LeasedSource):
         """Yield nothing."""
         return iter(())
 
-    def extend(self, receive_id: str, held: Held) -> bool:
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Return True: an empty receive loses nothing."""
         return True
 

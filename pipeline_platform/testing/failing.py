@@ -23,7 +23,7 @@ def many_are_delivered_and_acknowledged(trial: Trial) -> None:
     all_ = f"{len(trial.sent)} messages within {trial.soon_s:g} s"
     trial.expect(not lacking, all_, f"{len(trial.sent) - len(lacking)}, without {some(lacking)}")
     for received in came:
-        trial.acknowledge(received, trial.words(ending=True)[0])
+        trial.acknowledge(received, trial.actions(ending=True)[0])
     trial.lose(*came)
     if not trial.has_abandon:
         trial.lapse(*came)
@@ -38,14 +38,14 @@ def acknowledging_late_is_refused(trial: Trial) -> None:
     late = trial.first()
     trial.lapse(late)
     held = trial.expect_back(late.data, trial.patience_s, "again")
-    for word in _ending_first(trial):
+    for action in _ending_first(trial):
         try:
-            refused = trial.acknowledge(late, word)
+            refused = trial.acknowledge(late, action)
         except SourceError:
             if trial.source.in_tasks:
                 raise
             continue  # its connection is closed
-        _expect_refused(trial, late, word, refused, lost=True)
+        _expect_refused(trial, late, action, refused, lost=True)
     trial.lose(*held)
 
 
@@ -68,12 +68,12 @@ def what_is_away_is_an_error(trial: Trial) -> None:
     if not trial.source.acknowledges_by_id:
         _expect_error(trial, "finish()", lambda: absent.finish(received.receive_id))
         return
-    for word in _ending_first(trial):
+    for action in _ending_first(trial):
         try:
-            refused = [refusal for ref, ids in received.held() for refusal in absent.acknowledge(word, ref, ids)]
+            refused = [refusal for ref, ids in received.held() for refusal in absent.acknowledge(action, ref, ids)]
         except SourceError:
             continue
-        _expect_refused(trial, received, word, refused, lost=isinstance(trial.source, ConnectedSource))
+        _expect_refused(trial, received, action, refused, lost=isinstance(trial.source, ConnectedSource))
 
 
 def _receive(source: Source) -> None:
@@ -87,13 +87,13 @@ def _expect_error(trial: Trial, what: str, call: Callable[[], object]) -> None:
     trial.expect(isinstance(error, SourceError), f"a SourceError from {what}", repr(error))
 
 
-def _expect_refused(trial: Trial, received: Received, word: str, refused: list[Refused], *, lost: bool) -> None:
+def _expect_refused(trial: Trial, received: Received, action: str, refused: list[Refused], *, lost: bool) -> None:
     wanted = {row["ack_id"] for row in received.rows}
     found = {refusal.ack_id for refusal in refused if refusal.lost is lost}
-    expected = f"Refused with lost={lost} from acknowledge({word!r}) for each of {len(wanted)} messages"
+    expected = f"Refused with lost={lost} from acknowledge({action!r}) for each of {len(wanted)} messages"
     trial.expect(wanted <= found, expected, f"{len(wanted & found)} of these, {len(refused)} refusals in all")
 
 
 def _ending_first(trial: Trial) -> list[str]:
     """Return the ack actions that call the server; actions that end a message come last."""
-    return [word for word in (*trial.words(ending=False), *trial.words(ending=True)) if word != "noop"]
+    return [action for action in (*trial.actions(ending=False), *trial.actions(ending=True)) if action != "noop"]

@@ -14,12 +14,12 @@ from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches
 from pipeline_platform.tasks.batch.parents import parents_of, with_ends
+from pipeline_platform.tasks.callback_process.fork import Written
+from pipeline_platform.tasks.callback_process.step import Step
 from pipeline_platform.tasks.handle.handle_messages import lane_of
 from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
 from pipeline_platform.tasks.handle.row_lane import LANE
 from pipeline_platform.tasks.handle.source_order import in_source_order
-from pipeline_platform.tasks.host.fork import Written
-from pipeline_platform.tasks.host.step import Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.early import EarlyAcks
 from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table

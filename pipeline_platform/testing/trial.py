@@ -217,12 +217,12 @@ class Trial:
         wrong = set(self.receive(by=self.another()).data) & set(kept)
         self.expect(not wrong, f"none of {len(kept)} messages {when}", f"{len(wrong)}: {some(wrong)}")
 
-    def acknowledge(self, received: Received, word: str, *, by: Source | None = None) -> list[Refused]:
+    def acknowledge(self, received: Received, action: str, *, by: Source | None = None) -> list[Refused]:
         """Acknowledge all messages of a receive by one ack action, and finish it, as a run does."""
         source, refused = by or received.source, list[Refused]()
         if source.acknowledges_by_id:
             for ack_ref, ack_ids in received.held():
-                refused += source.acknowledge(word, ack_ref, ack_ids)
+                refused += source.acknowledge(action, ack_ref, ack_ids)
         source.finish(received.receive_id)
         return refused
 
@@ -244,9 +244,9 @@ class Trial:
         else:
             self.server.sleep(self.lease_s)
 
-    def words(self, *, ending: bool) -> list[str]:
+    def actions(self, *, ending: bool) -> list[str]:
         """Return the ack actions of the source that end a message, or the others."""
-        return [word for word, effect in self.source.words.items() if effect.ends is ending]
+        return [action for action, effect in self.source.ack_actions.items() if effect.ends is ending]
 
     def becomes(self, answer: Callable[[], object], wanted: object) -> object:
         """Poll until an answer is as wanted, or for `soon_s`; return the last answer. Some servers count late."""

@@ -43,7 +43,7 @@ def launched(monkeypatch):
         return f"run-{len(runs)}"
 
     def launching(job, module):
-        assert (job, module) == ("keeping_backfill", None)
+        assert (job, module) == ("keeping_retry", None)
         return nullcontext(launch_one)
 
     monkeypatch.setattr(launch_runs, "launching", launching)

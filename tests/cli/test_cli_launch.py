@@ -49,7 +49,7 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
     assert said.splitlines() == [f"run {run.run_id} retries 1 failure of {window}", "1 failure in 1 run."]
-    assert (run.job_name, run.status) == ("flights_backfill", dg.DagsterRunStatus.QUEUED)
+    assert (run.job_name, run.status) == ("flights_retry", dg.DagsterRunStatus.QUEUED)
     receive = run.run_config["ops"]["flights"]["ops"]["receive_messages"]["config"]
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
     assert run.tags["dagster/partition"] == window
@@ -107,7 +107,7 @@ def test_where_dagster_lacks_what_loads_once_its_command_launches(cli, tmp_path,
     monkeypatch.chdir(ROOT)
     receive = {"config": {"origin": "failed", "failures": {}}}
     config = {"ops": {"flights": {"ops": {"receive_messages": receive}}}}
-    with launching("flights_backfill", None) as launch:
+    with launching("flights_retry", None) as launch:
         run_id = launch(config, {"dagster/partition": window_now(Flights, datetime.now(UTC))})
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         assert [run.run_id for run in instance.get_runs()] == [run_id]

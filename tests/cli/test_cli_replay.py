@@ -162,7 +162,7 @@ def test_failures_are_chosen_by_a_range_of_time(cli, tmp_path, launched):
 
     assert "1 failure is open" in cli("failures", "list", "keeping", *range_).stdout
     planned = cli("failures", "retry", "keeping", *range_, "--dry-run")
-    assert planned.stdout.splitlines()[0] == f"would launch keeping_backfill: retries 1 failure of {FAR}"
+    assert planned.stdout.splitlines()[0] == f"would launch keeping_retry: retries 1 failure of {FAR}"
     assert launched == []
     assert cli("failures", "retry", "keeping", *range_).exit_code == 0
     assert [tags["dagster/partition"] for _, _, tags in launched] == [FAR]

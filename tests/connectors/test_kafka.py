@@ -57,14 +57,14 @@ def test_whereabouts_compares_an_offset_with_the_committed_offset(kafka, kafka_t
     source = kafka(topic)
     source.send([b"one", b"two"])
     (topic_id, *_), *_ = [row["message_id"].split(":") for row in received(source, "a")]
-    before = source.whereabouts(f"{topic_id}:0:1")
+    before = source.location(f"{topic_id}:0:1")
     source.finish("a")
 
     group = f"group {source.group_id} has committed"
     assert before == f"offset 1 of {topic} [0] is waiting or leased by a run: {group} 0"
-    assert source.whereabouts(f"{topic_id}:0:1") == f"offset 1 of {topic} [0] is acknowledged: {group} 2"
-    assert source.whereabouts(f"{topic_id}:0:2") == f"not found: {topic} [0] has offsets from 0 to before 2"
-    assert source.whereabouts("4711").startswith("not found: '4711'")
+    assert source.location(f"{topic_id}:0:1") == f"offset 1 of {topic} [0] is acknowledged: {group} 2"
+    assert source.location(f"{topic_id}:0:2") == f"not found: {topic} [0] has offsets from 0 to before 2"
+    assert source.location("4711").startswith("not found: '4711'")
 
 
 def test_a_received_message_can_be_sent_again_unchanged(kafka, kafka_topic):

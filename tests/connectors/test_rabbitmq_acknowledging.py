@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_source
-from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import ACK_ACTIONS
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.rabbitmq_source import acknowledged, numbers
 from tests.fixtures.received import received
@@ -41,7 +41,7 @@ def test_reject_and_requeue_once_rejects_the_second_time():
 
     assert ack_policy.of_delivery("reject_and_requeue_once", redelivered=False) == "reject_and_requeue_once"
     assert ack_policy.of_delivery("reject_and_requeue_once", redelivered=True) == "reject"
-    assert [word for word in WORDS if ack_policy.ends(word)] == ["ack", "reject"]
+    assert [word for word in ACK_ACTIONS if ack_policy.ends(word)] == ["ack", "reject"]
 
 
 @pytest.mark.parametrize(

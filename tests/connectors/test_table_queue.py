@@ -273,9 +273,9 @@ def test_ids_may_be_texts_or_uuids(url, run_sql, type_, keys):
     queue = TableQueue(name="named", url=url)
     queue.create()
 
-    assert queue.whereabouts(keys[1]) == "waiting"
+    assert queue.location(keys[1]) == "waiting"
     rows = receive(queue, "a", concurrency=3)
-    assert re.fullmatch(r"leased by receive a for another (60|5\d) s", queue.whereabouts(keys[1]))
+    assert re.fullmatch(r"leased by receive a for another (60|5\d) s", queue.location(keys[1]))
 
     assert sorted(ids(rows)) == sorted(keys)
     assert [row["data"].decode() for row in rows] == ids(rows)
@@ -319,7 +319,7 @@ def test_whereabouts_describes_the_state_of_a_message(queue):
     receive(queue, "a", demand=2)
     queue.release("a", ["1"], delay_s=30)
     queue.ack("a", ["2"])
-    assert [str(queue.whereabouts(id_)).partition(":")[0] for id_ in ("1", "2", "3", "x")] == [
+    assert [str(queue.location(id_)).partition(":")[0] for id_ in ("1", "2", "3", "x")] == [
         "waiting for its delay, 30 s left",
         "not found",
         "waiting",

@@ -37,7 +37,7 @@ def test_removing_a_damaged_store_is_all_there_is_to_do(place):
     assert place.asked() == [100]
 
 
-@pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_redrive_schedule"])
+@pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_retry_schedule"])
 def test_a_damaged_store_is_a_reason_for_the_clock_too(place, schedule):
     damage(place)
     told = scheduled(schedule, place)

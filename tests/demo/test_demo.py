@@ -80,7 +80,7 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
     with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
         assert page.status == 200
     assert shown.demo.runs() == {
-        "flights_pull": "SUCCESS", "flights_backfill": "SUCCESS", "__ASSET_JOB": "SUCCESS",
+        "flights_pull": "SUCCESS", "flights_retry": "SUCCESS", "__ASSET_JOB": "SUCCESS",
     }  # fmt: skip
     # The path of this interpreter.
     asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")

@@ -26,7 +26,7 @@ PHASES: dict[str, Callable[[Demo], object]] = {
     "the filling of the queue": lambda demo: (demo.home / "queue.sqlite").exists(),
     "a full queue": lambda demo: demo.progress(),
     "a run that holds messages": lambda demo: demo.claims(),
-    "the launch of the backfill": lambda demo: "flights_backfill" in demo.runs(),
+    "the launch of the backfill": lambda demo: "flights_retry" in demo.runs(),
     "a backfill that holds messages": lambda demo: PHASES["the launch of the backfill"](demo) and demo.claims(),
     "the delays by carrier": lambda demo: (demo.home / "lake" / "flights" / "delays_per_carrier").exists(),
     "the chart": lambda demo: (demo.home / "demo.png").exists(),

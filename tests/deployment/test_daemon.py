@@ -232,7 +232,7 @@ EARLY, BETWEEN, LATE = "2025-03-01T0000", "2025-03-01T0100", "2025-03-01T0200"
 @pytest.fixture(scope="module")
 def failures_in_two_windows(deployed):
     """Create five open failures in an early window and seven in a late window."""
-    forced = {"ops": {"told": {"ops": {"receive_messages": {"config": {"although_paused": True}}}}}}
+    forced = {"ops": {"told": {"ops": {"receive_messages": {"config": {"ignore_pause": True}}}}}}
     deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
     control.pause("told", "the sensor would pull into the window of now")
@@ -259,7 +259,7 @@ def test_each_range_of_windows_from_the_partitions_tab_is_a_run_that_retries_eve
 ):
     before = attempts(deployed)
     again = max(attempt for _, attempt in before) + 1
-    runs = backfill(deployed, of_job("told_backfill", EARLY, LATE))
+    runs = backfill(deployed, of_job("told_retry", EARLY, LATE))
     assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
     assert {run.tags[TAGS.origin] for run in runs} == {"failed"}
     assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}
@@ -278,11 +278,11 @@ def test_a_backfill_from_the_command_line_retries_each_window_once(deployed, fai
     already = {run.run_id for run in deployed.instance.get_runs()}
     again = max(attempt for _, attempt in before) + 1
 
-    deployed.call("job", "backfill", "--job", "told_backfill", "--from", EARLY, "--to", LATE, "--noprompt")
+    deployed.call("job", "backfill", "--job", "told_retry", "--from", EARLY, "--to", LATE, "--noprompt")
 
     def ended() -> Any:
         runs = [
-            run for run in deployed.instance.get_runs() if run.run_id not in already and run.job_name == "told_backfill"
+            run for run in deployed.instance.get_runs() if run.run_id not in already and run.job_name == "told_retry"
         ]
         return runs if len(runs) == 3 and all(run.is_finished for run in runs) else None
 
@@ -308,7 +308,7 @@ def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions
 ):
     assert open_failures(deployed) == {EARLY: 5, LATE: 7}
 
-    (driven,) = backfill(deployed, {**of_job("told_backfill", EARLY), "runConfigData": json.dumps(FIX)})
+    (driven,) = backfill(deployed, {**of_job("told_retry", EARLY), "runConfigData": json.dumps(FIX)})
     assert driven.tags[TAGS.origin] == "failed"
     assert open_failures(deployed) == {LATE: 7}
 
@@ -318,7 +318,7 @@ def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions
 
     windows = {"dagster/asset_partition_range_start": BETWEEN, "dagster/asset_partition_range_end": LATE}
     deployed.call(
-        "job", "launch", "--job", "told_backfill", "--config-json", json.dumps(FIX), "--tags", json.dumps(windows)
+        "job", "launch", "--job", "told_retry", "--config-json", json.dumps(FIX), "--tags", json.dumps(windows)
     )
     deployed.until("its run has ended", lambda: done(deployed.instance) and not open_failures(deployed))
 

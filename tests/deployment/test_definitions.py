@@ -108,10 +108,10 @@ def test_replays_of_one_pipeline_wait_for_each_other_and_for_those_of_no_other(t
 
         waits = {
             job: under_way.is_blocked(run_of(job))
-            for job in ("told_replay", "strict_replay", "told_pull", "told_backfill")
+            for job in ("told_replay", "strict_replay", "told_pull", "told_retry")
         }
 
-    assert waits == {"told_replay": True, "strict_replay": False, "told_pull": False, "told_backfill": False}
+    assert waits == {"told_replay": True, "strict_replay": False, "told_pull": False, "told_retry": False}
 
 
 def test_the_cloud_is_told_where_the_code_is_and_how_it_is_built():

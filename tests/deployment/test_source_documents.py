@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
-from pipeline_platform.connectors.rabbitmq.rabbitmq_options import WORDS, Binding, ConsumeOptions, Declare
+from pipeline_platform.connectors.rabbitmq.rabbitmq_options import ACK_ACTIONS, Binding, ConsumeOptions, Declare
 from pipeline_platform.connectors.sqs import SqsSource, sqs_api
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
@@ -186,7 +186,7 @@ def test_the_options_that_a_document_lists_are_all_there_are(document, kind):
 
 def test_the_document_of_rabbitmq_describes_options_within_options():
     described = DOCUMENTS["rabbitmq"].partition("## Options")[2].partition("\n\n`")[0]
-    inner = {*Declare.model_fields, *Binding.model_fields, *ConsumeOptions.model_fields, *WORDS}
+    inner = {*Declare.model_fields, *Binding.model_fields, *ConsumeOptions.model_fields, *ACK_ACTIONS}
     assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
 
 

@@ -100,7 +100,7 @@ def test_variables_that_name_one_queue_are_resolved(monkeypatch):
         loaded(pipeline("one"), pipeline("two", "b"), **sources)
 
 
-@pytest.mark.parametrize("name", ["told_pull", "told_backfill", "told_replay", "told_maintenance", "told_limits"])
+@pytest.mark.parametrize("name", ["told_pull", "told_retry", "told_replay", "told_maintenance", "told_limits"])
 def test_a_name_that_dagster_has_for_a_job_of_another_pipeline_is_refused(name):
     for pair in ((Told, pipeline(name, "letters")), (pipeline(name, "letters"), Told)):
         with pytest.raises(PipelineError, match=rf"^Named_{name}.name is '{name}': Told \('told'\) has a job or an op"):

@@ -18,7 +18,7 @@ from pipeline_platform.model.options import Retention
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.source.contract import Held, SourceError
+from pipeline_platform.source.contract import LeasedIds, SourceError
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 Break = Callable[[Path], None]
@@ -99,7 +99,7 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
 def test_a_failed_release_is_retried_by_the_next_run(tables, flow, monkeypatch):
     run = Run(tables, Memory(deliveries_=numbered(b"one")), "broken").work()
 
-    def refuse(source: Memory, receive_id: str, held: Held) -> None:
+    def refuse(source: Memory, receive_id: str, held: LeasedIds) -> None:
         raise SourceError("memory: told to refuse")
 
     with monkeypatch.context() as patch:

@@ -21,9 +21,9 @@ def test_a_run_starts_from_half_of_max_demand_by_default():
     assert Processors(concurrency=2, max_demand=100, min_demand=90).worthwhile == 20
 
 
-@pytest.mark.parametrize("share", ["never", "any", 0, 0.5, 1])
+@pytest.mark.parametrize("share", [None, 0, 0.5, 1])
 def test_a_run_fails_never_or_above_a_share_of_failures(share):
-    assert build(fail_run_on=share).fail_run_on == share
+    assert build(max_failed_share=share).max_failed_share == share
 
 
 CRONS = [

@@ -158,7 +158,7 @@ def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(locat
     run = location.run("lenient_pull")
 
     assert run.status == FAILURE
-    assert "2 of 3 messages failed, more than fail_run_on allows (0.5)" in location.log(run)
+    assert "2 of 3 messages failed, more than max_failed_share allows (0.5)" in location.log(run)
     assert not location.checks(run)["no_open_failures"].passed, "the checks are told all the same"
 
 

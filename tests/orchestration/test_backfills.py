@@ -29,7 +29,7 @@ def three_windows_with_failures(location: Location) -> None:
 def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location):
     three_windows_with_failures(location)
 
-    run = location.run("told_backfill", WINDOW, LAST, context={"forgiving": True})
+    run = location.run("told_retry", WINDOW, LAST, context={"forgiving": True})
 
     assert run.status == SUCCESS
     events = location.materialisations(run, "lines")
@@ -68,7 +68,7 @@ def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(lo
     clean = location.run("told_pull", NEXT)
     warned = location.checks(clean)["no_open_failures"]
     idle = location.checks(location.run("told_pull", LAST))["no_open_failures"]
-    driven = location.checks(location.run("told_backfill", WINDOW, context={"forgiving": True}))["no_open_failures"]
+    driven = location.checks(location.run("told_retry", WINDOW, context={"forgiving": True}))["no_open_failures"]
 
     assert not warned.passed
     assert str(warned.description).startswith(f"2 open failures in window {WINDOW}. ")
@@ -93,7 +93,7 @@ def test_a_backfill_of_some_failures_leaves_the_others(location):
     location.enqueue("fail", "letter x")
     location.run("told_pull")
 
-    run = location.run("told_backfill", context={"forgiving": True}, failures={"reason": "asked to"})
+    run = location.run("told_retry", context={"forgiving": True}, failures={"reason": "asked to"})
 
     assert run.status == SUCCESS
     assert location.open_failures() == {WINDOW: 1}, "the letter failed for another reason"
@@ -107,14 +107,14 @@ def test_a_backfill_of_some_failures_leaves_the_others(location):
     ],
 )
 def test_a_selection_that_does_not_exist_is_refused(location, failures, said):
-    run = location.run("told_backfill", failures=failures)
+    run = location.run("told_retry", failures=failures)
 
     assert run.status == FAILURE
     assert said in location.log(run)
 
 
 def test_a_backfill_of_windows_without_open_failures_says_so(location):
-    run = location.run("told_backfill", WINDOW, NEXT)
+    run = location.run("told_retry", WINDOW, NEXT)
 
     assert run.status == SUCCESS
     assert f"Found no open failures in {WINDOW}, {NEXT}" in location.log(run)
@@ -126,7 +126,7 @@ def test_two_backfills_at_once_drive_nothing_twice(location):
     location.enqueue(*(f"fail {n}" for n in range(40)))
     location.run("told_pull")
 
-    runs = [location.start("told_backfill", forgiving=True) for _ in range(2)]
+    runs = [location.start("told_retry", forgiving=True) for _ in range(2)]
     assert [process.wait(120) for process in runs] == [0, 0]
 
     assert location.texts() == sorted(f"fail {n}" for n in range(40))
@@ -140,9 +140,9 @@ def test_a_backfill_waits_for_room_then_takes_what_there_is(location, short_wait
     location.run("told_pull")
     location.control.claim("told", "another", "run", wanted=196, capacity=200, lease_s=60)
 
-    some = location.run("told_backfill", context={"forgiving": True})
+    some = location.run("told_retry", context={"forgiving": True})
     location.control.end("another")
-    rest = location.run("told_backfill", context={"forgiving": True})
+    rest = location.run("told_retry", context={"forgiving": True})
 
     assert "waiting up to 2 s for other runs" in location.log(some)
     assert "capacity for 4 of 10 messages" in location.log(some)

@@ -22,14 +22,14 @@ def test_only_windows_whose_rows_change_get_another_version(location):
     second = location.run("told_pull", NEXT)
     assert (first.status, second.status, location.open_failures()) == (SUCCESS, SUCCESS, {WINDOW: 1, NEXT: 2})
 
-    nothing = location.run("told_backfill", WINDOW, LAST)
+    nothing = location.run("told_retry", WINDOW, LAST)
 
     lines = versions(location, nothing, "lines")
     assert nothing.status == SUCCESS
     assert lines == {WINDOW: versions(location, first, "lines")[WINDOW], NEXT: None, LAST: None}
     assert lines[WINDOW] is not None
 
-    forgiven = versions(location, location.run("told_backfill", WINDOW, LAST, context={"forgiving": True}), "lines")
+    forgiven = versions(location, location.run("told_retry", WINDOW, LAST, context={"forgiving": True}), "lines")
     assert forgiven[WINDOW] not in (None, lines[WINDOW])
     assert (forgiven[NEXT], forgiven[LAST]) == (forgiven[WINDOW], None)
 

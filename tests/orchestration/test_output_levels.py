@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.orchestration.reporting import log_output
-from pipeline_platform.tasks.host.output import captured
+from pipeline_platform.tasks.callback_process.output import captured
 
 
 def test_lines_are_logged_at_the_level_that_they_begin_with(caplog):

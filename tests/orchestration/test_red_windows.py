@@ -1,4 +1,4 @@
-"""Runs that fail by `fail_run_on`: their windows fail too, while all messages are published and acknowledged."""
+"""Runs that fail by `max_failed_share`: their windows fail too, while all messages are published and acknowledged."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(locat
     run = location.run("strict_pull")
 
     assert run.status == FAILURE
-    assert "1 of 2 messages failed, and fail_run_on is 'any'" in location.log(run)
+    assert "1 of 2 messages failed, more than max_failed_share allows (0.0)" in location.log(run)
     assert run.tags[RunTags.of(Strict).published] == run.run_id
     assert location.waiting() == 0
     assert location.rows("lines", "strict")["text"].to_list() == ["one"]
@@ -52,11 +52,11 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
     for window in (WINDOW, NEXT):
         location.enqueue("fail")
         location.run("strict_pull", window)
-    red = location.run("strict_backfill", WINDOW, NEXT)
+    red = location.run("strict_retry", WINDOW, NEXT)
     assert red.status == FAILURE
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "FAILED", NEXT: "FAILED"}
     assert set(observed(location, red, "failed")) == {WINDOW, NEXT}
-    green = location.run("strict_backfill", WINDOW, context={"forgiving": True})
+    green = location.run("strict_retry", WINDOW, context={"forgiving": True})
     assert green.status == SUCCESS
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
     assert windows(location, "lines", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}

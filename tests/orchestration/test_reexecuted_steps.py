@@ -74,7 +74,7 @@ def test_a_pull_that_failed_at_a_step_is_re_executed_by_a_selection_of_steps(loc
     assert_each_once(location)
 
 
-@pytest.mark.parametrize("job", ["told_backfill", "told_replay"])
+@pytest.mark.parametrize("job", ["told_retry", "told_replay"])
 @pytest.mark.parametrize("step", ["handle_messages", "publish"])
 def test_a_backfill_and_a_replay_that_failed_are_re_executed(location, job, step):
     location.enqueue("one", "two", "letter a", "fail")
@@ -161,7 +161,7 @@ def test_a_re_execution_that_fails_is_re_executed_itself(location):
 
 
 def test_a_red_run_of_which_all_is_acknowledged_is_re_executed_to_no_effect(location, monkeypatch):
-    monkeypatch.setattr(Told, "fail_run_on", "any")
+    monkeypatch.setattr(Told, "max_failed_share", "any")
     location.enqueue("one", "two", "letter a", "fail")
     red = location.run("told_pull")
     assert red.status == FAILURE

@@ -26,7 +26,7 @@ class Clocked(Told):
 
     name = "clocked"
     producer = Producer(source="queue", schedule="7 * * * *")
-    redrive = "0 5 * * 1"
+    retry_schedule = "0 5 * * 1"
 
 
 TAGS = RunTags.of(Clocked)
@@ -59,10 +59,10 @@ def test_the_pulling_schedule_asks_for_as_much_as_a_run_takes(place):
 
 
 def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_failures(place):
-    assert scheduled("clocked_redrive_schedule", place).skip_message == "there are no open failures to retry"
+    assert scheduled("clocked_retry_schedule", place).skip_message == "there are no open failures to retry"
     waiting = {"2025-03-01T0000": 2, "2025-03-01T0100": 3, "2025-03-01T0400": 4_000}
     with mock.patch.object(schedules.FailedMessages, "chosen_by_window", return_value=waiting):
-        requests = scheduled("clocked_redrive_schedule", place).run_requests
+        requests = scheduled("clocked_retry_schedule", place).run_requests
     first, last = requests
     bounds = [first.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
     assert (bounds, last.partition_key) == (["2025-03-01T0000", "2025-03-01T0100"], "2025-03-01T0400")
@@ -86,7 +86,7 @@ def test_the_tables_are_seen_to_each_night_and_in_an_hour_in_which_one_is_crowde
     assert len(asked(night + timedelta(hours=1)).run_requests) == 1
 
 
-@pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_redrive_schedule"])
+@pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_retry_schedule"])
 def test_a_pause_holds_for_the_clock_too(place, schedule):
     place.control.pause("clocked", "new schema on Monday")
     with mock.patch.object(
@@ -109,7 +109,7 @@ def test_a_pause_holds_for_the_clock_too(place, schedule):
         (Asked, {"asked_producer", "asked_backlog", "asked_maintenance_schedule"}),
         (
             Clocked,
-            {"clocked_pull_schedule", "clocked_backlog", "clocked_redrive_schedule", "clocked_maintenance_schedule"},
+            {"clocked_pull_schedule", "clocked_backlog", "clocked_retry_schedule", "clocked_maintenance_schedule"},
         ),
     ],
     ids=["by sensor", "with oldest_allowed", "by the clock"],
@@ -124,10 +124,10 @@ def test_what_a_pipeline_asks_for_is_on_by_itself_and_there_is_nothing_else_but_
 
 def test_the_clock_goes_by_the_pipeline_s_own_schedules():
     definitions = platform_definitions([Clocked], resources_at("nowhere", "nowhere"))
-    schedules = {name: definitions.resolve_schedule_def(f"clocked_{name}_schedule") for name in ("pull", "redrive")}
+    schedules = {name: definitions.resolve_schedule_def(f"clocked_{name}_schedule") for name in ("pull", "retry")}
     assert {name: schedule.cron_schedule for name, schedule in schedules.items()} == {
         "pull": "7 * * * *",
-        "redrive": "0 5 * * 1",
+        "retry": "0 5 * * 1",
     }
 
 

@@ -101,7 +101,7 @@ def test_a_source_that_does_not_answer_is_not_chosen(location, west):
     ("job", "producer", "words"),
     [
         ("coasts_pull", "wets", "has no producer 'wets'. Did you mean 'west'?"),
-        ("coasts_backfill", "west", "got producer 'west'"),
+        ("coasts_retry", "west", "got producer 'west'"),
         ("told_pull", "west", "has no producer 'west'. Leave the name out"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_backfill_drives_the_failures_of_both(location, west):
     pull(location, "west", NEXT)
     assert location.open_failures(pipeline=Coasts) == {WINDOW: 1, NEXT: 1}
 
-    run = location.run("coasts_backfill", WINDOW, NEXT, context={"forgiving": True})
+    run = location.run("coasts_retry", WINDOW, NEXT, context={"forgiving": True})
 
     assert run.status == SUCCESS
     assert TAGS.producer not in run.tags

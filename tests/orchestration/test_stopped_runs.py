@@ -54,7 +54,7 @@ def test_a_run_of_a_paused_pipeline_ends_green_with_nothing_unless_it_is_forced(
     location.control.pause("told", "moves")
 
     assert takes_nothing(location, location.run("told_pull")) == "0"
-    assert location.run("told_pull", although_paused=True).status == dg.DagsterRunStatus.SUCCESS
-    assert takes_nothing(location, location.run("told_backfill")) == "0"
+    assert location.run("told_pull", ignore_pause=True).status == dg.DagsterRunStatus.SUCCESS
+    assert takes_nothing(location, location.run("told_retry")) == "0"
     assert location.texts() == ["one"]
     assert sum(location.open_failures().values()) == 1

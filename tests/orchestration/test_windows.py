@@ -101,7 +101,7 @@ def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself
     assert by_window(location, pipeline, "lines", "text") == {yesterday: ["one"], today: ["two"]}
     assert location.open_failures(yesterday, today, pipeline=pipeline) == {yesterday: 1, today: 1}
 
-    driven = location.run(f"{name}_backfill", yesterday, context={"forgiving": True})
+    driven = location.run(f"{name}_retry", yesterday, context={"forgiving": True})
 
     assert told(location, driven, pipeline) == [yesterday]
     assert by_window(location, pipeline, "lines", "text") == {yesterday: ["fail 1", "one"], today: ["two"]}
@@ -130,9 +130,9 @@ def test_the_clock_drives_the_failures_of_two_days_again_in_one_run(location, pi
         pull(location, pipeline, begin, "fail 2", "fail 3"),
     ]
 
-    tags = asked(location, pipeline, "redrive", begin + timedelta(days=3)).tags
+    tags = asked(location, pipeline, "retry", begin + timedelta(days=3)).tags
     bounds = [tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
-    run = location.run(f"{pipeline.name}_backfill", *bounds, context={"forgiving": True})
+    run = location.run(f"{pipeline.name}_retry", *bounds, context={"forgiving": True})
 
     assert bounds == windows
     assert told(location, run, pipeline) == windows

@@ -71,7 +71,7 @@ def test_a_run_of_a_paused_pipeline_takes_on_nothing_and_says_why(filled, origin
     receive = begun(flow, origin=origin, log=said.append)
     assert (receive.demand, flow.control.in_flight("obedient")) == (0, [])
     assert said == [
-        "Receives nothing: obedient is paused: moves. Resume it, or start a run with `although_paused`",
+        "Receives nothing: obedient is paused: moves. Resume it, or start a run with `ignore_pause`",
     ]
     assert flow.source.backlog().messages == 1
 
@@ -94,10 +94,10 @@ def test_a_pause_that_comes_while_a_run_begins_holds_for_it(filled):
 def test_a_run_that_is_forced_takes_on_messages_unless_the_pipeline_is_drained(filled):
     flow = filled(Obedient, [b"one"])
     flow.control.drain("obedient", "moves", timedelta(seconds=30))
-    with pytest.raises(PipelineError, match="although_paused does not apply during a drain"):
-        begun(flow, although_paused=True)
+    with pytest.raises(PipelineError, match="ignore_pause does not apply during a drain"):
+        begun(flow, ignore_pause=True)
     flow.control.pause("obedient", "moves")
-    receive = begun(flow, although_paused=True)
+    receive = begun(flow, ignore_pause=True)
     assert receive.demand == Obedient.processors.per_run
 
 
@@ -123,7 +123,7 @@ def test_a_replay_that_is_drained_leaves_its_windows_as_they_were(filled):
     assert outcomes(flow, words.receive_id) == {}
 
 
-def test_the_fast_lane_is_not_cut(filled):
+def test_the_spark_lane_is_not_cut(filled):
     """The Spark lane is a single query."""
     flow = filled(Columns, [b"one", b"two"])
     receive = received(flow)

@@ -41,7 +41,7 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
         "early": ["handled"],
         "early raise": ["failed"],
         "early die": ["failed"],
-        "early return": ["failed"],  # by its own word it would go back to a source that has forgotten it
+        "early return": ["failed"],  # by its own ack action it would go back to a source that has forgotten it
         "early batch": ["failed"],
         "batch late": ["failed"],
         "plain": ["handled"],
@@ -66,7 +66,7 @@ def test_a_message_that_was_acknowledged_early_is_an_open_failure_once_its_recei
     handle_here(flow, stale)
     finish_now(flow, stale)
     assert acknowledged(flow) == {"early": ["failed"]}
-    assert rows(flow, "outcomes")["action"].to_list() == ["told early"]
+    assert rows(flow, "outcomes")["action"].to_list() == ["acknowledged early"]
     assert rows(flow, "failed")["state"].to_list() == ["open"]
     assert set(rows(flow, "messages")["receive_id"]) == set(rows(flow, "outcomes")["receive_id"]) != {stale.receive_id}
 

@@ -70,7 +70,7 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
         ("position", "changed the column position"),
     ],
 )
-def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, fault, said):
+def test_the_spark_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, fault, said):
     """No message is decided: no message is twice in a table, and none is lost."""
     flow = filled_on_spark(Twisted, [fault.encode(), b"two", b"three"])
     with pytest.raises((PipelineError, TaskError), match=said):
@@ -78,7 +78,7 @@ def test_the_fast_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, 
     assert rows(flow, "words").height == rows(flow, "outcomes").height == 0
 
 
-def test_the_fast_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spark):
+def test_the_spark_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_spark):
     """A row is identified by its position, so the delivered payload cannot be overwritten."""
     flow = filled_on_spark(Twisted, [b"message_id ack_id data window", b"two"])
     run(flow)

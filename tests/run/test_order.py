@@ -102,7 +102,7 @@ def test_what_a_dead_run_left_is_handled_before_what_came_later(filled):
     assert flow.source.backlog().messages == 0
 
 
-def test_the_fast_lane_s_batches_keep_the_order_of_their_partition(filled):
+def test_the_spark_lane_s_batches_keep_the_order_of_their_partition(filled):
     flow = filled(Batches, [f"{'abc'[number % 3]} {number}".encode() for number in range(60)])
     run(flow)
     found = by_partition(flow, "out")

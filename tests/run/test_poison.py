@@ -41,7 +41,7 @@ def test_a_message_that_ends_its_worker_fails_alone(filled_on_spark):
     assert flow.source.backlog().messages == 0, "nothing is left to fail the next run"
 
 
-# The fast lane
+# The Spark lane
 
 
 class Numbers(BaseModel):

@@ -69,7 +69,7 @@ def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgeme
     assert first.acknowledged_at
     assert second.acknowledged_at
     assert first.acknowledged_at < second.acknowledged_at
-    assert first.held is second.held is None
+    assert first.unfinished is second.unfinished is None
 
 
 def test_after_replays_a_life_still_has_the_first_delivery(flow, printed):
@@ -122,27 +122,27 @@ def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow)
     phases = []
     for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
         step(flow, receive)
-        held = one(flow, "1").held
-        assert held
-        assert held.lease_until
-        assert held.lease_until > held.started_at
-        phases.append(held.phase)
+        unfinished = one(flow, "1").unfinished
+        assert unfinished
+        assert unfinished.lease_until
+        assert unfinished.lease_until > unfinished.started_at
+        phases.append(unfinished.phase)
     assert phases == ["received", "batched", "decided", "published"]
     assert (one(flow, "1").run_id, one(flow, "1").acknowledged_at) == ("test", None)
 
     steps.acknowledge(flow, receive)
-    assert one(flow, "1").held is None
+    assert one(flow, "1").unfinished is None
     assert one(flow, "1").acknowledged_at
 
 
 def test_what_a_dead_run_left_is_held_by_nobody(flow):
     receive = handled(flow)
     flow.control.let_go("test")
-    held = one(flow, "1").held
-    assert held
-    assert held.lease_until is None
+    unfinished = one(flow, "1").unfinished
+    assert unfinished
+    assert unfinished.lease_until is None
     finish(flow, receive)
-    assert one(flow, "1").held is None
+    assert one(flow, "1").unfinished is None
 
 
 @pytest.fixture
@@ -175,7 +175,7 @@ def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
 
 
 def test_of_a_source_that_tells_nothing_of_one_message_it_says_how_many_wait(flow, printed, monkeypatch):
-    monkeypatch.setattr(TableQueue, "whereabouts", Source.whereabouts)
+    monkeypatch.setattr(TableQueue, "location", Source.location)
     last = printed("3").splitlines()[-1]
     assert last.startswith("Now at queue: this source cannot look up")
     assert last.endswith(str(flow.source.backlog()))

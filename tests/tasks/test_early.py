@@ -68,7 +68,7 @@ def test_a_chunk_is_told_in_one_call_by_status(lake):
     source = Memory(deliveries_=numbered(b"1", b"bad", b"2"), on_failure="nack:5")
     manifest = early(lake, Together, source)
     assert sorted(source.told) == [("ack", "q", ["ack-m0", "ack-m2"]), ("nack:5", "q", ["ack-m1"])]
-    assert actions(lake, manifest, "together") == ["told early"] * 3
+    assert actions(lake, manifest, "together") == ["acknowledged early"] * 3
     assert outcomes(lake, "together", manifest) == {"m0": "handled", "m1": "returned", "m2": "handled"}
 
 
@@ -76,7 +76,7 @@ def test_a_chunk_is_told_in_one_call_by_status(lake):
 def test_whatever_comes_later_nothing_is_told_twice_and_no_failure_is_lost(lake, careful):
     source = Memory(deliveries_=numbered(b"early", b"early raise", b"early return"))
     manifest = early(lake, Early, source, careful=careful)
-    assert set(actions(lake, manifest)) == {"told early"}
+    assert set(actions(lake, manifest)) == {"acknowledged early"}
     assert outcomes(lake, "early", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
     assert len(rows_of(lake, "early", manifest, "failed")) == 2
     if not careful:  # a fork's calls are its own
@@ -95,7 +95,7 @@ def test_threads_acknowledge_each_message_once(lake):
     assert sorted(ack_id for _, _, ids in source.told for ack_id in ids) == sorted(
         f"ack-m{number}" for number in range(40)
     )
-    assert actions(lake, manifest) == ["told early"] * 40
+    assert actions(lake, manifest) == ["acknowledged early"] * 40
 
 
 def test_early_acks_of_a_crashed_process_are_not_repeated(lake):
@@ -104,7 +104,11 @@ def test_early_acks_of_a_crashed_process_are_not_repeated(lake):
     noted = Notes(lake, "early", "r1").read()
     assert sorted(noted) == [("q", "ack-m0"), ("q", "ack-m1")]
     by_id = {row["message_id"]: (row["outcome"], row["action"]) for row in rows_of(lake, "early", manifest, "outcomes")}
-    assert by_id == {"m0": ("failed", "told early"), "m1": ("handled", "told early"), "m2": ("handled", "ack")}
+    assert by_id == {
+        "m0": ("failed", "acknowledged early"),
+        "m1": ("handled", "acknowledged early"),
+        "m2": ("handled", "ack"),
+    }
 
 
 def test_a_task_that_is_tried_again_handles_again_and_tells_nothing_twice(lake):
@@ -112,14 +116,14 @@ def test_a_task_that_is_tried_again_handles_again_and_tells_nothing_twice(lake):
     early(lake, Early, source)
     manifest = early(lake, Early, source)
     assert source.told == [("ack", "q", ["ack-m0"])]
-    assert (outcomes(lake, "early", manifest), actions(lake, manifest)) == ({"m0": "handled"}, ["told early"])
+    assert (outcomes(lake, "early", manifest), actions(lake, manifest)) == ({"m0": "handled"}, ["acknowledged early"])
 
 
 def test_refused_early_acks_are_retried_at_the_end_and_logged_once(lake, caplog):
     source = Moody(deliveries_=numbered(b"early 1", b"early 2", b"early 3"), refuses=("ack-m0", "ack-m1"))
     with caplog.at_level(logging.WARNING):
         manifest = early(lake, Early, source)
-    assert actions(lake, manifest) == ["ack", "ack", "told early"]
+    assert actions(lake, manifest) == ["ack", "ack", "acknowledged early"]
     (record,) = caplog.records
     assert record.getMessage().endswith("ack-m0: not now")
     assert list(Notes(lake, "early", "r1").read()) == [("q", "ack-m2")], "the source knows the others"

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Message, Processors, Retry
-from pipeline_platform.model.actions import Word
+from pipeline_platform.model.actions import AckAction
 from pipeline_platform.model.message import DELIVERIES
 from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, batch_of, handled, numbered, outcomes, rows_of
@@ -212,8 +212,8 @@ class Twice(Memory):
     """Marks all messages but the first as redelivered."""
 
     @property
-    def words(self):
-        return {"ack": Word(ends=True), "once": Word(ends=False, again="drop"), "drop": Word(ends=True)}
+    def ack_actions(self):
+        return {"ack": AckAction(ends=True), "once": AckAction(ends=False, again="drop"), "drop": AckAction(ends=True)}
 
     def read(self, share, receive_id):
         for batch in super().read(share, receive_id):

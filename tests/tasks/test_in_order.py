@@ -20,6 +20,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.handle.in_order import (
     DealPartitions,
     FindPartitions,
@@ -28,7 +29,6 @@ from pipeline_platform.tasks.handle.in_order import (
     found_table,
 )
 from pipeline_platform.tasks.handle.repeats import REPEATS
-from pipeline_platform.tasks.host.fork import Death
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 from tests.tasks.test_isolation import isolated
 

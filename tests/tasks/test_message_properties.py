@@ -17,7 +17,6 @@ from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.batch.parents import EndParents
-from pipeline_platform.tasks.handle.column_lane import WriteColumns
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.in_order import (
     DealPartitions,
@@ -27,6 +26,7 @@ from pipeline_platform.tasks.handle.in_order import (
     found_table,
 )
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
+from pipeline_platform.tasks.handle.spark_lane import WriteColumns
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch
@@ -212,7 +212,7 @@ EVERY = {*BATCHED, *FAILED, *HANDLED, "handle_batch of a child", *(f"handle_fail
         pytest.param(in_tasks(Free), EVERY, id="tasks"),
         pytest.param(in_tasks(Free, careful=True), EVERY, id="forks"),
         pytest.param(in_tasks(InOrder), EVERY, id="in-order"),
-        pytest.param(in_tasks(Columns), BATCHED | FAILED | {"handle_failed of handle_messages"}, id="fast-lane"),
+        pytest.param(in_tasks(Columns), BATCHED | FAILED | {"handle_failed of handle_messages"}, id="spark-lane"),
         pytest.param(in_the_kit(Free), EVERY, id="kit"),
         pytest.param(in_the_kit(InOrder), EVERY, id="kit-in-order"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.tasks.host.output import BYTES, LINES, captured
+from pipeline_platform.tasks.callback_process.output import BYTES, LINES, captured
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled
 from tests.tasks.test_batch import Obedient as Batching
@@ -192,7 +192,7 @@ class Logging(Obedient):
             raise
 
 
-@pytest.mark.parametrize("careful", [False, True], ids=["here", "in a host"])
+@pytest.mark.parametrize("careful", [False, True], ids=["here", "in a callback process"])
 def test_log_lines_of_a_pipeline_s_package_have_their_level_and_message(lake, monkeypatch, careful):
     unconfigure(monkeypatch)
     (notes,) = handled(lake, Logging, b"1", b"raise", careful=careful).notes

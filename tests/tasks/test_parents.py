@@ -13,8 +13,8 @@ from pipeline_platform.tasks.batch import parents
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.batch.parents import EndParents
+from pipeline_platform.tasks.callback_process.fork import Written
 from pipeline_platform.tasks.handle.handle_messages import Handle
-from pipeline_platform.tasks.host.fork import Written
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import staged_table

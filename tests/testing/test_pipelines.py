@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.actions import Word, Words
+from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.testing import Acknowledged, DummySource, test_batch, test_message
 from tests.fixtures.early import Early, Together
 from tests.fixtures.obedient import Obedient
@@ -227,8 +227,8 @@ class Channel(DummySource):
     """A source with ack actions of its own, of which one changes for a redelivery."""
 
     @property
-    def words(self) -> Words:
-        return {"ack": Word(ends=True), "drop": Word(ends=True), "once": Word(ends=False, again="drop")}
+    def ack_actions(self) -> AckActions:
+        return {"ack": AckAction(ends=True), "drop": AckAction(ends=True), "once": AckAction(ends=False, again="drop")}
 
 
 class Choosy(Seeing):

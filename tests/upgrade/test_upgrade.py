@@ -76,7 +76,7 @@ def kept(flow: Flow) -> list[str]:
 
 
 def test_an_upgrade_loses_nothing_and_doubles_nothing(flow, queue):
-    for use in (queue.check_ready, queue.backlog, lambda: run(flow, although_paused=True)):
+    for use in (queue.check_ready, queue.backlog, lambda: run(flow, ignore_pause=True)):
         with pytest.raises(SourceError, match=r"An earlier release created this table.*`pipeline-platform table-queue"):
             use()
     queue.create()

@@ -83,7 +83,7 @@ class KafkaSource(KafkaOptions):
             )
         return extents
 
-    def whereabouts(self, message_id: str) -> str:
+    def location(self, message_id: str) -> str:
         """Describe a message by its offset, the ends of its partition and the committed offset of the group."""
         found = {name.partition(":")[2]: (name, extent) for name, extent in self.extents().items()}
         partition, _, number = message_id.rpartition(":")

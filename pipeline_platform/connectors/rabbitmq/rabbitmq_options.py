@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from pydantic import BaseModel, Field, field_validator, model_validator
 
-from pipeline_platform.model.actions import Word, Words
+from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.model.safe_text import is_ambiguous, redacted
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.source.connection import ConnectedSource
@@ -32,12 +32,12 @@ STREAM = (
 )
 
 
-WORDS: Words = {
-    "ack": Word(ends=True),
-    "reject": Word(ends=True),
-    "reject_and_requeue": Word(ends=False, gives_back=True),
-    "reject_and_requeue_once": Word(ends=False, again="reject"),
-    "noop": Word(ends=False),
+ACK_ACTIONS: AckActions = {
+    "ack": AckAction(ends=True),
+    "reject": AckAction(ends=True),
+    "reject_and_requeue": AckAction(ends=False, gives_back=True),
+    "reject_and_requeue_once": AckAction(ends=False, again="reject"),
+    "noop": AckAction(ends=False),
 }
 
 
@@ -166,9 +166,9 @@ class RabbitmqOptions(ConnectedSource):
         return frozenset({f"queue {self.queue!r} at {host(parts.hostname)}{port}, virtual host {vhost!r}"})
 
     @property
-    def words(self) -> Words:
+    def ack_actions(self) -> AckActions:
         """`reject` drops or dead-letters a message, `noop` leaves it until the connection closes."""
-        return WORDS
+        return ACK_ACTIONS
 
     @property
     def patience(self) -> Patience:

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STREAM, RabbitmqOptions, explained
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import Held, Refused, Share, SourceError
+from pipeline_platform.source.contract import LeasedIds, Refused, Share, SourceError
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
     from pipeline_platform.connectors.rabbitmq.mailboxes import AmqpDelivery, Inbox
@@ -138,7 +138,7 @@ class RabbitmqSource(RabbitmqOptions):
             logger.warning("Not acknowledged to %s, so the server redelivers the messages: %s", self.name, lost)
         return [Refused(ack_id, lost, lost=True) for ack_id in ack_ids] if lost else []
 
-    def extend(self, receive_id: str, held: Held) -> bool:
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Return whether a receive may be decided: its connection is open, or redeliveries can be recognised.
 
         Raises:

@@ -17,7 +17,7 @@ from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
 from pipeline_platform.control.database import parse
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import Held, Refused, Share
+from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 
 IDS_PER_TRANSACTION: Final = 100_000
@@ -215,7 +215,7 @@ class TableQueue(LeasedSource):
         """Release messages that are leased under `ack_ref`; the count of their deliveries stays."""
         return self._each(ack_ids, lambda table, connection, ids: table.give_back(connection, ack_ref, ids, delay_s))
 
-    def extend(self, receive_id: str, held: Held) -> bool:
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Renew the lease of a whole receive to `lease_s` from now: a single row, however many messages.
 
         Returns:
@@ -225,7 +225,7 @@ class TableQueue(LeasedSource):
         table = self._table()
         return table.database.write(lambda connection: table.renew(connection, receive_id, self.lease_s))
 
-    def abandon(self, receive_id: str, held: Held) -> None:
+    def abandon(self, receive_id: str, held: LeasedIds) -> None:
         """Release all messages of a receive, in one row. Until another receive leases a message, `ack` still works."""
         table = self._table()
         table.database.write(lambda connection: table.give_back_all(connection, receive_id))
@@ -236,7 +236,7 @@ class TableQueue(LeasedSource):
         with table.database.reading() as connection:
             return table.held(connection)
 
-    def whereabouts(self, message_id: str) -> str:
+    def location(self, message_id: str) -> str:
         """Return which receive has leased a message, or whether it is waiting or missing."""
         table = self._table()
         try:

@@ -50,18 +50,18 @@ def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg
     return pull
 
 
-def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition:
+def retry_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition:
     """Build a schedule that retries failures that are not dead, with one run per contiguous range of windows."""
 
     @dg.schedule(
-        name=f"{pipeline.name}_redrive_schedule",
-        job_name=f"{pipeline.name}_backfill",
+        name=f"{pipeline.name}_retry_schedule",
+        job_name=f"{pipeline.name}_retry",
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Retries the open failures of all windows, except dead ones.",
         required_resource_keys={"lake", "control"},
     )
-    def redrive(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
+    def retry(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
         if held := _held_back(pipeline.name, context):
             return held
         chosen, tick = Selection(state="waiting"), context.scheduled_execution_time.isoformat()
@@ -70,7 +70,7 @@ def redrive_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefiniti
             return dg.SkipReason("there are no open failures to retry")
         return _to_drive(pipeline, context.resources.control, waiting, chosen, tick)
 
-    return redrive
+    return retry
 
 
 def maintenance_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
@@ -119,7 +119,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
 
     @dg.sensor(
         name=f"{pipeline.name}_retry",
-        job_name=f"{pipeline.name}_backfill",
+        job_name=f"{pipeline.name}_retry",
         minimum_interval_seconds=round(LOOKS_EVERY.total_seconds()),
         default_status=dg.DefaultSensorStatus.RUNNING,
         description="Requests runs that retry failures when they are due.",

@@ -14,7 +14,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
-from pipeline_platform.model.actions import EARLY
+from pipeline_platform.model.actions import EARLY_ACTIONS
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
@@ -124,7 +124,7 @@ class AcknowledgeOutcomes:
                 acknowledged = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
                 withheld, batch = withheld + batch.num_rows - acknowledged.num_rows, acknowledged
             for (ack_ref, action), ack_ids in _groups(batch):
-                if action == EARLY:
+                if action in EARLY_ACTIONS:
                     total += Answer(len(ack_ids), [], [])
                     continue
                 answer = self.acknowledger.acknowledge(self.source, ack_ref, action, ack_ids)

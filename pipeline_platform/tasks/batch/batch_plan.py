@@ -14,11 +14,11 @@ from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.host.fork import Death, Limit
-from pipeline_platform.tasks.host.hosting import CallingStep
-from pipeline_platform.tasks.host.isolation import Tries
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.host.step import Sink
+from pipeline_platform.tasks.callback_process.calling_step import CallingStep
+from pipeline_platform.tasks.callback_process.fork import Death, Limit
+from pipeline_platform.tasks.callback_process.isolation import Tries
+from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.callback_process.step import Sink
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.record.tally import Tally

@@ -13,8 +13,8 @@ from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import ACK_POLICY, BULK, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.handle.threads import at_once, followers
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import held_bytes, with_children
 from pipeline_platform.tasks.record.outcomes import Outcomes

@@ -15,8 +15,8 @@ from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.host.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.host.step import Sink, Step
+from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.callback_process.step import Sink, Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
 from pipeline_platform.tasks.record.early import EarlyAcks, nobody

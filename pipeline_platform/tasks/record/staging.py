@@ -11,7 +11,7 @@ from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import BULK, Delivery, Message, MessageState
-from pipeline_platform.tasks.host.progress import Watch
+from pipeline_platform.tasks.callback_process.progress import Watch
 
 STAGED = pa.schema(
     [

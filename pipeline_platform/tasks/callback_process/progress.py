@@ -30,7 +30,7 @@ end_process = os._exit
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
-_host = 0
+_callback_process = 0
 _is_copy = False
 """Whether this process was forked from a callback process by a callback."""
 
@@ -43,10 +43,10 @@ def _note_copy() -> None:
 os.register_at_fork(after_in_child=_note_copy)
 
 
-def begin_host() -> None:
+def begin_callback_process() -> None:
     """Mark this process as a callback process."""
-    global _host, _is_copy
-    _host, _is_copy = os.getpid(), False
+    global _callback_process, _is_copy
+    _callback_process, _is_copy = os.getpid(), False
 
 
 def end_copy() -> None:
@@ -54,7 +54,7 @@ def end_copy() -> None:
 
     Forks by native code are detected by the process id.
     """
-    if _host and (_is_copy or os.getpid() != _host):
+    if _callback_process and (_is_copy or os.getpid() != _callback_process):
         end_process(1)
 
 

@@ -21,11 +21,11 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import is_whole
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.spark import environment
-from pipeline_platform.tasks.host.fork import Death, Give, Limit, Written, in_a_fork
-from pipeline_platform.tasks.host.isolation import Call, Tries
-from pipeline_platform.tasks.host.output import captured
-from pipeline_platform.tasks.host.progress import UNWATCHED, Progress, Watch, end_copy
-from pipeline_platform.tasks.host.step import Sink, Step
+from pipeline_platform.tasks.callback_process.fork import Death, Give, Limit, Written, in_a_fork
+from pipeline_platform.tasks.callback_process.isolation import Call, Tries
+from pipeline_platform.tasks.callback_process.output import captured
+from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Progress, Watch, end_copy
+from pipeline_platform.tasks.callback_process.step import Sink, Step
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.tally import Tally
 
@@ -50,13 +50,13 @@ class CallingStep(Step):
         """
         rows: list[pa.RecordBatch] = []
 
-        def host(progress: Progress, give: Give) -> None:
+        def serve(progress: Progress, give: Give) -> None:
             written = Written()
             for batch in self.here(share, progress):
                 written.write("", "", batch)
             give(written)
 
-        death = self._fork(host, lambda written: rows.extend(batch for *_, batch in written.batches))
+        death = self._fork(serve, lambda written: rows.extend(batch for *_, batch in written.batches))
         if death is None:
             # Only local files can be incomplete: object stores write objects atomically.
             files = Manifest.of(pa.Table.from_batches(rows)).files if rows and self.lake.is_local else []
@@ -109,13 +109,13 @@ class CallingStep(Step):
 
         _try_all(agenda, outcomes, each)
 
-    def _fork(self, host: Callable[[Progress, Give], None], take: Give) -> Death | None:
+    def _fork(self, serve: Callable[[Progress, Give], None], take: Give) -> Death | None:
         from pipeline_platform.control.store import ControlStoreError  # late: the testing kit needs no database
 
         def work(progress: Progress, give: Give) -> None:
             environment.restrict(self.variables)
             self.lake.leave_connections()
-            host(progress, give)
+            serve(progress, give)
 
         for _ in range(_FORKS):
             death = in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError))

@@ -19,7 +19,7 @@ from pipeline_platform.run.intake import common
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.by_position import checksum_of_all
-from pipeline_platform.tasks.handle import column_lane
+from pipeline_platform.tasks.handle import spark_lane
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ are more, all messages of the remaining ranges fail; a query with `try_cast` avo
 
 
 @dataclass(frozen=True)
-class FastLane:
+class SparkLane:
     """Handling of a receive in the Spark lane.
 
     Attributes:
@@ -110,12 +110,12 @@ class FastLane:
         (whole,) = divide(self.files, name, 1)
         is_limited = any(self.flow.control.rate_limiting(*limit) for limit in self.flow.rate_limits.items())
         if as_they_lie and not is_limited and self.work.lake.is_local:
-            received = column_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
+            received = spark_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
         else:
             pace = self.flow.pace()
             pace.portion(1)  # so that tasks need not look if there is no limit
             received = self._read(rows, pace)
-        write = column_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
+        write = spark_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
         manifest = self.work.write(self._query(received), write)
         expected = self._rows - unseen.total("aside")
         returned = manifest.total("returned_rows")
@@ -130,7 +130,7 @@ class FastLane:
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
             ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), "source", "message_id")
-            manifest += self.work.write(column_lane.not_returned(self.pipeline, received, ids), write)
+            manifest += self.work.write(spark_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - unseen.total("aside_checksum")
         if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
             raise PipelineError(
@@ -140,13 +140,13 @@ class FastLane:
         return manifest
 
     def _query(self, received: DataFrame) -> DataFrame:
-        handled = self.pipeline().handle_messages(column_lane.offered(received), self._context)
-        return column_lane.taken(self.pipeline, handled)
+        handled = self.pipeline().handle_messages(spark_lane.offered(received), self._context)
+        return spark_lane.taken(self.pipeline, handled)
 
     def _read(self, rows: Sequence[RowRange], pace: Pace) -> DataFrame:
         parts = spread(rows, self.flow.processors.concurrency)
-        read = column_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
-        return engine.frame(self.work.spark, read, len(parts), column_lane.RECEIVED)
+        read = spark_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
+        return engine.frame(self.work.spark, read, len(parts), spark_lane.RECEIVED)
 
     def _stopping(self, whole: Sequence[RowRange]) -> Iterator[tuple[int, int, Failure]]:
         """Find the rows that stop the query, by halving. Yield start, end and failure of each range."""

@@ -24,7 +24,14 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.tasks.host.progress import DELIVERED, RAISED, Progress, begin_host, end_copy, end_process
+from pipeline_platform.tasks.callback_process.progress import (
+    DELIVERED,
+    RAISED,
+    Progress,
+    begin_callback_process,
+    end_copy,
+    end_process,
+)
 
 _LOOKS = 10
 """Number of times that the parent checks a call within its time limit."""
@@ -176,7 +183,7 @@ def in_a_fork(
             gc.unfreeze()
     if child == 0:
         try:
-            _be_host(work, progress, out, parent, outside)
+            _be_callback_process(work, progress, out, parent, outside)
         finally:  # a signal handler of a callback may raise anywhere, but the child must never continue as the task
             end_process(1)
     out.close()
@@ -276,7 +283,7 @@ def _end_group(child: int) -> None:
         (os.killpg if sys.platform == "linux" else os.kill)(child, signal.SIGKILL)
 
 
-def _be_host(
+def _be_callback_process(
     work: Callable[[Progress, Give], None], progress: Progress, out: socket.socket, parent: int, outside: Errors
 ) -> None:
     """Run as the child. Only `_exit` ends it, so that no resource of the parent is cleaned up twice."""
@@ -292,7 +299,7 @@ def _be_host(
             socket.send_fds(out, [b"."], [file.fileno()])
 
     try:
-        begin_host()
+        begin_callback_process()
         end_with(parent)
         _go_first()
         work(progress, give)

@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline_platform import Batcher, Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform.tasks.callback_process import calling_step
+from pipeline_platform.tasks.callback_process.fork import Death, Give, Written, in_a_fork
+from pipeline_platform.tasks.callback_process.progress import Progress
 from pipeline_platform.tasks.handle.handle_messages import Handle
-from pipeline_platform.tasks.host import hosting
-from pipeline_platform.tasks.host.fork import Death, Give, Written, in_a_fork
-from pipeline_platform.tasks.host.progress import Progress
 from tests.fixtures.small_lake import (
     Memory,
     Row,
@@ -46,7 +46,7 @@ def fork_and(how):
         sys.exit(0)
     if how == "raise":
         raise ValueError("of the child")
-    # It returns, and goes on as a second copy of the host.
+    # It returns, and goes on as a second copy of the callback process.
 
 
 def spoil(what):
@@ -105,7 +105,7 @@ class Hostile(Pipeline):
         return messages
 
 
-def hosted(lake, *payloads, pipeline=Hostile):
+def in_callback_process(lake, *payloads, pipeline=Hostile):
     """Return the manifest of a task with a callback process."""
     source = Memory(deliveries_=numbered(*payloads))
     rows = ranges(received(lake, pipeline.name, source), pipeline.name)
@@ -118,7 +118,7 @@ INNOCENT = [b"1", b"2", b"3", b"fail", b"5", b"6"]
 @pytest.mark.parametrize("how", ["exit", "raise", "return", "unseen"])
 @pytest.mark.parametrize("callback", ["handle_message", "prepare_messages", "handle_failed"])
 def test_the_child_of_a_callback_that_forks_ends_before_it_touches_anything(lake, callback, how):
-    manifest = hosted(lake, *INNOCENT, f"{callback} fork {how}".encode(), *INNOCENT)
+    manifest = in_callback_process(lake, *INNOCENT, f"{callback} fork {how}".encode(), *INNOCENT)
     failed = 3 if callback == "handle_failed" else 2
     assert Counter(outcomes(lake, "hostile", manifest).values()) == {"handled": 13 - failed, "failed": failed}
     files = [(file.path, file.rows) for file in manifest.of_table("outcomes")]
@@ -129,7 +129,7 @@ def test_the_child_of_a_callback_that_forks_ends_before_it_touches_anything(lake
 @pytest.mark.parametrize("what", ["json", "arrow", "recursion", "files"])
 def test_a_message_that_damages_its_process_fails_alone(lake, what):
     payloads = [*INNOCENT, f"handle_message spoil {what}".encode(), *INNOCENT]
-    manifest = hosted(lake, *payloads)
+    manifest = in_callback_process(lake, *payloads)
     failed = {row["message_id"]: row for row in rows_of(lake, "hostile", manifest, "failed")}
     assert failed.keys() == {"m3", "m6", "m10"}
     assert (failed["m3"]["reason"], failed["m10"]["reason"]) == ("as told", "as told")
@@ -138,32 +138,32 @@ def test_a_message_that_damages_its_process_fails_alone(lake, what):
 
 
 def test_a_damaged_message_object_fails_alone(lake):
-    manifest = hosted(lake, b"1", b"broken", b"3")
+    manifest = in_callback_process(lake, b"1", b"broken", b"3")
     assert outcomes(lake, "hostile", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
 
 
 def test_a_batch_that_damages_its_process_fails_and_no_other(lake):
     payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
-    manifest = returned(batching(lake, Hostile, hosted(lake, *payloads), "called")(0))
+    manifest = returned(batching(lake, Hostile, in_callback_process(lake, *payloads), "called")(0))
     told = outcomes(lake, "hostile", manifest)
     assert {name for name, outcome in told.items() if outcome == "failed"} == {"m4", "m5", "m6", "m7"}
     assert len(told) == 10
 
 
 def test_a_file_that_differs_from_its_manifest_is_dropped(lake, monkeypatch):
-    real = hosting.in_a_fork
+    real = calling_step.in_a_fork
 
     def damaged(work, take, **options):
-        monkeypatch.setattr(hosting, "in_a_fork", real)
+        monkeypatch.setattr(calling_step, "in_a_fork", real)
         death = real(work, take, **options)
         (path,) = [entry.path for entry in os.scandir(_outcomes(lake))]
         with open(path, "ab") as file:
             file.write(b"of a stranger")
         return death
 
-    monkeypatch.setattr(hosting, "in_a_fork", damaged)
+    monkeypatch.setattr(calling_step, "in_a_fork", damaged)
 
-    manifest = hosted(lake, b"1", b"2")
+    manifest = in_callback_process(lake, b"1", b"2")
 
     assert outcomes(lake, "hostile", manifest) == {"m0": "handled", "m1": "handled"}
     (file,) = manifest.of_table("outcomes")
@@ -172,9 +172,11 @@ def test_a_file_that_differs_from_its_manifest_is_dropped(lake, monkeypatch):
 
 
 def test_a_crash_before_the_first_try_fails_no_message(lake, monkeypatch):
-    real, deaths = hosting.in_a_fork, [Death("signal 6")] * 2
-    monkeypatch.setattr(hosting, "in_a_fork", lambda *given, **more: deaths.pop() if deaths else real(*given, **more))
-    assert outcomes(lake, "hostile", hosted(lake, b"1")) == {"m0": "handled"}
+    real, deaths = calling_step.in_a_fork, [Death("signal 6")] * 2
+    monkeypatch.setattr(
+        calling_step, "in_a_fork", lambda *given, **more: deaths.pop() if deaths else real(*given, **more)
+    )
+    assert outcomes(lake, "hostile", in_callback_process(lake, b"1")) == {"m0": "handled"}
 
 
 def _outcomes(lake):
@@ -220,7 +222,7 @@ def test_an_exception_of_the_constructor_fails_the_task_and_no_message(lake):
             raise ConnectionError("no bank")
 
     with pytest.raises(RuntimeError, match="no bank"):
-        hosted(lake, b"1", pipeline=Away)
+        in_callback_process(lake, b"1", pipeline=Away)
 
 
 @pytest.mark.parametrize("times", [100, pytest.param(10_000, marks=pytest.mark.soak)])

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from pipeline_platform.tasks.host.fork import Death
+from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 BEGUN_AGAIN = 2
