@@ -269,7 +269,7 @@ def test_equal_resources_share_this_process_s_session_and_others_are_refused(war
         with closing(warm_spark.resource("brewery")) as second:
             assert second.spark_session is first.spark_session
         assert not first.spark_session.is_stopped, "the first resource is still using it"
-        with pytest.raises(RuntimeError, match="one at a time"), closing(warm_spark.resource()) as third:
+        with pytest.raises(RuntimeError, match="one session per process"), closing(warm_spark.resource()) as third:
             _ = third.spark_session
 
 
