@@ -112,7 +112,7 @@ def test_a_receive_is_finished_from_every_phase(filled, phase):
 
     assert finish_others(flow) == [receive.receive_id]
 
-    ended = Phase.ACKNOWLEDGED if phase in ("decided", "published") else Phase.GIVEN_UP
+    ended = Phase.ACKNOWLEDGED if phase in ("decided", "published") else Phase.FENCED
     assert ReceiveState(flow, receive.receive_id).phase is ended
     assert flow.ledger.unfinished() == []
     run(flow)
@@ -172,7 +172,7 @@ def test_a_crash_before_the_fence_leaves_the_receive_to_the_next_run(filled, mon
     with pytest.raises(SystemExit):
         finish_now(flow, first)
     run(flow)
-    assert ReceiveState(flow, first.receive_id).phase is Phase.GIVEN_UP
+    assert ReceiveState(flow, first.receive_id).phase is Phase.FENCED
     assert_each_once(flow)
 
 
