@@ -29,7 +29,7 @@ from pipeline_platform.lake.tables import (
 )
 
 _MARK_BITS = 2
-"""Bits of a transaction's version that contain its mark, DECIDED or FENCED. Release 0.3 kept an owner in the others."""
+"""Bits of a transaction's version that contain its mark, DECIDED or FENCED. Release 0.2 kept an owner in the others."""
 
 
 class FencedError(Exception):
@@ -60,7 +60,7 @@ class Transaction(NamedTuple):
 
     Attributes:
         mark: DECIDED, FENCED, or None if the table has no commit of the receive.
-        owner: Folder of manifests of a receive that a re-execution decided under release 0.3; 0 for any other.
+        owner: Folder of manifests of a receive that a re-execution decided under release 0.2; 0 for any other.
     """
 
     mark: int | None

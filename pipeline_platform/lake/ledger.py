@@ -35,7 +35,7 @@ class Receive(BaseModel, frozen=True):
         base: Version of `outcomes` before it received. The decision looks at later commits.
         replaces: Receives whose rows a replay replaces.
         started_at: Time at which it began.
-        owner: Folder of its manifests, if a re-execution decided it under release 0.3; 0 for any other receive.
+        owner: Folder of its manifests, if a re-execution decided it under release 0.2; 0 for any other receive.
         producer: Name of its producer; empty for the only producer, and for retries and replays.
         selection: Open failures that a retry selects.
         traceparent: W3C trace context of the run; empty without tracing.

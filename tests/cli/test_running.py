@@ -92,7 +92,7 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
         (["told", "--max-runs", "0"], "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
         (["told", "--reset", "--max-runs", "2"], "--reset cannot be combined with other options."),
         (["coasts", "--max-runs", "2"], "max_runs applies to a single producer. Name one of east, west"),
-        (["coasts", "--producer", "north", "--max-runs", "2"], "no producer has the name 'north'"),
+        (["coasts", "--producer", "north", "--max-runs", "2"], "has no producer 'north'"),
     ],
 )
 def test_scale_refuses_what_cannot_hold(cli, arguments, said):
