@@ -1,20 +1,17 @@
 """Checks of a pipeline's class when it is built, and of the pipelines of a deployment together."""
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, NoReturn
 
-from pydantic import BaseModel
-
 from pipeline_platform.model import cron
 from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
 from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.deprecated import OPTIONS as RENAMED
-from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.option_types import NAME, requirement_of, requirements_of
 from pipeline_platform.model.options import (
     Batcher,
     Processors,
@@ -25,25 +22,18 @@ from pipeline_platform.model.options import (
     Splitter,
     TableBatcher,
 )
-from pipeline_platform.model.partition import PARTITIONING, SOURCE, is_partitioning
+from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.model.strict_options import (
-    CRON,
-    DURATION,
     PipelineError,
     Requirement,
     did_you_mean,
-    is_duration,
     nearest,
     shown,
 )
 
 _Class = type[Any]
 """A subclass of `Pipeline` whose attributes are not checked yet."""
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_NAMED = "1 to 63 lower-case letters, digits and _, starting with a letter"
-_OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
-_OWNED = Requirement("an e-mail address or 'team:<name>'")
 _WITHIN = {
     field.alias or name: model.__name__
     for model in (Retry, Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
@@ -64,63 +54,14 @@ _DEFERRED: Mapping[Callable[[Any], bool], str] = {
 """Functions that do not return their result directly."""
 
 
-def _is(kind: Any) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind)
-
-
-def _is_share(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0 <= value <= 1)
-
-
-_OPTIONS: Mapping[str, tuple[Callable[[Any], object], Requirement]] = {
-    "name": (
-        lambda value: isinstance(value, str) and _NAME.fullmatch(value),
-        Requirement(_NAMED, "Change it: tables and assets are named after it."),
-    ),
-    "producer": (_is(Producer | None), Requirement("a Producer(...)")),
-    "producers": (_is(Mapping), Requirement("a dict of Producer(...) by name")),
-    "processors": (_is(Processors), Requirement("a Processors(...)")),
-    "retention": (_is(Retention), Requirement("a Retention(...)")),
-    "context": (_is(BaseModel | None), Requirement("an instance of a pydantic model", "Use, for example, Settings().")),
-    "max_failed_share": (_is_share, Requirement("None, or a share of failed messages from 0.0 to 1.0")),
-    "window_cron": (cron.is_cron, CRON),
-    "retry": (_is(Retry | None), Requirement("a Retry(max_attempts=...)")),
-    "dead_letters": (
-        lambda value: value is None or (type(value) is str and value),
-        Requirement("the key of a source among the resources", "Use, for example, 'orders_dead'."),
-    ),
-    "retry_schedule": (
-        lambda value: value is None or cron.is_cron(value),
-        Requirement(f"{CRON.must_be} or None", CRON.fix),
-    ),
-    "acks_immediately": (_is(bool), Requirement("True or False")),
-    "shutdown": (is_duration, DURATION),
-    "first_window": (
-        lambda value: value is None or (isinstance(value, datetime) and value.utcoffset() is not None),
-        Requirement("a datetime with a time zone", "Use, for example, datetime(2026, 1, 1, tzinfo=UTC)."),
-    ),
-    "telemetry": (
-        are_functions,
-        Requirement("a dict of functions by event, none of them async", f"Valid events: {', '.join(EVENTS)}."),
-    ),
-    "owners": (_is(list | tuple), Requirement("a tuple of owners", "Use, for example, ('team:data',).")),
-    "batchers": (_is(Mapping), Requirement("a dict of Batcher(...) and TableBatcher(schema=...) by name")),
-    "partition_by": (is_partitioning, PARTITIONING),
-}
-"""Requirement of each option of the class, with the function that tests it."""
-
-
 def check_class(cls: _Class, base: _Class) -> None:
     """Raise a `PipelineError` if a class is not a valid pipeline; `base` is `Pipeline` itself."""
     _check_names(cls, base)
-    for option, (fits, requirement) in _OPTIONS.items():
-        if not fits(value := getattr(cls, option, None)):
+    for option, requirement in requirements_of(base).items():
+        if not requirement.is_valid(value := getattr(cls, option, None)):
             _refuse(cls, option, requirement.error(value))
     _check_first_window(cls)
     _check_producers(cls)
-    for owner in cls.owners:
-        if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
-            _refuse(cls, "owners", f"an owner {_OWNED.error(owner)}")
     for callback in _callbacks(base):
         if _is_written(cls, base, callback):
             _check_shape(cls, callback, tuple(inspect.signature(vars(base)[callback]).parameters)[1:])
@@ -212,7 +153,7 @@ def _is_written(cls: _Class, base: _Class, callback: str) -> bool:
 
 def _check_names(cls: _Class, base: _Class) -> None:
     """Refuse attributes whose names resemble an option or a callback."""
-    options, callbacks = list(inspect.get_annotations(base)), _callbacks(base)
+    options, callbacks = requirements_of(base), _callbacks(base)
     classes = [parent for parent in cls.__mro__ if parent not in base.__mro__]
     for owner, name, value in ((parent, *item) for parent in classes for item in vars(parent).items()):
         if name.startswith("_") or name in options or name in callbacks or name in RENAMED:
@@ -302,14 +243,14 @@ def _check_producers(cls: _Class) -> None:
         fix = "Remove one of them, or unset an inherited one by producer = None or producers = {}."
         raise PipelineError(f"{cls.__qualname__}: must have either producer or producers, got both. {fix}")
     if not has_one and not cls.producers:
-        requirement = Requirement("a Producer(...)", "Set it, or set producers to a dict of producers by name.")
-        _refuse(cls, "producer", requirement.error(None))
+        fix = "Set it, or set producers to a dict of producers by name."
+        _refuse(cls, "producer", requirement_of(Producer)._replace(fix=fix).error(None))
     for name, producer in cls.producers.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            requirement = Requirement(_NAMED, "Change it: a sensor and limits are named after it.")
+        if not NAME.is_valid(name):
+            requirement = NAME._replace(fix="Change it: a sensor and limits are named after it.")
             _refuse(cls, "producers", f"a name {requirement.error(name)}")
         if not isinstance(producer, Producer):
-            _refuse(cls, f"producers[{name!r}]", Requirement("a Producer(...)").error(producer))
+            _refuse(cls, f"producers[{name!r}]", requirement_of(Producer).error(producer))
 
 
 def _check_lane(cls: _Class, base: _Class) -> None:
@@ -351,8 +292,8 @@ def _check_rescue(cls: _Class, base: _Class) -> None:
 def _check_batchers(cls: _Class, base: _Class) -> None:
     for batcher, options in cls.batchers.items():
         key = f"batchers[{batcher!r}]"
-        if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
-            must_be = f"{_NAMED}, and not {', '.join(sorted(RESERVED_TABLES))}"
+        if not NAME.is_valid(batcher) or batcher in RESERVED_TABLES:
+            must_be = f"{NAME.must_be}, and not {', '.join(sorted(RESERVED_TABLES))}"
             requirement = Requirement(must_be, "Change it: a table is named after it.")
             _refuse(cls, "batchers", f"a name {requirement.error(batcher)}")
         if not isinstance(options, Batcher | TableBatcher):
