@@ -1,10 +1,11 @@
 """Types of options with the rules for their values."""
 
+import inspect
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
@@ -77,12 +78,11 @@ Owners = Annotated[
 
 def requirements_of(cls: type) -> Mapping[str, Requirement]:
     """Return the rules of the options that a class declares as `ClassVar`, by name."""
-    hints = get_type_hints(cls, include_extras=True)
-    return {name: requirement_of(get_args(hint)[0]) for name, hint in hints.items()}
+    return {name: requirement_of(get_args(hint)[0]) for name, hint in inspect.get_annotations(cls).items()}
 
 
 def requirement_of(type_: Any) -> Requirement:
-    """Return the rule of an option with this type: the rule in its `Annotated`, or to be an instance of the type."""
+    """Return the rule of an option: the rule in its `Annotated` type, or to be a bool, options, or options by name."""
     if get_origin(type_) is Annotated:
         return next(each for each in get_args(type_) if isinstance(each, Requirement))
     if NoneType in get_args(type_):

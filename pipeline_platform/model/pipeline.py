@@ -1,7 +1,5 @@
 """Base class of pipelines; options and callbacks are checked when a subclass is built."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Mapping
 from datetime import timedelta
