@@ -13,7 +13,6 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
-from pipeline_platform.control.permits import take_at_once
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.model.safe_text import printable
 
@@ -91,12 +90,6 @@ class Throttle(Database):
         """
         if wanted < 1:
             raise ValueError(f"wanted must be at least 1, got {wanted}.")
-        if not self.is_sqlite:
-            with self.alone() as connection:
-                held, stops_at, now = take_at_once(connection, limits, wanted, stops, self.fixed_now)
-            left = {key: free for key, (_, free) in held.items() if free is not None}
-            if len(left) == len(held):  # else an interval has no row yet
-                return _granted({key: limit for key, (limit, _) in held.items()}, left, wanted, stops_at, now)
         with self.writing() as connection:
             hold, stops_at, now = self._look(connection, limits, stops)
             if not hold or (stops_at is not None and stops_at <= now):
