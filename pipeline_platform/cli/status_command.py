@@ -125,10 +125,7 @@ def _backlog(state: ProducerState) -> Rows:
     lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
     free = waiting._replace(messages=state.at_source)  # "in flight" counts the others
     backlog = f"unknown: {name} does not report it" if free.messages is None else f"{free} in {name}"
-    rows: Rows = {"backlog": backlog, "oldest": oldest, **lost}
-    if waiting.others is None:
-        rows["other deployments"] = "unknown: the source does not report other readers"
-    return rows
+    return {"backlog": backlog, "oldest": oldest, **lost}
 
 
 def _state(control: ControlStore, key: str, otherwise: str) -> Rows:
@@ -186,9 +183,7 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
         if isinstance(instance, Exception):
             raise instance
         records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
-        lost = [
-            record.dagster_run.run_id[:8] for record in records if never_begins(record, instance, datetime.now(UTC))
-        ]
+        lost = [record.dagster_run.run_id[:8] for record in records if never_begins(record, datetime.now(UTC))]
     except Exception as error:  # any error of the instance's storage; the other rows do not depend on it
         reason = str(error).partition("\n")[0]
         return {"runs in Dagster": Text(f"unavailable: {type(error).__name__}: {reason}", style="yellow")}

@@ -8,9 +8,10 @@ import dagster as dg
 from pydantic import Field
 
 from pipeline_platform.control.drain import drain
+from pipeline_platform.control.limits import changed_limit
 from pipeline_platform.control.overrides import check_overrides
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.options import Overrides, RateLimiting
+from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 
@@ -82,18 +83,23 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
     producers, key = pipeline.producers_of(config.producer), pipeline.limits_key(config.producer)
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
     check_overrides(pipeline, changes, config.producer)
-    limit = _limit(pipeline, control, config)
+    interval = None if config.interval_s is None else timedelta(seconds=config.interval_s)
+    limits = config.allowed_messages is not None or interval is not None
+    own = None
+    if limits:
+        if config.producer not in producers:
+            raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {', '.join(producers)}")
+        own = producers[config.producer].rate_limiting
+        before = own if config.reset else control.rate_limiting(key, own)
+        changed_limit(key, before, config.allowed_messages, interval)  # refuses it before anything is changed
     if config.reset:
         control.reset_overrides(pipeline, config.producer)
         for name in producers:
             control.set_rate_limiting(pipeline.limits_key(name), None)
     if now := str(control.override(pipeline, changes, config.producer)):
         log(f"{key}: set at run time: {now}")
-    if limit is not None:  # only the given parts: another process may set the other part at the same moment
-        own = producers[config.producer].rate_limiting
-        allowed, seconds = config.allowed_messages, config.interval_s
-        interval = None if seconds is None else timedelta(seconds=seconds)
-        control.update_rate_limiting(key, own, allowed_messages=allowed, interval=interval)
+    if limits:  # only the given parts: another process may set the other part at the same moment
+        control.update_rate_limiting(key, own, allowed_messages=config.allowed_messages, interval=interval)
     reason = config.reason or "changed in Dagster"
     match config.activity:
         case Activity.pause:
@@ -106,23 +112,3 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
         case Activity.drain:
             reason = config.reason or control.paused(key) or reason
             log(drain(control, pipeline, reason, config.producer, log=log))
-
-
-def _limit(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig) -> RateLimiting | None:
-    """Return the rate limit with the config's changes; None if it changes nothing."""
-    allowed, seconds, key = config.allowed_messages, config.interval_s, pipeline.limits_key(config.producer)
-    if allowed is None and seconds is None:
-        return None
-    producers = pipeline.producers_of(config.producer)
-    if config.producer not in producers:
-        raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {', '.join(producers)}")
-    own = producers[config.producer].rate_limiting
-    before = own if config.reset else control.rate_limiting(key, own)
-    if before is None and (allowed is None or seconds is None):
-        raise PipelineError(f"{key} has no rate limit. Set both allowed_messages and interval_s")
-    changed = {
-        **(before.model_dump() if before else {}),
-        **({} if allowed is None else {"allowed_messages": allowed}),
-        **({} if seconds is None else {"interval": timedelta(seconds=seconds)}),
-    }
-    return RateLimiting(**changed)
