@@ -183,7 +183,9 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
         if isinstance(instance, Exception):
             raise instance
         records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
-        lost = [record.dagster_run.run_id[:8] for record in records if never_begins(record, datetime.now(UTC))]
+        lost = [
+            record.dagster_run.run_id[:8] for record in records if never_begins(record, instance, datetime.now(UTC))
+        ]
     except Exception as error:  # any error of the instance's storage; the other rows do not depend on it
         reason = str(error).partition("\n")[0]
         return {"runs in Dagster": Text(f"unavailable: {type(error).__name__}: {reason}", style="yellow")}

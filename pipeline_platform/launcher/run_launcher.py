@@ -16,11 +16,12 @@ import signal
 import subprocess
 import threading
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 
-from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
+from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone, is_lost
 
 try:
     from pipeline_platform.launcher import internals
@@ -175,9 +176,9 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
             looked, self._has_looked_back = self._has_looked_back, True
         if looked:
             return
-        for run in self._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
-            if is_gone(run):
-                self._report_death(run.run_id, "ended")
+        for record in self._instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING])):
+            if is_gone(record.dagster_run) or is_lost(record, datetime.now(UTC)):
+                self._report_death(record.dagster_run.run_id, "ended")
 
     def _report_death(self, run_id: str, how: str) -> None:
         """Report a run whose process ended without reporting its end."""

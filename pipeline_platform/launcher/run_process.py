@@ -15,6 +15,10 @@ PROCESS_TAG = ".dagster/pipeline_platform/process"
 """Tag with the process of a run that `run_launcher` started. The UI hides tags with Dagster's own prefix."""
 LAUNCHER_TAG = ".dagster/pipeline_platform/launcher"
 """Tag with the process that launches a run, set first: the process of the run may take a minute to start."""
+MARKED_WITHIN = timedelta(seconds=10)
+"""Time within which a STARTING run gets the launcher's tag: Dagster calls the launcher just after that state."""
+_GRPC_TAG = ".dagster/grpc_info"
+"""Tag of a run that Dagster's own launcher is about to start."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +69,18 @@ def is_gone(run: dg.DagsterRun) -> bool | None:
     return not process.lives if process and process.is_here else None
 
 
+def is_lost(record: dg.RunRecord, now: datetime) -> bool:
+    """Whether the launcher of a run crashed before it set a tag, so that the run never starts."""
+    run = record.dagster_run
+    if run.status is not dg.DagsterRunStatus.STARTING or _GRPC_TAG in run.tags:
+        return False
+    is_marked = RunProcess.of(run) or RunProcess.of(run, LAUNCHER_TAG)
+    return not is_marked and now - record.update_timestamp.astimezone(UTC) > MARKED_WITHIN
+
+
 STARTS_WITHIN = timedelta(minutes=15)
 """Time after which a launched run without a claim counts as ended, if its process cannot be checked."""
+_MARKING = "StandbyRunLauncher"
 
 
 def end_claims(instance: dg.DagsterInstance, control: ControlStore, pipeline: str) -> None:
@@ -81,10 +95,15 @@ def end_claims(instance: dg.DagsterInstance, control: ControlStore, pipeline: st
             control.let_go(run.run_id)
 
 
-def never_begins(record: dg.RunRecord, now: datetime) -> bool:
+def never_begins(record: dg.RunRecord, instance: dg.DagsterInstance, now: datetime) -> bool:
     """Whether a run without a claim that Dagster counts as running will never request a claim."""
     run = record.dagster_run
     if run.status is dg.DagsterRunStatus.QUEUED:
         return False
     gone = is_gone(run)
-    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN if gone is None else gone
+    if gone is not None:
+        return gone
+    launcher = instance.get_ref().run_launcher_data if instance.is_persistent else None
+    if launcher and launcher.class_name == _MARKING and is_lost(record, now):
+        return True
+    return now - record.update_timestamp.astimezone(UTC) > STARTS_WITHIN

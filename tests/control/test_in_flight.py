@@ -1,5 +1,6 @@
 """Messages in flight: claims, and runs that may still claim."""
 
+import json
 import sqlite3
 import subprocess
 import time
@@ -187,6 +188,22 @@ def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(place,
     process.kill()
     process.wait()
     assert in_flight(Asked, place.instance, place.control) == InFlight()
+
+
+def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(tmp_path, at):
+    launcher = {"module": "pipeline_platform.launcher.run_launcher", "class": "StandbyRunLauncher"}
+    settings = {"run_launcher": launcher, "telemetry": {"enabled": False}}
+    (tmp_path / "dagster.yaml").write_text(json.dumps(settings))
+    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
+        place = Place(tmp_path, instance)
+        place.queued(tags(100), STARTING)
+        at(timedelta(seconds=2))
+        assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100)
+        at(timedelta(seconds=11))
+        assert in_flight(Asked, instance, place.control) == InFlight()
+
+        place.queued(tags(100, **{".dagster/grpc_info": "{}"}), STARTING)
+        assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100), "Dagster's own launcher started it"
 
 
 def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(place, process):

@@ -113,7 +113,7 @@ def runs_to_lease(
 def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
     """Whether a run without a claim will make one."""
     run, now = record.dagster_run, datetime.now(UTC)
-    return not never_begins(record, now) and _is_to_lease(run, pipeline, instance)
+    return not never_begins(record, instance, now) and _is_to_lease(run, pipeline, instance)
 
 
 def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
