@@ -83,7 +83,7 @@ def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:
                 started = time.perf_counter()
                 written = steps.batch_messages(flow, receive)
                 took[f"batches: {which} run"] = time.perf_counter() - started, 0.0
-                assert sum(manifest.total("handled") for manifest in written.values()) == BATCHED
+                assert sum(manifest.totals.handled.total() for manifest in written.values()) == BATCHED
                 steps.decide(flow, receive)
                 steps.publish(flow, receive)
                 steps.acknowledge(flow, receive)

@@ -91,7 +91,7 @@ run/steps.py: run/test_steps_again.py
     unpublished = _publish_others(flow, receive) if looks else [] => unpublished: list[str] = []
     def _acknowledge( >> state.expect_published(receive)
 run/steps.py: run/test_queue_faults.py
-    if left == answer.total("withheld") => if True
+    if left == answer.withheld => if True
 run/steps.py: run/test_retry.py
     if not letters.unsent: => if True:
 run/begin.py: run/test_drained.py
@@ -103,7 +103,7 @@ run/dead_letters.py: run/test_retry.py
 run/notifying.py: run/test_own_acknowledger.py
     flow.ledger.write(receive, NOTIFIED
 run/handling.py: run/test_steps_again.py
-    if received.total("redelivered") else [] => if False else []
+    if received.totals.redelivered else [] => if False else []
 control/claims.py: control/test_claims.py
     now = self.now(connection) >> lock(connection, whole(pipeline))
     if mine is None or run_id not in (None, mine.run_id) => if mine is None

@@ -68,7 +68,7 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict
         try:
             if begun := state.record:
                 step = next_steps.get(state.phase, "none: fenced or finished")
-                messages = messages or flow.ledger.manifest(begun).total("received")
+                messages = messages or flow.ledger.manifest(begun).totals.received
         except ReceiveError as error:
             step = str(error)
         started = begun.started_at if begun else claim.started_at if claim else None

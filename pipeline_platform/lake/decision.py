@@ -160,8 +160,7 @@ def _newest(manifest: Manifest) -> datetime | None:
 
     Look-ups rely on decisions being later than the publication of their messages, whatever the clock of a host shows.
     """
-    times = [notes["published_until"] for notes in manifest.notes if notes.get("published_until")]
-    return max(map(datetime.fromisoformat, times), default=None)
+    return max((report.published_until for report in manifest.reports if report.published_until), default=None)
 
 
 def fence(tables: Tables, receive: Receive) -> Receive | None:

@@ -167,7 +167,7 @@ class Ledger:
             manifest = self._read(self._path(receive, step))
             if not replaced.keys().isdisjoint(manifest):
                 files = [new for file in manifest if (new := replaced.get(file, file)) is not None]
-                self.write(receive, step, Manifest(files, manifest.notes))
+                self.write(receive, step, Manifest(files, manifest.reports))
 
     def remove(self, receive_id: str) -> None:
         """Remove a receive, which is finished or fenced."""

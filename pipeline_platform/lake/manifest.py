@@ -1,4 +1,4 @@
-"""Manifests: the files that tasks wrote, and their notes. A commit adds the files to their tables."""
+"""Manifests: the files that tasks wrote, and their reports. A commit adds the files to their tables."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
+
+from pipeline_platform.lake.task_report import TaskReport, Totals, from_json, from_notes
 
 
 class File(NamedTuple):
@@ -34,34 +37,39 @@ class File(NamedTuple):
 
 
 _WRITTEN = File._fields[:6]
-MANIFEST = pa.schema({name: pa.int64() if name in ("rows", "bytes") else pa.string() for name in (*_WRITTEN, "notes")})
-"""Columns of the result of a task: a row for each file, and a row without a path, with the task's notes as JSON."""
+MANIFEST = pa.schema({name: pa.int64() if name in ("rows", "bytes") else pa.string() for name in (*_WRITTEN, "report")})
+"""Columns of the result of a task: a row for each file, and a row without a path, with the task's report as JSON."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """The files and notes of any number of tasks."""
+    """The files and reports of any number of tasks."""
 
     files: list[File] = field(default_factory=list)
-    notes: list[dict[str, Any]] = field(default_factory=list)
+    reports: list[TaskReport] = field(default_factory=list)
 
     @classmethod
     def of(cls, table: pa.Table) -> Manifest:
         """Read the results of tasks."""
         rows = table.to_pylist()
-        return cls(
-            [File(*(row[name] for name in _WRITTEN)) for row in rows if row["path"]],
-            [json.loads(row["notes"]) for row in rows if row["notes"]],
-        )
+        files = [File(*(row[name] for name in _WRITTEN)) for row in rows if row["path"]]
+        if "notes" in table.column_names:  # of release 0.2
+            return cls(files, [from_notes(json.loads(row["notes"])) for row in rows if row["notes"]])
+        return cls(files, [from_json(row["report"]) for row in rows if row["report"]])
 
     def to_arrow(self) -> pa.Table:
         """Return the manifest as a table that `of` can read."""
-        notes = [{"notes": json.dumps(note)} for note in self.notes]
-        return pa.Table.from_pylist([*(file._asdict() for file in self.files), *notes], schema=MANIFEST)
+        reports = [{"report": report.to_json()} for report in self.reports]
+        return pa.Table.from_pylist([*(file._asdict() for file in self.files), *reports], schema=MANIFEST)
 
     def __add__(self, other: Manifest) -> Manifest:
-        """Return a manifest with the files and notes of both."""
-        return Manifest([*self.files, *other.files], [*self.notes, *other.notes])
+        """Return a manifest with the files and reports of both."""
+        return Manifest([*self.files, *other.files], [*self.reports, *other.reports])
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Sum of the reports."""
+        return Totals.of(self.reports)
 
     def of_table(self, table: str) -> list[File]:
         """Return the files of one table, in the order in which they were written."""
@@ -70,14 +78,6 @@ class Manifest:
     def rows(self, table: str) -> int:
         """Return the number of rows written for one table."""
         return sum(file.rows for file in self.of_table(table))
-
-    def total(self, note: str) -> int:
-        """Return the sum of a number in the tasks' notes."""
-        return sum(int(notes.get(note, 0)) for notes in self.notes)
-
-    def most(self, note: str) -> int:
-        """Return the maximum of a number in the tasks' notes, 0 without notes."""
-        return max((int(notes.get(note, 0)) for notes in self.notes), default=0)
 
     def __iter__(self) -> Iterator[File]:
         """Iterate over all files."""

@@ -16,10 +16,11 @@ from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
 from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import write_rows
 
 DROPPED = "dropped"
-"""Name of the manifest and of the note with the number of messages that other receives decided."""
+"""Name of the manifest with the number of messages that other receives decided."""
 
 _KEY = ("source", "message_id")
 
@@ -49,7 +50,7 @@ class OthersDecisions:
         keys = pc.unique(pa.concat_arrays(lost))
         if len(keys):
             # Written first: if it exists, the acknowledgement publishes the other receives.
-            self._ledger.write(self._receive, DROPPED, Manifest(notes=[{DROPPED: len(keys)}]))
+            self._ledger.write(self._receive, DROPPED, Manifest(reports=[TaskReport(dropped=len(keys))]))
             drop_rows(self._tables, self._ledger, self._receive, keys, on_success=self._on_success)
         return len(keys)
 

@@ -8,13 +8,14 @@ import uuid
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.portions import halves
 
 ROW_GROUP_ROWS = 65_536
@@ -95,14 +96,14 @@ class Writer:
             self._files[file.number] = file.close()
         del self._open[table, window]
 
-    def close(self, **notes: Any) -> Manifest:
-        """Close all files; return them in the order of creation, with the task's notes."""
+    def close(self, report: TaskReport | None = None) -> Manifest:
+        """Close all files; return them in the order of creation, with the task's report."""
         for table, window in list(self._open):
             self._close(table, window)
         # Staged files need no sync: they are lost together with their undecided receive.
         self._lake.sync(*(path for path in self._paths if "/_receives/" not in path))
         self._paths.clear()
-        return Manifest([file for file in self._files if file], [notes])
+        return Manifest([file for file in self._files if file], [report] if report else [])
 
     def __enter__(self) -> Self:
         """Return the writer itself."""

@@ -155,38 +155,39 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     """Calls `handle_message` for each message, in Spark tasks. A failure concerns one message only."""
     manifest = steps.handle_messages(flow, receive)
     log_output(context, manifest)
-    staged = sum(manifest.total(f"staged:{name}") for name in flow.pipeline.batchers)
-    handled, failed = manifest.total("handled"), manifest.total("failed")
+    totals = manifest.totals
+    handled, failed, staged = totals.handled.total(), totals.failed.total(), totals.staged.total()
     context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
-    if given_back := manifest.total("given_back"):
-        context.log.warning(f"Stopping: released {given_back} unstarted messages to the source")
+    if totals.released:
+        context.log.warning(f"Stopping: released {totals.released} unstarted messages to the source")
 
 
 def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Calls `handle_batch` for batches of messages, all batchers in parallel."""
     for batcher, manifest in steps.batch_messages(flow, receive).items():
         log_output(context, manifest)
-        batches, handled, failed = map(manifest.total, ("batches", "handled", "failed"))
-        context.log.info(f"{batcher}: batches {batches}, handled {handled}, failed {failed}")
+        totals = manifest.totals
+        handled, failed = totals.handled.total(), totals.failed.total()
+        context.log.info(f"{batcher}: batches {totals.batches}, handled {handled}, failed {failed}")
 
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Reports the failures of all stages: recorded as failed messages, or returned to the source."""
     log_output(context, flow.ledger.manifest(receive, batching.PARENTS))
-    manifest = flow.ledger.manifest(receive)
-    if figures := reporting.of_failures(manifest):
+    totals = flow.ledger.manifest(receive).totals
+    if figures := reporting.of_failures(totals):
         context.add_output_metadata(figures)
-        sample = (row["message_id"] for notes in manifest.notes for row in notes.get("sample", ()))
-        some_id = shlex.quote(printable(next(sample, "<message id>")))
+        message_id = totals.sample[0].message_id if totals.sample else "<message id>"
+        some_id = shlex.quote(printable(message_id))
         context.log.info(
             f"failures: `pipeline-platform failures list {flow.pipeline.name}`; the whole life of one: "
             f"`pipeline-platform trace {flow.pipeline.name} {some_id}`"
         )
-    if rescued := manifest.total("rescued"):
-        context.log.info(f"handle_failed rescued {rescued} messages")
-    if kept := manifest.total("not_rescued"):
+    if totals.rescued:
+        context.log.info(f"handle_failed rescued {totals.rescued} messages")
+    if totals.not_rescued:
         context.log.warning(
-            f"handle_failed returned {kept} failed messages as ok; they stay failed. Rescuing needs "
+            f"handle_failed returned {totals.not_rescued} failed messages as ok; they stay failed. Rescuing needs "
             "Processors(rescue=True), or Batcher(rescue=True) of their batcher; crashes and timeouts are never rescued"
         )
 

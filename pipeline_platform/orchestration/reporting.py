@@ -14,6 +14,7 @@ from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
@@ -26,22 +27,18 @@ _NAMED = 20
 """Maximum number of batch keys in metadata."""
 _LEVELS = logging.getLevelNamesMapping()
 _VERSION = "dagster/data_version"
-_OUTCOMES = ("handled", "failed", "returned", "duplicates")
 
 
-def of_failures(manifest: Manifest) -> dict[str, Any]:
+def of_failures(totals: Totals) -> dict[str, Any]:
     """Return metadata about failures: counts, reasons, and a sample without payloads."""
-    failed, returned = manifest.total("failed"), manifest.total("returned")
+    failed, returned = totals.failed.total(), totals.returned.total()
     if not failed + returned:
         return {}
-    reasons: Counter[str] = Counter()
-    for notes in manifest.notes:
-        reasons.update(notes.get("reasons", {}))
-    sample = [row for notes in manifest.notes for row in notes.get("sample", [])][:10]
-    counts = [{"reason": reason, "messages": count} for reason, count in reasons.most_common(10)]
+    sample = [failure._asdict() for failure in totals.sample[:SAMPLE]]
+    counts = [{"reason": reason, "messages": count} for reason, count in totals.reasons.most_common(SAMPLE)]
     return {
         "failed": failed,
-        **({"became dead": dead} if (dead := manifest.total("dead")) else {}),
+        **({"became dead": totals.dead} if totals.dead else {}),
         "returned": returned,
         "reasons": table(counts, "reason", "messages"),
         "failures": table(sample, "message_id", "stage", "kind", "reason", "attempt"),
@@ -101,28 +98,32 @@ def _report(
     replaces: bool,
 ) -> None:
     windows, batchers = context.partition_keys, list(flow.pipeline.batchers)
-    received, failures = _rows_by_window(manifest.of_table("messages")), of_failures(manifest)
+    totals = manifest.totals
+    received, failures = _rows_by_window(manifest.of_table("messages")), of_failures(totals)
     for name in ("messages", *batchers, "failed"):
         asset, stored_in = dg.AssetKey([flow.pipeline.name, name]), flow.tables[name]
         with stored_in.look() as handle:
             stored = _rows_by_window(stored_in.files(handle, windows))
         rows = _rows_by_window(manifest.of_table(name))
         # Handled messages have batch keys, failures have none.
-        keys = _batch_keys(manifest, {"messages": batchers, "failed": []}.get(name, [name]))
+        keys = _batch_keys(totals, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
             still_open = open_failures.get(window, NONE).open
             of_table = {
                 "messages": {
                     "received": received[window],
                     **failures,  # totals of the run, overwritten below by counts of the window
-                    **{outcome: manifest.total(f"{outcome}@{window}") for outcome in _OUTCOMES},
+                    "handled": totals.handled[window],
+                    "failed": totals.failed[window],
+                    "returned": totals.returned[window],
+                    "duplicates": totals.duplicates[window],
                     **run,
                 },
                 "failed": {
                     "open": still_open,
                     "dead": open_failures.get(window, NONE).dead,
                     **failures,
-                    "failed": manifest.total(f"failed@{window}"),
+                    "failed": totals.failed[window],
                 },
             }
             metadata = {
@@ -163,10 +164,10 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
     seconds = (datetime.now(UTC) - receive.started_at).total_seconds()
     return {
         "demand": receive.demand,
-        "batches": manifest.total("batches"),
-        "messages per second": round(manifest.total("received") / seconds, 1) if seconds else 0.0,
+        "batches": manifest.totals.batches,
+        "messages per second": round(manifest.totals.received / seconds, 1) if seconds else 0.0,
         "seconds": round(seconds, 3),
-        **{f"seconds: {step}": round(value, 3) for step, value in _took(manifest).items()},
+        **{f"seconds: {report.step}": round(report.seconds, 3) for report in manifest.reports if report.step},
         "origin": receive.origin,
         "receive_id": receive.receive_id,
         **({"producer": receive.producer} if receive.producer else {}),
@@ -180,24 +181,18 @@ def _rows_by_window(files: Sequence[Any]) -> Counter[str]:
     return rows
 
 
-def _took(manifest: Manifest) -> dict[str, float]:
-    return {notes["step"]: notes["took"] for notes in manifest.notes if "step" in notes}
-
-
-def _batch_keys(manifest: Manifest, batchers: Sequence[str]) -> dict[str, int]:
+def _batch_keys(totals: Totals, batchers: Sequence[str]) -> dict[str, int]:
     """Return the number of messages by batch key, for the most frequent keys of some batchers."""
-    keys: Counter[str] = Counter()
-    for notes in manifest.notes:
-        for batcher in batchers:
-            keys.update(notes.get("keys", {}).get(batcher, {}))
+    keys = sum((totals.batch_keys.get(batcher, Counter()) for batcher in batchers), Counter[str]())
     return dict(keys.most_common(_NAMED))
 
 
 def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
     """Return why a run is to fail: a retry left failures out, or too many messages failed; None if it succeeds."""
-    if receive and (left := intake_of(flow, receive).left_out(receive, manifest.total("given_back"))):
+    if receive and (left := intake_of(flow, receive).left_out(receive, manifest.totals.released)):
         return left
-    failed, received, allowed = manifest.total("failed"), manifest.total("received"), flow.pipeline.max_failed_share
+    failed, received = manifest.totals.failed.total(), manifest.totals.received
+    allowed = flow.pipeline.max_failed_share
     if allowed is None or failed <= allowed * received:
         return None
     bound = f"more than max_failed_share allows ({allowed})"
@@ -209,12 +204,10 @@ def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:
 
     Each line is prefixed, so that output cannot imitate lines of the log.
     """
-    for notes in manifest.notes:
-        if "said" in notes:
-            more = f"{notes['unsaid']:,} more lines are in Spark's log" if notes["unsaid"] else ""
-            who = notes.get("who", f"callbacks of task {notes.get('task', '?')}")
-            for level, lines in groupby(_levels(f"{notes['said']}{more}"), itemgetter(0)):
-                context.log.log(level, "\n".join([f"Output of {who}:", *(f"| {line}" for _, line in lines)]))
+    for output in manifest.totals.output:
+        more = f"{output.more:,} more lines are in Spark's log" if output.more else ""
+        for level, lines in groupby(_levels(f"{output.text}{more}"), itemgetter(0)):
+            context.log.log(level, "\n".join([f"Output of {output.author}:", *(f"| {line}" for _, line in lines)]))
 
 
 def _levels(text: str) -> Iterator[tuple[int, str]]:

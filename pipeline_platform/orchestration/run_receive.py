@@ -150,7 +150,7 @@ def _received(
     context.instance.add_run_tags(context.run.run_id, begun)
     with working_step(flow, receive, context):
         manifest = steps.receive_messages(flow, receive)
-        context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.total("received"))})
+        context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.totals.received)})
     return flow, receive
 
 

@@ -7,6 +7,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import whole
 from pipeline_platform.lake.rewriting import drop_rows
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.message import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.run.flow import Flow
@@ -45,20 +46,19 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     batches = planned.of_table(plan_table(receive_id, batcher))
     tasks = min(most, sum(file.rows for file in batches))
     handle = HandleBatches(**shared, batcher=batcher, staged=ranges, plan=whole(batches, name), tasks=tasks)
-    output = ("said", "unsaid", "who")
-    said = Manifest(notes=[{name: notes[name] for name in output} for notes in planned.notes if "said" in notes])
-    return said + work.run(handle, tasks)
+    output = [TaskReport(output=planned.totals.output)] if planned.totals.output else []
+    return Manifest(reports=output) + work.run(handle, tasks)
 
 
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
     """Return the files of undecided messages with children; empty until all batchers have handled their batches."""
     parents = handled.of_table(parents_table(receive.receive_id))
-    if not parents or flow.ledger.manifest(receive, PARENTS).notes:
+    if not parents or flow.ledger.manifest(receive, PARENTS).reports:
         return []
     staged = {file.table.rpartition("/")[2] for file in handled if "/" in file.table}
     waiting = {name for name in staged if not name.startswith("_")}
     # If the pipeline no longer has one of these batchers, its messages cannot be decided.
-    return parents if all(flow.ledger.manifest(receive, f"batch-{name}").notes for name in waiting) else []
+    return parents if all(flow.ledger.manifest(receive, f"batch-{name}").reports for name in waiting) else []
 
 
 def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manifest:

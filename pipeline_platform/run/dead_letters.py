@@ -10,6 +10,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.patience import patiently
 
@@ -43,7 +44,7 @@ def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
 
     Errors are returned, not raised: the messages are in `failed` in any case.
     """
-    target, dead, before = flow.dead_letters, manifest.total("dead"), manifest.total(SENT)
+    target, dead, before = flow.dead_letters, manifest.totals.dead, manifest.totals.letters
     if target is None or not dead:
         return Letters()
     sent = before
@@ -53,7 +54,7 @@ def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
             metadata = labelled if any(labelled) else None
             patiently(partial(target.send, payloads, metadata), target.patience)
             sent += len(payloads)
-            flow.ledger.write(receive, SENT, Manifest(notes=[{SENT: sent}]))
+            flow.ledger.write(receive, SENT, Manifest(reports=[TaskReport(letters=sent)]))
     except Exception as error:  # connectors may raise anything, and decided messages are acknowledged in any case
         reason = f"dead letters to {target.name}: {type(error).__name__}: {error}"
         return Letters(sent - before, max(1, dead - sent), reason)

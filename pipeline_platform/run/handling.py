@@ -7,6 +7,7 @@ from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
+from pipeline_platform.lake.task_report import earliest
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.spark_lane import SparkLane
@@ -24,9 +25,9 @@ _WAITED = 0.1
 def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     """Handle the received messages of a manifest, and return the manifest of the written files."""
     files = received.of_table("messages")
-    repeats = _look_up(flow, receive, files, _oldest(received)) if received.total("redelivered") else []
+    repeats = _look_up(flow, receive, files, _oldest(received)) if received.totals.redelivered else []
     if flow.pipeline.uses_columns():
-        return SparkLane(flow, receive, files, repeats).handle(received.most("largest"))
+        return SparkLane(flow, receive, files, repeats).handle(max(report.largest for report in received.reports))
     pace = flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None)
     if flow.pipeline.partitioning() is not None:
         return _in_order(flow, receive, files, repeats, pace)
@@ -50,7 +51,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
     manifest = work.run(find, len(parts))
     found = manifest.of_table(found_table(receive_id))
-    manifest = Manifest([file for file in manifest if file not in found], manifest.notes)
+    manifest = Manifest([file for file in manifest if file not in found], manifest.reports)
     if not found:
         return manifest
     messages = sum(file.rows for file in found)
@@ -83,10 +84,10 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
             portion = max(portion, more)
         end = min(first + portion, messages)
         manifest = step(first, end)
-        waited, took = (sum(notes.get(name, 0.0) for notes in manifest.notes) for name in ("waited", "seconds"))
+        took = sum(report.seconds for report in manifest.reports)
         # If tasks do not wait for permits, portions are unnecessary: make them larger.
-        more = 2 * portion if waited < _WAITED * took else 0
-        if manifest.total("given_back"):  # later messages of a partition must not overtake released messages
+        more = 2 * portion if manifest.totals.waited < _WAITED * took else 0
+        if manifest.totals.released:  # later messages of a partition must not overtake released messages
             pace.end()
         first, done = end, done + manifest
     return done
@@ -118,6 +119,4 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
 
 def _oldest(received: Manifest) -> datetime | None:
     """Return the publication time of the oldest redelivered message; None if the source does not report it."""
-    times = [notes.get("redelivered_since") for notes in received.notes if notes.get("redelivered")]
-    known = [datetime.fromisoformat(time) for time in times if time is not None]
-    return min(known) if known and len(known) == len(times) else None
+    return earliest([report.redelivered_since for report in received.reports if report.redelivered])

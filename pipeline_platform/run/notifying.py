@@ -1,11 +1,12 @@
 """Calls of the pipeline's own `acknowledge` for decided messages, before they are acknowledged."""
 
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide, whole
-from pipeline_platform.lake.rewriting import DROPPED
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
@@ -38,7 +39,7 @@ def waits(flow: Flow, receive: Receive) -> bool:
     if not flow.ledger.manifest(receive).of_table("outcomes"):
         return False
     before = flow.ledger.manifest(receive, NOTIFIED)
-    return not before.notes or before.total("unheard") > 0
+    return not before.reports or before.totals.not_taken > 0
 
 
 def notify(flow: Flow, receive: Receive) -> NotTaken:
@@ -49,31 +50,26 @@ def notify(flow: Flow, receive: Receive) -> NotTaken:
     if not waits(flow, receive):
         return NotTaken()
     manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, NOTIFIED)
-    name, spans = flow.pipeline.name, _spans(before)
-    all_decided = not any(manifest.total(others) for others in ("returned", "duplicates", DROPPED))
+    name, notified, totals = flow.pipeline.name, _merged(before.totals.notified), manifest.totals
+    all_decided = not (totals.returned.total() or totals.duplicates.total() or totals.dropped)
     outcomes = [] if all_decided else whole(manifest.of_table("outcomes"), name)
     failed = whole(manifest.of_table("failed"), name)
     files = manifest.of_table("messages")
     calls = -(-sum(file.rows for file in files) // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))
-    task = NotifyAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=spans)
+    task = NotifyAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=notified)
     written = flow.work(receive.receive_id, NOTIFIED).run(task, len(parts))
-    flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [{"heard": spans}, *written.notes]))
+    flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [TaskReport(notified=notified), *written.reports]))
     rows = whole(written.of_table(not_taken_table(receive.receive_id)), name)
-    errors = tuple(why for notes in written.notes for why in notes.get("unheard_why", []))
-    return NotTaken(written.total("unheard"), tuple(rows), errors, written)
+    return NotTaken(written.totals.not_taken, tuple(rows), tuple(written.totals.errors), written)
 
 
-def _spans(manifest: Manifest) -> dict[str, list[Stretch]]:
-    """Return the positions that `acknowledge` was notified of by `ack_ref`, as merged ranges."""
-    found: dict[str, list[Stretch]] = {}
-    for notes in manifest.notes:
-        for ack_ref, spans in notes.get("heard", {}).items():
-            found.setdefault(ack_ref, []).extend((first, end) for first, end in spans)
+def _merged(notified: Mapping[str, Sequence[Stretch]]) -> dict[str, list[Stretch]]:
+    """Return ranges of positions by `ack_ref`, with adjoining ranges merged."""
     merged: dict[str, list[Stretch]] = {}
-    for ack_ref, spans in found.items():
+    for ack_ref, ranges in notified.items():
         joined = merged[ack_ref] = list[Stretch]()
-        for first, end in sorted(spans):
+        for first, end in sorted(ranges):
             if joined and first <= joined[-1][1]:
                 joined[-1] = joined[-1][0], max(end, joined[-1][1])
             else:

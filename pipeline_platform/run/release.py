@@ -49,7 +49,7 @@ def _keep_forgotten(flow: Flow, fenced: Receive) -> Receive:
     messages = sum(file.rows for file in received)
     kept = flow.work(receive.receive_id, "release").run(task, len(parts), messages)
     raw = kept.of_table("messages")
-    flow.ledger.write(receive, "handle", Manifest([file for file in kept if file not in raw], kept.notes))
+    flow.ledger.write(receive, "handle", Manifest([file for file in kept if file not in raw], kept.reports))
     flow.ledger.write(receive, "receive", Manifest(raw))
     decision.decide(flow.tables, flow.ledger, receive, on_success=source.on_success)
     return receive

@@ -7,6 +7,7 @@ from typing import Any, Concatenate, ParamSpec
 
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.telemetry.configuration import export
@@ -15,8 +16,8 @@ from pipeline_platform.telemetry.tracing import within
 
 P = ParamSpec("P")
 
-_COUNTED = ("began", "seconds", "task", "received", "batches", "handled", "failed", "returned", "acknowledged")
-"""Fields to emit about a task, if they are known."""
+_COUNTED = ("received", "batches", "handled", "failed", "returned", "acknowledged")
+"""Counts to emit about a task that are not zero."""
 
 
 def emitting_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[Concatenate[Flow, P], Receive]:
@@ -46,13 +47,15 @@ def emitting(name: str, flow: Flow, receive: Receive, **fields: Any) -> Iterator
 
 def add_counts(event: Span, name: str, manifest: Manifest) -> None:
     """Add the counts of a step's manifest and of each of its tasks."""
-    counts = {key: manifest.total(key) for key in EVENTS[name].stop if key not in ("tasks", "staged")}
-    if "staged" in EVENTS[name].stop:
-        noted = (item for notes in manifest.notes for item in notes.items())
-        counts["staged"] = sum(count for key, count in noted if key.startswith("staged:"))
-    event.add(**counts, tasks=tasks_of(manifest))
+    counts = manifest.totals.counts()
+    event.add(**{key: counts[key] for key in EVENTS[name].stop if key != "tasks"}, tasks=tasks_of(manifest))
 
 
 def tasks_of(manifest: Manifest) -> Sequence[dict[str, Any]]:
     """Return the start, duration and counts of each task of a step."""
-    return [{name: notes[name] for name in _COUNTED if name in notes} for notes in manifest.notes if "began" in notes]
+    return [_counts_of(report) for report in manifest.reports if report.began is not None]
+
+
+def _counts_of(task: TaskReport) -> dict[str, Any]:
+    counts = {name: count for name, count in task.counts().items() if count and name in _COUNTED}
+    return {"task": task.task, "began": task.began, "seconds": task.seconds, **counts}

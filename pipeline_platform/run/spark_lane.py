@@ -117,8 +117,8 @@ class SparkLane:
             received = self._read(rows, pace)
         write = spark_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
         manifest = self.work.write(self._query(received), write)
-        expected = self._rows - unseen.total("aside")
-        returned = manifest.total("returned_rows")
+        expected = self._rows - unseen.totals.positions
+        returned = manifest.totals.positions
         if returned > expected:
             raise PipelineError(
                 f"{name}: handle_messages returned {returned:,} rows for {expected:,} messages. Return each only once"
@@ -131,8 +131,8 @@ class SparkLane:
             ]
             ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), "source", "message_id")
             manifest += self.work.write(spark_lane.not_returned(self.pipeline, received, ids), write)
-        left = checksum_of_all(self._rows) - unseen.total("aside_checksum")
-        if manifest.total("returned_rows") != expected or (manifest.total("checksum") - left) % 2**64:
+        left = checksum_of_all(self._rows) - unseen.totals.checksum
+        if manifest.totals.positions != expected or (manifest.totals.checksum - left) % 2**64:
             raise PipelineError(
                 f"{name}: handle_messages returned some messages more than once. Join only with tables that have one "
                 "row per key, and do not use explode"

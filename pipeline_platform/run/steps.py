@@ -13,7 +13,7 @@ from pipeline_platform.lake.decision import Decision, FencedError, UnhandledErro
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
-from pipeline_platform.lake.rewriting import DROPPED
+from pipeline_platform.lake.task_report import SAMPLE, TaskReport
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import batching, dead_letters, handling, notifying
@@ -82,7 +82,7 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     with working(flow, receive):
         read = partial(_read, flow, receive)
         manifest = _step(flow, receive, "receive", "receive", read, demand=receive.demand)
-        flow.control.adjust(receive.receive_id, manifest.total("received"))
+        flow.control.adjust(receive.receive_id, manifest.totals.received)
     return manifest
 
 
@@ -111,11 +111,11 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
     received, before = (flow.ledger.manifest(receive, step) for step in ("receive", "handle"))
     if not received.of_table("messages"):
         return Manifest()
-    if before.notes:
+    if before.reports:
         return before
     with working(flow, receive):
         manifest = _step(flow, receive, "handle", "handle", partial(handling.handle, flow, receive, received))
-    if (not_begun := manifest.total("given_back")) and intake_of(flow, receive).is_whole:
+    if (not_begun := manifest.totals.released) and intake_of(flow, receive).is_whole:
         fence_and_release(flow, receive)
         flow.control.end(receive.receive_id)
         raise PipelineError(
@@ -142,7 +142,7 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
     names = batchers or [name for name, batcher in options.items() if isinstance(batcher, Batcher)]
     written = {name: flow.ledger.manifest(receive, f"batch-{name}") for name in names}
     staged = [name for name in names if handled.of_table(staged_table(receive.receive_id, name))]
-    left = [name for name in staged if not written[name].notes]
+    left = [name for name in staged if not written[name].reports]
 
     def batch(name: str, most_tasks: int | None) -> None:
         work = partial(batching.batch, flow, receive, handled, name, most_tasks)
@@ -165,7 +165,7 @@ def _step(flow: Flow, receive: Receive, step: str, name: str, work: Callable[[],
     started = time.monotonic()
     with emitting(name, flow, receive, **fields) as event:
         manifest = work()
-        timed = Manifest(manifest.files, [*manifest.notes, {"step": step, "took": time.monotonic() - started}])
+        timed = manifest + Manifest(reports=[TaskReport(step=step, seconds=time.monotonic() - started)])
         flow.ledger.write(receive, step, timed)
         add_counts(event, name, timed)
     return timed
@@ -221,31 +221,32 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
 
 def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event: Span) -> Acknowledgement:
     manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
+    totals = manifest.totals
     files = manifest.of_table("outcomes") if intake.is_outside else []
     state = ReceiveState(flow, receive.receive_id)
     if receive.demand and (manifest.files or state.phase is not Phase.LEASED):
         _expect_published(state, receive)
     letters = dead_letters.send(flow, receive, manifest)
     not_taken = notifying.notify(flow, receive) if files else NotTaken()
-    looks = manifest.total("duplicates") or manifest.total(DROPPED)
+    looks = totals.duplicates.total() or totals.dropped
     unpublished = _publish_others(flow, receive) if looks else []
-    answer, messages = Manifest(), sum(file.rows for file in files)
+    written, messages = Manifest(), sum(file.rows for file in files)
     source = intake.source
     if files and source.acknowledges_by_id:
         # A connection that is lost between two parts would have one of them counted that it gives out again.
         parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
         task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), not_taken.rows)
         work = flow.work(receive.receive_id, "acknowledge")
-        answer = work.run(task, len(parts), messages if source.in_tasks else 0)
-    event.add(tasks=tasks_of(answer))
-    acknowledged, lost = answer.total("acknowledged"), answer.total("lost")
+        written = work.run(task, len(parts), messages if source.in_tasks else 0)
+    event.add(tasks=tasks_of(written))
+    answer = written.totals
+    acknowledged, lost = answer.acknowledged, answer.lost
     is_over = source.acknowledges_by_id or not unpublished
     if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
         acknowledged = messages  # by `finish`
     left = messages - acknowledged - lost
-    answered = (error for notes in answer.notes for error in notes["errors"])
-    errors = [error for error in (letters.error, *not_taken.errors, *answered) if error]
-    if left == answer.total("withheld"):  # those are delivered again
+    errors = [error for error in (letters.error, *not_taken.errors, *answer.errors) if error]
+    if left == answer.withheld:  # those are delivered again
         try:
             patiently(lambda: _finish(flow, receive, manifest), source.patience)
             if not letters.unsent:
@@ -254,17 +255,15 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
             acknowledged = acknowledged if source.acknowledges_by_id else 0
             left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
     if is_over and not letters.unsent and not not_taken.messages:
-        if unhandled := manifest.total("duplicates") + manifest.total("given_back"):
+        if unhandled := totals.duplicates.total() + totals.released:
             # They took next to no time: with them, the next run would be sized as if callbacks were faster.
-            flow.control.adjust(receive.receive_id, max(0, manifest.total("received") - unhandled))
+            flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
         flow.control.finish(receive.receive_id)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.expire(receive.receive_id)
-    refused = (refusal for notes in answer.notes for refusal in notes["refusals"])
-    refusals = [f"{refusal['ack_id']}: {refusal['reason']}" for refusal in refused]
-    losses = [f"lost: {why}" for why in sorted({notes["why lost"] for notes in answer.notes if notes["why lost"]})]
-    said = [*unpublished, *errors, *losses, *refusals][:10]
-    return Acknowledgement(acknowledged, lost, left, said, letters, not_taken)
+    losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]
+    sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]
+    return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken)
 
 
 def _expect_published(state: ReceiveState, receive: Receive) -> None:
@@ -278,7 +277,7 @@ def _expect_published(state: ReceiveState, receive: Receive) -> None:
 def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
     """End a receive at its source, and release the messages that were not started."""
     source = intake_of(flow, receive).source
-    if source.gives_back_offsets and manifest.total("given_back"):
+    if source.gives_back_offsets and manifest.totals.released:
         parts = (partial(given_back, flow, receive, begun=begun) for begun in (False, True))
         source.give_back(receive.receive_id, *parts)
     source.finish(receive.receive_id)

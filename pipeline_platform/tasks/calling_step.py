@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import is_whole
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.spark import environment
 from pipeline_platform.tasks.callback_process.fork import Death, Give, Limit, Written, in_a_fork
@@ -27,7 +28,6 @@ from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Progres
 from pipeline_platform.tasks.isolation import Call, Tries
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.step import Sink, Step
-from pipeline_platform.tasks.record.tally import Tally
 
 Rows = Iterator[pa.RecordBatch]
 
@@ -68,8 +68,8 @@ class CallingStep(Step):
 
     def here(self, share: Any, watch: Watch = UNWATCHED) -> Rows:
         """Process a share in this process."""
-        with self._writing(share) as (writer, tally, manifest):
-            _try_all(_Agenda(self, share), self.recording(writer, watch, tally))
+        with self._writing(share) as (writer, report, manifest):
+            _try_all(_Agenda(self, share), self.recording(writer, watch, report))
         yield from manifest
 
     def after_death(self, share: Any, death: Death | None = None) -> Rows:
@@ -79,7 +79,7 @@ class CallingStep(Step):
             share: Share of the task.
             death: Crash of the callback process that processed the whole share before.
         """
-        with self._writing(share) as (writer, tally, manifest):
+        with self._writing(share) as (writer, report, manifest):
             agenda = _Agenda(self, share, death)
             while True:
                 answers: list[Any] = []
@@ -87,23 +87,23 @@ class CallingStep(Step):
                 def take(written: Written, answers: list[Any] = answers) -> None:
                     for batch in written.batches:
                         writer.write(*batch)
-                    tally.load(written.notes["tally"])
+                    report.load(written.notes["report"])
                     answers.append(written.notes["answer"])
 
-                death = self._fork(partial(self._give_back, agenda, tally), take)
+                death = self._fork(partial(self._send_back, agenda, report), take)
                 if death is None:
                     break
                 agenda.go_on(answers, death)
         yield from manifest
 
-    def _give_back(self, agenda: _Agenda, tally: Tally, progress: Progress, give: Give) -> None:
+    def _send_back(self, agenda: _Agenda, report: TaskReport, progress: Progress, give: Give) -> None:
         """Run in a callback process and send the rows of each try to the task."""
         written = Written()
-        outcomes = self.recording(written, progress, tally)
+        outcomes = self.recording(written, progress, report)
         outcomes.most_rows = self.pipeline.processors.chunk_size
 
         def each(answer: Any) -> None:
-            written.notes = {"answer": answer, "tally": tally.to_json()}
+            written.notes = {"answer": answer, "report": report.to_json()}
             give(written)
             written.batches.clear()
 
@@ -124,15 +124,15 @@ class CallingStep(Step):
         return death
 
     @contextmanager
-    def _writing(self, share: Any) -> Generator[tuple[Writer, Tally, list[pa.RecordBatch]]]:
+    def _writing(self, share: Any) -> Generator[tuple[Writer, TaskReport, list[pa.RecordBatch]]]:
         """Open the files of a task and capture the output of callbacks. At the end, fill the manifest."""
-        began, started, manifest = time.time(), time.monotonic(), list[pa.RecordBatch]()
-        tally, task = Tally(self.pipeline.batchers), share if isinstance(share, int) else None
+        task, started, manifest = share if isinstance(share, int) else None, time.monotonic(), list[pa.RecordBatch]()
+        report = TaskReport(task=task, began=time.time())
         name, package = uuid.uuid4().hex[:4] if task is None else task, self.pipeline.__module__.partition(".")[0]
         with self.writer(f"{self.stem}-{name}") as writer, captured(package) as output, self.traced(task):
-            yield writer, tally, manifest
-            took = {"began": began, "seconds": time.monotonic() - started, "task": task}
-            manifest += writer.close(**tally.notes(), **output.notes(), **took).to_arrow().to_batches()
+            yield writer, report, manifest
+            report.seconds, report.output = time.monotonic() - started, output.of(self.author(task))
+            manifest += writer.close(report.bounded()).to_arrow().to_batches()
 
     @abstractmethod
     def blocks(self, share: Any, skip: int) -> Iterator[tuple[int, Any]]:
@@ -149,9 +149,13 @@ class CallingStep(Step):
         """Return the time limit of a call."""
         return Limit.of("processors.message_timeout", self.pipeline.processors.message_timeout)
 
-    def recording(self, sink: Sink, watch: Watch, tally: Tally) -> Outcomes:
+    def author(self, task: int | None) -> str:
+        """Return the author of the output of a task, for people."""
+        return "callbacks of a task" if task is None else f"callbacks of task {task}"
+
+    def recording(self, sink: Sink, watch: Watch, report: TaskReport) -> Outcomes:
         """Return the recorder of tries, with a new instance of the pipeline and so new connections."""
-        outcomes = Outcomes(self, sink, self.pipeline(), watch, tally=tally)
+        outcomes = Outcomes(self, sink, self.pipeline(), watch, report=report)
         end_copy()
         return outcomes
 

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges, without
-from pipeline_platform.model.failure import Failure
+from pipeline_platform.lake.task_report import SAMPLE
+from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import Message
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.calling_step import CallingStep
@@ -33,7 +34,6 @@ _KEYS = only(READ, *NOT_TAKEN.names, *_IDENTITY)
 _FAILED = pa.schema(
     {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
-_SAMPLE = 10
 _ROWS = 65_536
 
 Stretch = tuple[int, int]
@@ -164,15 +164,13 @@ class NotifyAuthor(CallingStep):
             self._note_not_taken(ack_ref, rows, f"{failure.kind}: {failure.reason}", outcomes)
         else:
             positions = rows.column("position").to_pylist()
-            spans = outcomes.tally.more.setdefault("heard", {}).setdefault(ack_ref, [])
-            spans.append((positions[0], positions[-1] + 1))
+            outcomes.report.notified.setdefault(ack_ref, []).append((positions[0], positions[-1] + 1))
         return True
 
     def _note_not_taken(self, ack_ref: str, rows: pa.RecordBatch, why: str, outcomes: Outcomes) -> None:
-        outcomes.tally.counts["unheard"] += rows.num_rows
-        errors = outcomes.tally.more.setdefault("unheard_why", [])
-        if len(errors) < _SAMPLE:
+        outcomes.report.not_taken += rows.num_rows
+        if len(outcomes.report.errors) < SAMPLE:
             noun = "message" if rows.num_rows == 1 else "messages"
-            errors.append(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}")
+            outcomes.report.errors.append(words(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}"))
         window = rows.column("window")[0].as_py()
         outcomes.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))

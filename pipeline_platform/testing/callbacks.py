@@ -159,7 +159,9 @@ def _test(
     if not early or any(late):
         acknowledge(_NAME, *late)
     actions = [by_id[message_id] for message_id in deliveries.column("message_id").to_pylist()]
-    return Acknowledged(successful, failed, batches, actions, early, kept.tally.notes())
+    report = kept.report.bounded()
+    notes = {name: count for name, count in report.counts().items() if count}
+    return Acknowledged(successful, failed, batches, actions, early, {**notes, "reasons": dict(report.reasons)})
 
 
 def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:

@@ -124,7 +124,7 @@ class Kept(Outcomes):
             pass
         infos = []
         for name, options in self.step.pipeline.batchers.items():
-            if isinstance(options, Batcher) and self.tally.counts[f"staged:{name}"]:
+            if isinstance(options, Batcher) and self.report.staged[name]:
                 task = HandleBatches(**vars(self.step), batcher=name, staged=(), plan=())
                 for batch in self._cut(task, window, options):
                     task.handle(batch, self)

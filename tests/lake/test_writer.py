@@ -15,6 +15,7 @@ from pipeline_platform import Pipeline, Producer, TableBatcher
 from pipeline_platform.lake import writer as module
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
 from tests.fixtures.small_lake import WINDOW, Keeping, handled, outcomes, rows_of
 
@@ -43,7 +44,7 @@ def test_each_table_and_window_gets_a_file_that_says_what_it_holds(lake, tmp_pat
         writer.write("b", "2026-01-01T0000", numbers(3))
         writer.write("a", "2026-01-01T0100", numbers(4))
         writer.write("a", "2026-01-01T0000", numbers(5))
-        manifest = writer.close(task=0)
+        manifest = writer.close(TaskReport(task=0))
 
     assert {(file.table, file.window): file.rows for file in manifest} == {
         ("a", "2026-01-01T0000"): 7,
@@ -55,7 +56,7 @@ def test_each_table_and_window_gets_a_file_that_says_what_it_holds(lake, tmp_pat
         assert path.stat().st_size == file.bytes
         assert path.name.startswith("r1-handle-0-"), "people who look can tell whose it is"
         assert path.parent.name == f"window={file.window}"
-    assert manifest.notes == [{"task": 0}]
+    assert manifest.reports == [TaskReport(task=0)]
 
 
 def test_two_tries_of_a_task_write_different_files(lake):
@@ -114,9 +115,9 @@ def test_the_tables_of_one_window_stay_open_however_many_they_are(lake, monkeypa
 
 
 def test_a_manifest_crosses_from_task_to_driver(lake):
-    manifest = Manifest(written(lake, numbers(3)), [{"handled": 3}])
+    manifest = Manifest(written(lake, numbers(3)), [TaskReport(handled=Counter({WINDOW: 3}))])
     back = Manifest.of(manifest.to_arrow())
-    assert (back.files, back.notes, back.rows("t"), back.total("handled")) == (manifest.files, manifest.notes, 3, 3)
+    assert (back, back.rows("t"), back.totals.handled.total()) == (manifest, 3, 3)
 
 
 @pytest.mark.parametrize("window", ["", "..", "a/../b", "a b", "%2F", "x=y"])

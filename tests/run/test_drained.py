@@ -129,7 +129,7 @@ def test_the_spark_lane_is_not_cut(filled):
     receive = received(flow)
     flow.control.drain("columns", "moves", timedelta(microseconds=1))
     manifest = steps.handle_messages(flow, receive)
-    assert (manifest.total("handled"), manifest.total("returned")) == (2, 0)
+    assert (manifest.totals.handled.total(), manifest.totals.returned.total()) == (2, 0)
 
 
 class Quick(Keeping):

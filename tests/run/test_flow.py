@@ -155,8 +155,8 @@ def test_workers_are_in_the_span_of_their_step_and_each_task_is_one(filled_on_sp
     assert sorted(task.attributes["pipeline_platform.task"] for task in tasks["handle"]) == [0, 1]
     assert sum(task.attributes.get("pipeline_platform.failed", 0) for task in tasks["handle"]) == 1
     assert all(before < task.start_time < task.end_time < time.time_ns() for task in by_name["task"])
-    said = [notes.get("said", "") for manifest in manifests for notes in manifest.notes]
-    assert sorted(line for text in said for line in text.splitlines()) == [
+    outputs = [output for manifest in manifests for output in manifest.totals.output]
+    assert sorted(line for output in outputs for line in output.text.splitlines()) == [
         "told of batch stop of 3 in task 0",
         "told of chunk stop of 2 in task 0",
         "told of chunk stop of 2 in task 1",

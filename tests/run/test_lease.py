@@ -14,6 +14,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.lease import alive
@@ -160,7 +161,7 @@ def flow(tmp_path):
 def test_a_receive_goes_through_its_phases_and_is_acknowledged_only_once_it_is_published(flow):
     run = Run(flow.tables, Memory(deliveries_=numbered(b"one", b"fail")), "r1")
     seen = [ReceiveState(flow, "r1").phase]
-    run.ledger.write(run.receive, "receive", Manifest(notes=[{"step": "receive"}]))
+    run.ledger.write(run.receive, "receive", Manifest(reports=[TaskReport(step="receive")]))
     for step in (lambda: None, run.work, run.decide):
         step()
         seen.append(ReceiveState(flow, "r1").phase)

@@ -15,6 +15,7 @@ from pipeline_platform import Message, Pipeline, Processors, Producer, RateLimit
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.run.handling import in_portions
 from pipeline_platform.run.steps import handle_messages, receive_messages
 from tests.fixtures.flow import begun, finish, rows
@@ -51,7 +52,7 @@ class Simulated:
                 self.begun[timedelta(seconds=round(self.now, 6)) // self.limit.interval] += 1
             self.now += self.message_s
         self.waited += pace.waited
-        return Manifest(notes=[{"waited": pace.waited, "seconds": self.now - began}])
+        return Manifest(reports=[TaskReport(waited=pace.waited, seconds=self.now - began)])
 
     def handle(self, messages: int) -> None:
         in_portions(self.pace(), messages, self.step)
@@ -125,12 +126,12 @@ def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_i
         mine = list(task.each(range(first, end)))
         run.store.resume("told")
         begun.extend(mine)
-        return Manifest(notes=[{"given_back": end - first - len(mine)}])
+        return Manifest(reports=[TaskReport(released=end - first - len(mine))])
 
     manifest = in_portions(pace, 50, step)
 
     assert begun == list(range(10))
-    assert manifest.total("given_back") == 40
+    assert manifest.totals.released == 40
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -180,7 +181,7 @@ class Free(Held):
 def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark, pipeline):
     held = filled_on_spark(pipeline, (b"%d" % number for number in range(12)))
     waiting = begun(held, run_id="held", demand=12)
-    assert receive_messages(held, waiting).total("received") == 12
+    assert receive_messages(held, waiting).totals.received == 12
     free = filled_on_spark(Free, (b"%d" % number for number in range(12, 32)))
     receive = begun(free, run_id="free", demand=20)
     receive_messages(free, receive)
@@ -190,12 +191,12 @@ def test_a_pipeline_that_waits_for_permits_holds_up_no_other(filled_on_spark, pi
         limit = pipeline.producer.rate_limiting
         try:
             until(lambda: held.control.spare(pipeline.name, limit, timedelta(0)) == 0)
-            assert handle_messages(free, receive).total("handled") == 20
+            assert handle_messages(free, receive).totals.handled.total() == 20
             assert not handling.done()
         finally:  # else a failure would wait for a day
             more = RateLimiting(allowed_messages=100, interval=timedelta(days=1))
             held.control.set_rate_limiting(pipeline.name, more)
-        assert handling.result().total("handled") == 12
+        assert handling.result().totals.handled.total() == 12
 
     finish(held, waiting)
     assert sorted(rows(held, "lines")["text"]) == sorted(f"{number}" for number in range(12))

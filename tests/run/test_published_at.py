@@ -57,7 +57,7 @@ def test_a_receive_notes_when_the_oldest_came_that_may_have_come_before(tmp_path
     source = Dated(times=tuple(times), again=tuple(again))
     manifest = received(Lake(root=str(tmp_path)), "keeping", source)
     assert handling._oldest(manifest) == since
-    assert [notes["published_until"] for notes in manifest.notes] == [LATER.isoformat()]
+    assert [report.published_until for report in manifest.reports] == [LATER]
 
 
 @pytest.mark.parametrize(

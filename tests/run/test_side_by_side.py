@@ -14,6 +14,7 @@ import pytest
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.task_report import CallbackOutput, TaskReport
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark.engine import TaskError, warm_up
@@ -68,7 +69,7 @@ def test_two_batchers_that_wait_for_each_other_s_batch_both_end(filled_on_spark,
     receive = received(flow, folder)
     written = steps.batch_messages(flow, receive)
     finish(flow, receive)
-    assert {name: manifest.total("batches") for name, manifest in written.items()} == {"left": 4, "right": 4}
+    assert {name: manifest.totals.batches for name, manifest in written.items()} == {"left": 4, "right": 4}
     assert [rows(flow, name).height for name in ("left", "right")] == [4, 4]
 
 
@@ -115,7 +116,7 @@ def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(filled_on_sp
         steps.batch_messages(flow, receive)
     ended.set()
 
-    assert flow.ledger.manifest(receive, "batch-left", "batch-right").notes == []
+    assert flow.ledger.manifest(receive, "batch-left", "batch-right").reports == []
     warm_up(flow.session(), 2)  # has both cores again
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
 
@@ -144,9 +145,9 @@ def test_a_job_of_spark_is_tagged_with_its_pipeline_batcher_and_receive(filled_o
         from pyspark import TaskContext
 
         told = TaskContext.get().getLocalProperty("spark.job.tags")  # type: ignore[union-attr]
-        yield from Manifest(notes=[{"tags": told}]).to_arrow().to_batches()
+        yield from Manifest(reports=[TaskReport(output=[CallbackOutput("tags", told)])]).to_arrow().to_batches()
 
-    (notes,) = filled_on_spark(Pair, []).work("r1", "batch-left").run(tags, 1).notes
+    (output,) = filled_on_spark(Pair, []).work("r1", "batch-left").run(tags, 1).totals.output
 
-    assert "_pair/batch-left-" in notes["tags"]
-    assert "_receive-r1," in f"{notes['tags']},"
+    assert "_pair/batch-left-" in output.text
+    assert "_receive-r1," in f"{output.text},"

@@ -10,6 +10,7 @@ from pipeline_platform.lake.decision import FencedError, UnhandledError
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.tables import CommitError, Table
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import steps
@@ -174,7 +175,7 @@ def test_offsets_that_wait_for_what_others_decided_are_asked_for_again(tmp_path,
     flow = flow_of(tmp_path, Obedient, paper_log(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), journal))
     receive = handled(flow)
     publish(flow, receive)
-    flow.ledger.write(receive, DROPPED, Manifest(notes=[{DROPPED: 1}]))
+    flow.ledger.write(receive, DROPPED, Manifest(reports=[TaskReport(dropped=1)]))
     with monkeypatch.context() as patch:
         patch.setattr(steps, "_publish_others", lambda *_: ["receive x cannot be finished"])
         assert steps.acknowledge(flow, receive).unacknowledged == 2

@@ -1,7 +1,6 @@
 """Acknowledging by group, in the source's units, with errors isolated by group."""
 
 from itertools import cycle
-from typing import Any
 
 import pyarrow as pa
 from pydantic import PrivateAttr
@@ -9,6 +8,7 @@ from pydantic import PrivateAttr
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.source.contract import Refused, SourceError
 from pipeline_platform.tasks.acknowledge.acknowledger import AcknowledgeOutcomes, Acknowledger, Answer
@@ -29,8 +29,8 @@ class Moody(Memory):
         ]
 
 
-def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict[str, Any]:
-    """Return the notes of a task over outcomes `(ack_ref, ack_id, action)`. Every second message failed."""
+def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> TaskReport:
+    """Return the report of a task over outcomes `(ack_ref, ack_id, action)`. Every second message failed."""
     kinds = cycle(("handled", "failed"))
     rows = [
         {
@@ -48,44 +48,44 @@ def told_by(lake: Lake, source: Memory, *outcomes: tuple[str, str, str]) -> dict
         writer.write("outcomes", WINDOW, pa.RecordBatch.from_pylist(rows, schema=schema))
         (file,) = writer.close().files
     parts = [[RowRange(f"p/outcomes/{file.path}", WINDOW, 0, file.rows, 0)]]
-    (notes,) = returned(AcknowledgeOutcomes(source, lake, parts)(0)).notes
-    return notes
+    (report,) = returned(AcknowledgeOutcomes(source, lake, parts)(0)).reports
+    return report
 
 
 def test_each_group_is_told_at_once_in_the_order_of_its_messages(lake):
     """Handled and failed messages are acknowledged together."""
     source = Memory()
-    notes = told_by(lake, source, ("b", "2", "ack"), ("b", "1", "ack"), ("a", "9", "ack"), ("a", "3", "ack"))
+    report = told_by(lake, source, ("b", "2", "ack"), ("b", "1", "ack"), ("a", "9", "ack"), ("a", "3", "ack"))
     assert sorted(source.told) == [("ack", "a", ["9", "3"]), ("ack", "b", ["2", "1"])]
-    assert (notes["acknowledged"], notes["refused"], notes["errors"]) == (4, 0, [])
+    assert (report.acknowledged, report.refusals, report.errors) == (4, [], [])
 
 
 def test_an_error_of_one_group_holds_back_no_other_and_is_told_in_words(lake):
     source = Moody()
-    notes = told_by(lake, source, ("broken", "1", "ack"), ("broken", "2", "ack"), ("sound", "3", "ack"))
+    report = told_by(lake, source, ("broken", "1", "ack"), ("broken", "2", "ack"), ("sound", "3", "ack"))
     assert ("ack", "sound", ["3"]) in source.told
-    assert notes["acknowledged"] == 1
-    assert notes["errors"] == ["ack of 2 messages of memory: SourceError: no answer"]
+    assert report.acknowledged == 1
+    assert report.errors == ["ack of 2 messages of memory: SourceError: no answer"]
 
 
 def test_noop_leaves_a_message_alone_nack_gives_it_back_after_its_delay_and_then_the_rest_is_acknowledged(lake):
     source = Memory()
     actions = ("ack", "nack", "nack:30", "noop", "nack:30")
-    notes = told_by(lake, source, *(("q", str(number), action) for number, action in enumerate(actions, start=1)))
+    report = told_by(lake, source, *(("q", str(number), action) for number, action in enumerate(actions, start=1)))
     assert source.told == [("nack:0", "q", ["2"]), ("nack:30", "q", ["3", "5"]), ("ack", "q", ["1"])]
-    assert notes["acknowledged"] == 5, "noop counts as acknowledged"
+    assert report.acknowledged == 5, "noop counts as acknowledged"
 
 
 def test_refusals_are_reported_and_leases_that_were_lost_apart(lake):
-    notes = told_by(lake, Moody(), ("q", "no1", "ack"), ("q", "gone1", "ack"), ("q", "yes", "ack"))
-    assert (notes["acknowledged"], notes["refused"], notes["lost"]) == (1, 1, 1)
-    assert notes["refusals"] == [{"ack_id": "no1", "reason": "not now", "lost": False}]
+    report = told_by(lake, Moody(), ("q", "no1", "ack"), ("q", "gone1", "ack"), ("q", "yes", "ack"))
+    assert (report.acknowledged, report.lost) == (1, 1)
+    assert report.refusals == ["no1: not now"]
 
 
 def test_of_many_refusals_a_sample_is_told(lake):
-    notes = told_by(lake, Moody(), *(("q", f"no{index}", "ack") for index in range(100)))
-    assert notes["refused"] == 100
-    assert len(notes["refusals"]) == 10
+    report = told_by(lake, Moody(), *(("q", f"no{index}", "ack") for index in range(100)))
+    assert report.acknowledged == 0
+    assert len(report.refusals) == 10
 
 
 class Relenting(Moody):

@@ -82,7 +82,7 @@ def test_a_message_without_a_partition_fails_alone(lake):
         ("ValueError", "partition_by", b"k -1 b"),
         ("ValueError", "partition_by", b"k one c"),
     ]
-    assert manifest.total("staged:plain") == 2
+    assert manifest.totals.staged["plain"] == 2
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def test_a_failure_names_the_callback_that_failed_its_message(lake, callback, mo
     manifest = handled(lake, Unsure, b"fail", b"ok")
     (failure,) = rows_of(lake, "unsure", manifest, "failed")
     assert (failure["stage"], failure["reason"]) == (callback, "as told")
-    assert manifest.notes[0]["sample"][0]["stage"] == callback
+    assert manifest.totals.sample[0].stage == callback
 
 
 def test_a_new_reason_in_handle_failed_keeps_where_and_how_it_failed(lake):
@@ -122,7 +122,7 @@ def test_a_fault_of_one_message_in_handle_failed_affects_no_other(lake, fault):
     if fault in ("a stranger last", "raise half-way"):
         expected = dict.fromkeys(expected, "as told")
     assert reasons == expected
-    assert manifest.total("handle_failed_errors") == (0 if fault == "twice" else 1)
+    assert manifest.totals.handle_failed_errors == (0 if fault == "twice" else 1)
 
 
 def test_a_traceback_begins_with_the_callback(lake):
@@ -169,7 +169,7 @@ def test_whatever_handle_failed_does_what_failed_stays_failed(lake, fault):
     assert outcomes(lake, "failing", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
     failures = rows_of(lake, "failing", manifest, "failed")
     assert [(row["data"], row["reason"]) for row in failures] == [(fault, "as told"), (b"x", "as told")]
-    errors = manifest.total("handle_failed_errors")
+    errors = manifest.totals.handle_failed_errors
     assert errors == (0 if fault == b"rescue" else 1), "its own errors are counted among the reasons"
 
 
@@ -318,4 +318,4 @@ def test_without_retry_failures_stay_open_without_a_due_time(lake):
 
 def test_dead_messages_are_counted_separately(lake):
     manifest = failed(lake, Retried, b"later", b"never", b"later")
-    assert (manifest.total("failed"), manifest.total("dead")) == (3, 1)
+    assert (manifest.totals.failed.total(), manifest.totals.dead) == (3, 1)

@@ -32,7 +32,7 @@ def test_a_list_of_rows_is_one_message_that_is_handled(lake):
     ]
     assert [row["child"] for row in rows if row["message_id"] == "m1"] == [None], "no list, no child"
     assert outcomes(lake, "families", manifest) == {"m0": "handled", "m1": "handled"}
-    assert manifest.total("handled") == manifest.rows("outcomes") == 2
+    assert manifest.totals.handled.total() == manifest.rows("outcomes") == 2
 
 
 def test_an_empty_list_is_handled_and_leaves_no_row(lake):

@@ -188,7 +188,7 @@ def test_a_batch_whose_callback_ends_the_worker_fails_and_costs_no_other(lake, d
     }
     failures = rows_of(lake, "gathering", manifest, "failed")
     assert {(row["kind"], row["stage"]) for row in failures} == {("worker killed", "handle_batch")}
-    assert manifest.total("batches") == 2
+    assert manifest.totals.batches == 2
 
 
 def test_a_message_that_ends_the_worker_where_it_is_decoded_fails_alone(lake, diary):

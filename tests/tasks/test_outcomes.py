@@ -1,6 +1,5 @@
 """Outcomes: files of handled messages, and the counts for the driver."""
 
-import json
 import math
 from typing import Any
 
@@ -31,10 +30,9 @@ def test_messages_go_to_their_batchers_with_their_keys(lake):
         ("3", "../0", "m3"),
         ("5", "../2", "m5"),
     ]
-    (notes,) = manifest.notes
-    assert notes["keys"]["odd"] == {"../1": 1, "../0": 1, "../2": 1}
-    assert (notes["handled"], notes["rows:even"]) == (6, 3)
-    assert notes[f"handled@{WINDOW}"] == 6, "each window has its own counts"
+    (report,) = manifest.reports
+    assert report.batch_keys["odd"] == {"../1": 1, "../0": 1, "../2": 1}
+    assert report.handled == {WINDOW: 6}, "each window has its own counts"
 
 
 def test_without_batchers_a_message_leaves_nothing_but_its_outcome(lake):
@@ -98,7 +96,7 @@ def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_out
 
 
 def test_the_number_of_counted_reasons_and_keys_is_bounded(lake, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.tasks.record.tally._DISTINCT", 10)
+    monkeypatch.setattr("pipeline_platform.lake.task_report._DISTINCT", 10)
 
     class Chatty(Obedient):
         name = "chatty"
@@ -108,8 +106,8 @@ def test_the_number_of_counted_reasons_and_keys_is_bounded(lake, monkeypatch):
 
     manifest = handled(lake, Chatty, *[b"x"] * 50)
 
-    assert len(manifest.notes[0]["reasons"]) <= 10
-    assert manifest.total("failed") == 50
+    assert len(manifest.totals.reasons) <= 10
+    assert manifest.totals.failed.total() == 50
 
 
 def test_a_long_batch_key_is_cut_in_counts_and_whole_in_its_table(lake):
@@ -121,7 +119,7 @@ def test_a_long_batch_key_is_cut_in_counts_and_whole_in_its_table(lake):
 
     manifest = handled(lake, Verbose, b"k")
 
-    assert manifest.notes[0]["keys"]["kept"] == {"k" * 200: 1}
+    assert manifest.totals.batch_keys["kept"] == {"k" * 200: 1}
     assert rows_of(lake, "verbose", manifest, "kept")[0]["batch_key"] == "k" * 10_000
 
 
@@ -138,15 +136,14 @@ def test_the_driver_gets_a_sample_without_payloads(lake):
 
     manifest = handled(lake, Typed, *[b'{"late": "SECRET %d"}' % number for number in range(30)])
 
-    (notes,) = manifest.notes
-    assert len(notes["sample"]) == 10
-    assert set(notes["sample"][0]) == {"message_id", "stage", "kind", "reason", "attempt"}
+    (report,) = manifest.reports
+    assert len(report.sample) == 10
     reason = "Flight: late: Input should be a valid integer, unable to parse string as an integer"
-    assert notes["reasons"] == {
+    assert report.reasons == {
         f"ValidationError: {reason}": 30,
         f"handle_failed: ValidationError: {reason}": 1,
     }, "one cause is one reason"
-    assert "SECRET" not in json.dumps(notes)
+    assert "SECRET" not in report.to_json()
     failures = rows_of(lake, "typed", manifest, "failed")
     assert {row["reason"] for row in failures} == {reason}
     assert not any("SECRET" in row["traceback"] for row in failures)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.tasks.callback_process.output import BYTES, LINES, captured
+from pipeline_platform.lake.task_report import CallbackOutput
+from pipeline_platform.tasks.callback_process.output import BYTES, LINES, Output, captured
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled
 from tests.tasks.test_batch import Obedient as Batching
@@ -38,21 +39,25 @@ class Saying(Obedient):
         return messages
 
 
+def text_of(output: Output) -> str:
+    (kept,) = output.of("callbacks")
+    return kept.text
+
+
 def test_prints_of_callbacks_are_in_the_manifest_and_in_the_log(lake, capfd):
-    (notes,) = handled(lake, Saying, b"1", b"raise", b"2").notes
-    assert (notes["said"], notes["unsaid"]) == ("made\n1\nraise\n2\nfailed m1\n", 0)
+    (output,) = handled(lake, Saying, b"1", b"raise", b"2").totals.output
+    assert (output.author, output.text, output.more) == ("callbacks of task 0", "made\n1\nraise\n2\nfailed m1\n", 0)
     out, err = capfd.readouterr()
     assert (out, err) == ("made\n1\nraise\n2\n", "failed m1\n")
 
 
-def test_without_output_the_notes_are_empty(lake):
-    (notes,) = handled(lake, Obedient, b"1", b"raise").notes
-    assert {"said", "unsaid"} & notes.keys() == set()
+def test_without_output_the_report_contains_none(lake):
+    assert handled(lake, Obedient, b"1", b"raise").totals.output == []
 
 
 def test_output_of_forks_is_captured_even_after_a_crash(lake):
-    (notes,) = handled(lake, Saying, b"1", b"say die", b"3", b"raise", careful=True).notes
-    said = notes["said"].splitlines()
+    (output,) = handled(lake, Saying, b"1", b"say die", b"3", b"raise", careful=True).totals.output
+    said = output.text.splitlines()
     assert {"made", "1", "say die", "3", "raise", "failed m3", "failed m1"} <= set(said)
     assert said.count("say die") == 2, "with its neighbours, and alone"
 
@@ -65,16 +70,16 @@ def test_output_of_handle_batch_is_captured(lake):
             print(f"batch of {len(messages)}")
             return messages
 
-    (notes,) = batched(lake, staged("1", "2"), staged("3", key="l"), pipeline=Loud).notes
+    (output,) = batched(lake, staged("1", "2"), staged("3", key="l"), pipeline=Loud).totals.output
 
-    assert notes["said"] == "batch of 2\nbatch of 1\n"
+    assert output.text == "batch of 2\nbatch of 1\n"
 
 
 def test_lines_beyond_the_bound_are_counted():
     with captured() as output:
         for number in range(LINES + 7):
             print(number)
-    assert output.notes() == {"said": "".join(f"{number}\n" for number in range(LINES)), "unsaid": 7}
+    assert output.of("x") == [CallbackOutput("x", "".join(f"{number}\n" for number in range(LINES)), 7)]
 
 
 @pytest.mark.parametrize("text", ["x" * 10 * 2**20, "\u20ac" * 10**6, "y" * 1_999])
@@ -82,11 +87,11 @@ def test_long_lines_are_cut_and_many_of_them_are_bounded(text):
     with captured() as output:
         for _ in range(50):
             print(text)
-    notes = output.notes()
-    assert len(notes["said"].encode()) <= BYTES
-    lines = notes["said"].splitlines()
+    (kept,) = output.of("x")
+    assert len(kept.text.encode()) <= BYTES
+    lines = kept.text.splitlines()
     assert {line.removesuffix("...") for line in lines} == {text[:2_000]}
-    assert len(lines) + notes["unsaid"] == 50
+    assert len(lines) + kept.more == 50
 
 
 def test_lines_written_in_parts_are_captured_as_lines():
@@ -98,7 +103,7 @@ def test_lines_written_in_parts_are_captured_as_lines():
         print("half \ud83d")
         print("flushed", end="", flush=True)
         print("left", end="")
-    assert output.notes()["said"].splitlines() == [
+    assert text_of(output).splitlines() == [
         "one", "two", "begun, ended", "a", "b", "half \\ud83d", "flushed", "left"
     ]  # fmt: skip
 
@@ -117,7 +122,7 @@ def test_lines_of_threads_do_not_mix():
             thread.join()
 
     expected = {f"{name} {number}" for name in ("anna", "bert", "cleo") for number in range(10)}
-    assert set(output.notes()["said"].splitlines()) == expected
+    assert set(text_of(output).splitlines()) == expected
 
 
 def unconfigure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +137,7 @@ def test_log_lines_without_configuration_are_captured_as_python_prints_them(monk
     with captured() as output:
         log.info("not shown")
         log.warning("number %d", 7)
-    assert output.notes()["said"] == "number 7\n"
+    assert text_of(output) == "number 7\n"
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
@@ -145,7 +150,7 @@ def test_log_lines_are_captured_in_the_configured_format(monkeypatch, when):
         with captured() as output:
             logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
             log.info("number %d", 7)
-        assert output.notes()["said"] == "INFO number 7\n"
+        assert text_of(output) == "INFO number 7\n"
     assert [handler.stream for handler in logging.root.handlers] == [original]
 
 
@@ -166,14 +171,14 @@ def test_a_callback_may_treat_its_streams_as_files():
         assert not sys.stdout.isatty()
         sys.stdout.close()
         print("still heard")
-    assert output.notes()["said"] == "still heard\n"
+    assert text_of(output) == "still heard\n"
 
 
 def test_a_process_without_streams_captures_nothing(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     with captured() as output:
         print("nowhere")
-    assert output.notes() == {}
+    assert output.of("x") == []
 
 
 class Logging(Obedient):
@@ -195,8 +200,8 @@ class Logging(Obedient):
 @pytest.mark.parametrize("careful", [False, True], ids=["here", "in a callback process"])
 def test_log_lines_of_a_pipeline_s_package_have_their_level_and_message(lake, monkeypatch, careful):
     unconfigure(monkeypatch)
-    (notes,) = handled(lake, Logging, b"1", b"raise", careful=careful).notes
-    first, second, third, *traceback = notes["said"].splitlines()
+    (output,) = handled(lake, Logging, b"1", b"raise", careful=careful).totals.output
+    first, second, third, *traceback = output.text.splitlines()
     assert [first, second] == ["INFO message 'm0': has 1", "INFO message 'm1': has raise"]
     assert third == "ERROR message 'm1': as told"
     assert traceback
@@ -213,5 +218,5 @@ def test_log_lines_of_handle_batch_have_its_batcher_and_key(lake, monkeypatch):
             return messages
 
     unconfigure(monkeypatch)
-    (notes,) = batched(lake, staged("1", key="k"), pipeline=Loud).notes
-    assert re.fullmatch(r"WARNING batcher '\w+', batch key 'k': late\n", notes["said"])
+    (output,) = batched(lake, staged("1", key="k"), pipeline=Loud).totals.output
+    assert re.fullmatch(r"WARNING batcher '\w+', batch key 'k': late\n", output.text)

@@ -66,7 +66,7 @@ def test_tries_keep_the_rate_limit(lake, tmp_path):
     payloads = [b"die" if index % 16 == 15 else b"%d" % index for index in range(48)]
     manifest = handled(lake, Diary, *payloads, careful=True, pace=Pace(store, "diary", limit), context=str(diary))
     store.close()
-    assert manifest.total("failed") == 3
+    assert manifest.totals.failed.total() == 3
     intervals = Counter(int(clock / 0.25) for _, clock, _ in begun(diary))
     assert sum(intervals.values()) <= 2 * 48, "a killer costs one more try of its block"
     assert max(intervals.values()) <= 10 + 1, "a start at the end of an interval may be logged after it"
@@ -168,7 +168,7 @@ def test_unstarted_messages_are_returned_and_started_messages_are_kept(tmp_path,
     back = [row for row in rows_of(lake, "obedient", manifest, "outcomes") if row["outcome"] == "returned"]
     assert {row["action"] for row in back} <= {"nack"}
     assert rows_of(lake, "obedient", manifest, "failed") == []
-    assert (manifest.total("given_back"), manifest.total("returned")) == (5 - begun, 5 - begun)
+    assert (manifest.totals.released, manifest.totals.returned.total()) == (5 - begun, 5 - begun)
 
 
 @both_lanes

@@ -112,7 +112,7 @@ def test_batches_do_not_depend_on_how_many_messages_are_read_at_once(lake, monke
                 box = []
         expected += [box] if box else []
     assert sorted(weights for *_, weights in boxes) == sorted(expected)
-    assert manifest.total("batches") == len(expected)
+    assert manifest.totals.batches == len(expected)
 
 
 @pytest.mark.parametrize("careful", [False, True])
@@ -131,7 +131,7 @@ def test_a_message_that_fails_in_a_splitter_fails_alone_and_reaches_handle_faile
     assert (failure["kind"], failure["reason"], failure["stage"]) == (kind, reason, "batch_size")
     assert (failure["data"], failure["batcher"]) == (f"a 9 {fault}".encode(), "box")
     assert [reason] == FAILED
-    assert manifest.total("batches") == 2
+    assert manifest.totals.batches == 2
 
 
 @pytest.mark.parametrize("portion", [1, 2, 10**6])
@@ -150,7 +150,7 @@ def test_without_staged_messages_the_splitter_is_not_called(lake):
     boxes, manifest = boxed(lake, "a 9 raise")
     assert boxes == []
     assert outcomes(lake, "boxes", manifest) == {"m0": "failed"}
-    assert manifest.total("batches") == 0
+    assert manifest.totals.batches == 0
 
 
 @pytest.mark.parametrize("careful", [False, True])
@@ -164,9 +164,9 @@ def test_output_of_a_splitter_is_captured_even_after_a_crash(lake, monkeypatch, 
 
     _, plan = planned(lake, "a 6 -", *(["a 9 leave"] if careful else []), "a 5 -", careful=careful)
 
-    (notes,) = plan.notes
-    assert (notes["who"], notes["unsaid"]) == ("the splitter of 'box'", 0)
-    assert set(notes["said"].splitlines()) == {"weighs 6", "weighs 5", *(["weighs 9"] if careful else [])}
+    (output,) = plan.totals.output
+    assert (output.author, output.more) == ("the splitter of 'box'", 0)
+    assert set(output.text.splitlines()) == {"weighs 6", "weighs 5", *(["weighs 9"] if careful else [])}
 
 
 def dead(error: BaseException, stage: str) -> Failure:

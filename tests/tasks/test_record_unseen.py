@@ -62,7 +62,7 @@ def test_decided_messages_are_acknowledged_and_copies_are_left_to_their_lease(la
         ("c", "handled", "ack"),
     ]
     assert [row["message_id"] for row in rows_of(lake, "keeping", manifest, "kept")] == ["c"]
-    assert manifest.total("duplicates") == 2
+    assert manifest.totals.duplicates.total() == 2
 
 
 def test_the_spark_lane_records_repeats_separately(lake):
@@ -72,7 +72,7 @@ def test_the_spark_lane_records_repeats_separately(lake):
     manifest = done(task)
     told = {row["message_id"]: row["action"] for row in rows_of(lake, "keeping", manifest, "outcomes")}
     assert told == {"m0": "ack", "m1": "noop"}
-    assert manifest.total("duplicates") == 2
+    assert manifest.totals.duplicates.total() == 2
 
 
 class Fragile(Keeping):
@@ -94,7 +94,7 @@ def test_a_message_that_crashes_or_hangs_handle_failed_fails_alone(lake):
     manifest = returned(RecordUnseen(Fragile, None, source.ack_policy, lake, "r1", [rows], ())(0))
     failed = {row["message_id"]: row["kind"] for row in rows_of(lake, "keeping", manifest, "failed")}
     assert failed == {"m1": "worker killed", "m2": "timeout", "m3": "too large"}
-    assert manifest.total("aside") == 3
+    assert manifest.totals.positions == 3
 
 
 DECIDED, COPY = True, False

@@ -62,7 +62,7 @@ def test_a_rescued_message_goes_to_its_batcher_with_what_was_put(lake):
     (waiting,) = rows_of(lake, "rescuing", manifest, staged_table("r1", "called"))
     assert (waiting["message_id"], waiting["batch_key"]) == ("m3", "b")
     assert [row["message_id"] for row in rows_of(lake, "rescuing", manifest, "failed")] == ["m2"]
-    assert (manifest.total("handled"), manifest.total("failed"), manifest.total("rescued")) == (2, 1, 2)
+    assert (manifest.totals.handled.total(), manifest.totals.failed.total(), manifest.totals.rescued) == (2, 1, 2)
 
 
 def test_without_the_option_a_rescued_message_stays_failed_and_is_counted(lake):
@@ -70,7 +70,7 @@ def test_without_the_option_a_rescued_message_stays_failed_and_is_counted(lake):
     assert outcomes(lake, "unrescued", manifest) == {"m0": "handled", "m1": "failed"}
     (failure,) = rows_of(lake, "unrescued", manifest, "failed")
     assert (failure["reason"], failure["stage"], failure["data"]) == ("as told", "handle_message", b"fail back")
-    assert (manifest.total("rescued"), manifest.total("not_rescued")) == (0, 1)
+    assert (manifest.totals.rescued, manifest.totals.not_rescued) == (0, 1)
 
 
 @pytest.mark.parametrize(("payload", "kind"), [(b"misfit back", "ColumnError"), (b"nowhere back", "unknown batcher")])
@@ -131,7 +131,7 @@ def test_in_forks_a_message_is_rescued_but_not_one_that_ended_its_worker(lake):
     assert told == {"m0": "handled", "m1": "handled", "m2": "failed", "m3": "handled"}
     (failure,) = rows_of(lake, "rescuing", manifest, "failed")
     assert (failure["kind"], failure["data"]) == ("worker killed", b"kill back")
-    assert manifest.total("not_rescued") == 1
+    assert manifest.totals.not_rescued == 1
 
 
 def test_a_message_that_is_larger_than_the_pipeline_takes_is_not_rescued(lake):
@@ -144,7 +144,7 @@ def test_a_message_that_is_larger_than_the_pipeline_takes_is_not_rescued(lake):
     assert outcomes(lake, "small", manifest) == {"m0": "failed", "m1": "handled"}
     (failure,) = rows_of(lake, "small", manifest, "failed")
     assert failure["kind"] == "too large"
-    assert manifest.total("not_rescued") == 1
+    assert manifest.totals.not_rescued == 1
 
 
 # Batches
@@ -159,7 +159,7 @@ def test_a_message_that_is_rescued_after_its_batch_is_handled_and_in_the_table(l
     table = rows_of(lake, name, manifest, "called")
     assert [row["data"] for row in table] == ['"1"', '"fail back"'][: 2 if expected == "handled" else 1]
     assert len({row["batch_id"] for row in table}) == 1
-    assert manifest.total("not_rescued") == (expected == "failed")
+    assert manifest.totals.not_rescued == (expected == "failed")
 
 
 class Stop(BaseModel):
@@ -177,4 +177,4 @@ def test_data_that_cannot_be_decoded_for_its_batch_is_not_rescued(lake):
     manifest = batched(lake, staged({"name": 1}), pipeline=Typed, batcher="called")
 
     assert outcomes(lake, "typed", manifest) == {"m0": "failed"}
-    assert manifest.total("not_rescued") == 1
+    assert manifest.totals.not_rescued == 1

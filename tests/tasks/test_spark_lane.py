@@ -115,8 +115,8 @@ def test_rows_go_to_their_tables_as_columns(lake):
         ("T2", 0, "default", "m1"),
     ]
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "handled"}
-    (notes,) = manifest.notes
-    assert (notes["returned_rows"], notes["handled"], notes["keys"]["lake"]) == (2, 2, {"x": 1, "default": 1})
+    totals = manifest.totals
+    assert (totals.positions, totals.handled.total(), totals.batch_keys["lake"]) == (2, 2, {"x": 1, "default": 1})
 
 
 def test_rows_written_together_emit_a_chunk(lake, heard):
@@ -143,7 +143,7 @@ def test_a_date_out_of_pythons_range_fails_alone(lake):
     rows = [row(batcher="alerts", at=never if index == 1 else row()["at"]) for index in range(4)]
     manifest = written(lake, *rows)
     assert set(failures(lake, manifest)) == {"m1"}
-    assert manifest.total("staged:alerts") == 3
+    assert manifest.totals.staged["alerts"] == 3
 
 
 class Looking(Fast):

@@ -58,7 +58,7 @@ def test_prepare_messages_gets_chunks_by_itself_and_all_threads_share_an_instanc
 
     manifest = handled(lake, Preparing, *(b"%d" % number for number in range(8)))
 
-    assert manifest.total("handled") == 8
+    assert manifest.totals.handled.total() == 8
     assert Preparing.chunks == [3, 3, 2]
     assert len(Preparing.instances) == 1
 

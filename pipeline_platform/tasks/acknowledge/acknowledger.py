@@ -14,12 +14,13 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.task_report import SAMPLE, TaskReport
 from pipeline_platform.model.actions import EARLY_ACTIONS
+from pipeline_platform.model.failure import words
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
 """Messages that a task acknowledges at once. Their ids are in memory."""
-_SAMPLE = 10
 _KEY = ("ack_ref", "ack_id")
 _READ, _NOT_TAKEN = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
 
@@ -36,12 +37,6 @@ class Answer(NamedTuple):
     acknowledged: int
     refused: list[Refused]
     errors: list[str]
-
-    def __add__(self, other: object) -> Answer:
-        """Return the sum of two answers."""
-        if not isinstance(other, Answer):
-            return NotImplemented
-        return Answer(self.acknowledged + other.acknowledged, self.refused + other.refused, self.errors + other.errors)
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,8 @@ class Acknowledger:
             if attempt:
                 time.sleep(self.wait_s * 2 ** (attempt - 1))
             lost = [refusal for refusal in answer.refused if refusal.lost]
-            answer = Answer(answer.acknowledged, lost, []) + _ask(source, ack_ref, action, left)
+            asked = _ask(source, ack_ref, action, left)
+            answer = Answer(answer.acknowledged + asked.acknowledged, lost + asked.refused, asked.errors)
             if not answer.errors:  # an error leaves the whole group
                 left = [refusal.ack_id for refusal in answer.refused if not refusal.lost]
         return answer
@@ -111,9 +107,8 @@ class AcknowledgeOutcomes:
     not_taken: Sequence[RowRange] = ()
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
-        """Run task `index`; return the counts as the notes of a manifest."""
-        began, started, total, withheld = time.time(), time.monotonic(), Answer(0, [], []), 0
-        lost, why_lost, refused = 0, "", 0
+        """Run task `index`; return a manifest with its report."""
+        report, started = TaskReport(task=index, began=time.time()), time.monotonic()
         not_taken = [keys_of(rows, *_KEY) for _, rows in read_ranges(self.lake, self.not_taken, _NOT_TAKEN, _ROWS)]
         for _, rows in read_ranges(self.lake, self.parts[index], _READ, _ROWS):
             batch = rows
@@ -122,30 +117,26 @@ class AcknowledgeOutcomes:
                 batch = batch.filter(pc.invert(comes_later))
             if self.withhold_duplicates:
                 acknowledged = batch.filter(pc.not_equal(batch.column("outcome"), "duplicate"))
-                withheld, batch = withheld + batch.num_rows - acknowledged.num_rows, acknowledged
+                report.withheld += batch.num_rows - acknowledged.num_rows
+                batch = acknowledged
             for (ack_ref, action), ack_ids in _groups(batch):
                 if action in EARLY_ACTIONS:
-                    total += Answer(len(ack_ids), [], [])
+                    report.acknowledged += len(ack_ids)
                     continue
                 answer = self.acknowledger.acknowledge(self.source, ack_ref, action, ack_ids)
-                again = [refusal for refusal in answer.refused if not refusal.lost]
-                why_lost = why_lost or next((refusal.reason for refusal in answer.refused if refusal.lost), "")
-                lost, refused = lost + len(answer.refused) - len(again), refused + len(again)
-                total += answer._replace(refused=again)
-                total = Answer(total.acknowledged, total.refused[:_SAMPLE], total.errors[:_SAMPLE])
-        notes = {
-            "acknowledged": total.acknowledged,
-            "lost": lost,
-            "why lost": why_lost,
-            "withheld": withheld,
-            "refused": refused,
-            "refusals": [refusal._asdict() for refusal in total.refused],
-            "errors": total.errors,
-            "began": began,
-            "seconds": time.monotonic() - started,
-            "task": index,
-        }
-        yield from Manifest(notes=[notes]).to_arrow().to_batches()
+                lost = [refusal.reason for refusal in answer.refused if refusal.lost]
+                refusals = [f"{refusal.ack_id}: {refusal.reason}" for refusal in answer.refused if not refusal.lost]
+                report.acknowledged += answer.acknowledged
+                report.lost += len(lost)
+                report.losses = _sample(report.losses, lost)[:1]
+                report.refusals = _sample(report.refusals, refusals)
+                report.errors = _sample(report.errors, answer.errors)
+        report.seconds = time.monotonic() - started
+        yield from Manifest(reports=[report]).to_arrow().to_batches()
+
+
+def _sample(known: Sequence[str], more: Sequence[str]) -> list[str]:
+    return [*known, *map(words, more)][:SAMPLE]
 
 
 def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]]:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline_platform.lake.reader import RowRange, row_groups
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message, Trigger
 from pipeline_platform.model.options import Batcher, Splitter
@@ -21,7 +22,6 @@ from pipeline_platform.tasks.isolation import Tries
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.record.step import Sink
-from pipeline_platform.tasks.record.tally import Tally
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
 """Rows and bytes of messages that are read together for a splitter."""
@@ -48,7 +48,7 @@ class CutBatches(CallingStep):
             yield from super().__call__(share)
             return
         with self.writer(f"{self.stem}-{share}") as writer:
-            self._write(self._known(), {}, self.recording(writer, UNWATCHED, Tally()))
+            self._write(self._known(), {}, self.recording(writer, UNWATCHED, TaskReport()))
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
 
@@ -61,10 +61,13 @@ class CutBatches(CallingStep):
         """Return the time limit of a call of a splitter."""
         return Limit.of(f"batchers[{self.batcher!r}].message_timeout", self.options.message_timeout)
 
-    def recording(self, sink: Sink, watch: Watch, tally: Tally) -> Outcomes:
+    def author(self, task: int | None) -> str:
+        """Return the author of its output."""
+        return f"the splitter of {self.batcher!r}"
+
+    def recording(self, sink: Sink, watch: Watch, report: TaskReport) -> Outcomes:
         """Record without an instance of the pipeline."""
-        tally.more["who"] = f"the splitter of {self.batcher!r}"
-        return Outcomes(replace(self, source=None), sink, None, watch, tally=tally)
+        return Outcomes(replace(self, source=None), sink, None, watch, report=report)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.Table]]:
         """Yield one block: the columns of all messages that cutting needs."""

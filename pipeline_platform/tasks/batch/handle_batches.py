@@ -161,7 +161,7 @@ class HandleBatches(CallingStep):
 
     def _end(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
         """Count a batch, and record its mute rows without calling back."""
-        outcomes.tally.counts["batches"] += batch.failure is None
+        outcomes.report.batches += batch.failure is None
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
+from pipeline_platform.lake.task_report import CallbackOutput
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.safe_text import printable
 
@@ -47,13 +48,13 @@ class Output:
         if begun := self._begun.pop((stream, threading.get_ident()), ""):
             self._keep(begun)
 
-    def notes(self) -> dict[str, Any]:
-        """Return the output as values for the driver; empty without output."""
+    def of(self, author: str) -> list[CallbackOutput]:
+        """Return the output as that of an author; empty without output."""
         while self._begun:
             self._keep(self._begun.popitem()[1])
         more = self._counts[_MORE]
         text = self._memory[_HEAD : _HEAD + self._counts[_USED]].decode("utf-8", "replace")
-        return {"said": text, "unsaid": more} if text or more else {}
+        return [CallbackOutput(author, text, more)] if text or more else []
 
     def _keep(self, line: str) -> None:
         # If the fork happened while another thread held the lock, it is never released in the child.

@@ -98,7 +98,7 @@ class Handle(CallingStep):
         return Repeats.read(self.lake, self.repeats)
 
     def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        if outcomes.tally.counts["given_back"]:  # stopping: call no callback, not even `transform`
+        if outcomes.report.released:  # stopping: call no callback, not even `transform`
             outcomes.given_back(rows, window)
             return ()
         waited = self.pace.waited if self.pace else 0.0
@@ -109,7 +109,7 @@ class Handle(CallingStep):
                 if outcomes.most_rows and not lane.is_over:  # this process keeps all results of a try in memory
                     break
         if self.pace:
-            outcomes.tally.counts["waited"] += self.pace.waited - waited  # type: ignore[assignment]
+            outcomes.report.waited += self.pace.waited - waited
         left = [row for row in range(rows.num_rows) if row not in begun] if len(begun) < rows.num_rows else []
         if left and lane.is_over:
             outcomes.given_back(rows.take(pa.array(left, pa.int64())), window)

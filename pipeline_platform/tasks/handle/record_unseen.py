@@ -58,8 +58,8 @@ class RecordUnseen(CallingStep):
             for rows, decided in zip(repeats, (True, False), strict=True):
                 outcomes.duplicates(rows, window, decided=decided)
         for rows in unseen:
-            outcomes.tally.counts["aside"] += rows.num_rows
-            outcomes.tally.counts["aside_checksum"] += checksum(rows["position"].to_numpy())
+            outcomes.report.positions += rows.num_rows
+            outcomes.report.checksum += checksum(rows["position"].to_numpy())
 
     def _failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows that fail. With `failure`, too large rows have failed before the query."""

@@ -173,8 +173,8 @@ class WriteColumns(CallingStep):
 
 
 def _count(positions: Positions, outcomes: Outcomes) -> None:
-    outcomes.tally.counts["returned_rows"] += len(positions)
-    outcomes.tally.counts["checksum"] += checksum(positions)
+    outcomes.report.positions += len(positions)
+    outcomes.report.checksum += checksum(positions)
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:

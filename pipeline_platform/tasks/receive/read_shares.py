@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.readable import refuse_unreadable
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.task_report import TaskReport, earliest
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.source.contract import Share, Source, SourceError
@@ -32,29 +33,25 @@ class ReadShares:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        share, began, started = self.shares[index], time.time(), time.monotonic()
+        share, report, started = self.shares[index], TaskReport(task=index, began=time.time()), time.monotonic()
         window = share.window or self.window
-        received = redelivered = largest = 0
         oldest: list[datetime | None] = []
-        newest: datetime | None = None
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-receive-{index}") as writer:
             for batch in self._batches(share):
-                received += batch.num_rows
+                report.received += batch.num_rows
                 published = batch.column("published_at")
-                newest = max(filter(None, (newest, pc.max(published).as_py())), default=None)
+                newest = report.published_until, pc.max(published).as_py()
+                report.published_until = max(filter(None, newest), default=None)
                 again = published.filter(batch.column("redelivered"))
-                redelivered += len(again)
+                report.redelivered += len(again)
                 if len(again):
                     is_known = self.source.dates_by_own_clock and not again.null_count
                     oldest.append(pc.min(again).as_py() if is_known else None)
-                largest = max(largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
+                report.largest = max(report.largest, pc.max(pc.binary_length(batch.column("data"))).as_py() or 0)
                 writer.write("messages", window, self._stamped(batch))
-            counts = {"received": received, "redelivered": redelivered, "largest": largest}
-            known = [time for time in oldest if time is not None]
-            since = min(known).isoformat() if known and len(known) == len(oldest) else None
-            took = {"began": began, "seconds": time.monotonic() - started, "task": index}
-            until = newest.isoformat() if newest else None
-            manifest = writer.close(**counts, redelivered_since=since, published_until=until, **took)
+            report.redelivered_since = earliest(oldest)
+            report.seconds = time.monotonic() - started
+            manifest = writer.close(report)
         yield from manifest.to_arrow().to_batches()
 
     def _batches(self, share: Share) -> Iterator[pa.RecordBatch]:

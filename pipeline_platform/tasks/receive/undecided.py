@@ -7,6 +7,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.early_acks import Notes
 from pipeline_platform.lake.reader import RowRange, read_ranges
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.tasks.acknowledge.early import keys_of
@@ -40,7 +41,7 @@ class KeepForgotten(Step):
         """Run task `index`."""
         noted = Notes(self.lake, self.pipeline.name, self.fenced).read()
         with self.writer(f"forgotten-{index}") as writer:
-            outcomes = Outcomes(self, writer)
+            outcomes = Outcomes(self, writer, report=TaskReport(task=index))
             assert outcomes.early_acks is not None
             # Uncertain acknowledgements too: if the source redelivers a message, its id identifies it as a duplicate.
             outcomes.early_acks.acknowledged |= noted
@@ -53,5 +54,5 @@ class KeepForgotten(Step):
                     rows = rows.set_column(rows.schema.get_field_index("receive_id"), "receive_id", ids)
                     writer.write("messages", window, rows.select(_STORED))
                     outcomes.failed(rows, window, [_FAILURE] * rows.num_rows)
-            manifest = writer.close(**outcomes.tally.notes(), task=index)
+            manifest = writer.close(outcomes.report.bounded())
         yield from manifest.to_arrow().to_batches()

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import Failure, reason_of, words
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.record.step import Sink, Step
-from pipeline_platform.tasks.record.tally import Tally
 from pipeline_platform.telemetry.spans import span
 
 IDENTITY = ["source", "message_id", "attempt"]
@@ -28,12 +28,12 @@ class Failures:
     Args:
         step: Step of the messages.
         sink: Sink of the events.
-        tally: Counters to update.
+        report: Report to update.
         watch: Watch that is notified of calls of `handle_failed`.
     """
 
-    def __init__(self, step: Step, sink: Sink, tally: Tally, watch: Watch) -> None:
-        self._step, self._sink, self._tally, self._watch = step, sink, tally, watch
+    def __init__(self, step: Step, sink: Sink, report: TaskReport, watch: Watch) -> None:
+        self._step, self._sink, self._report, self._watch = step, sink, report, watch
 
     def shown(
         self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
@@ -78,15 +78,16 @@ class Failures:
             return returned._rejected(before)
         if returned.failure is None:
             rescued = before.stage != RECEIVING and may_rescue(given)
-            self._tally.counts["rescued" if rescued else "not_rescued"] += 1
             if rescued:
+                self._report.rescued += 1
                 return returned
+            self._report.not_rescued += 1
         after = returned.failure or before
         return returned._but(failure=after._replace(traceback=after.traceback or before.traceback))
 
     def _count_error(self, error: BaseException) -> None:
-        self._tally.counts["handle_failed_errors"] += 1
-        self._tally.reason(f"handle_failed: {type(error).__name__}: {reason_of(error)}")
+        self._report.handle_failed_errors += 1
+        self._report.count_reason(f"handle_failed: {type(error).__name__}: {reason_of(error)}")
 
     def record(self, rows: pa.RecordBatch, window: str, messages: Sequence[Message]) -> None:
         """Write an `open` or `dead` event for each row, with its payload as delivered, not as callbacks changed it."""
@@ -105,7 +106,7 @@ class Failures:
             None if is_dead or retry is None else retry.due_at(source, message_id, attempt, at)
             for source, message_id, attempt, is_dead in zip(sources, ids, attempts, dead, strict=True)
         ]
-        self._tally.outcome("dead", window, sum(dead))
+        self._report.dead += sum(dead)
         self._write(
             rows,
             window,

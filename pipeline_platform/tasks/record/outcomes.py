@@ -10,7 +10,9 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.early_acks import Entry
 from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.actions import EARLY
+from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
 from pipeline_platform.model.options import Batcher
@@ -23,7 +25,6 @@ from pipeline_platform.tasks.record.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
 from pipeline_platform.tasks.record.staging import DELIVERY, staged_rows, staged_table
 from pipeline_platform.tasks.record.step import Sink, Step
-from pipeline_platform.tasks.record.tally import Tally
 from pipeline_platform.telemetry.spans import span
 
 _RECORDED = [*IDENTITY, "ack_ref", "ack_id"]
@@ -36,7 +37,7 @@ class Outcomes:
         step: Step of the messages.
         pipeline: Instance whose `handle_failed` gets failures before they are recorded; None to call no callbacks.
         watch: Watch that is notified of calls of user code.
-        tally: Counts of the rows written.
+        report: Report of the task; it gets the counts of the rows written.
         most_rows: Maximum number of rows of a try whose results return to the task; None for no limit.
         early_acks: Early acknowledger; None without `ack_immediately`.
         ack_policy: Ack actions of messages.
@@ -49,29 +50,26 @@ class Outcomes:
         pipeline: Pipeline | None = None,
         watch: Watch = UNWATCHED,
         early_acks: EarlyAcks | None = None,
-        tally: Tally | None = None,
+        report: TaskReport | None = None,
     ) -> None:
         self.pipeline, self.watch = pipeline, watch
-        self.tally = tally or Tally(step.pipeline.batchers)
+        self.report = report or TaskReport()
         self.most_rows: int | None = None
         self.early_acks = early_acks or step.early_acks()
         at_once = self.early_acks or (nobody if step.pipeline.acks_immediately else None)
         self.ack_policy = step.ack_policy._replace(at_once=at_once)
         self.step, self._sink, self._batchers = step, sink, step.pipeline.batchers
-        self._failures = Failures(step, sink, self.tally, watch)
+        self._failures = Failures(step, sink, self.report, watch)
         self._columns = Columns(step, watch)
 
     @contextmanager
     def chunk(self, messages: int) -> Iterator[None]:
         """Emit a span of a chunk with its number of messages and the outcomes recorded within it."""
-        names = {"handled", "failed", "returned", *(f"staged:{name}" for name in self._batchers)}
-        counts = self.tally.counts
         with span("chunk", self.step.pipeline, messages=messages) as chunk:
-            before = {name: counts[name] for name in names}
+            before = self.report.counts()
             yield
-            came = {name: counts[name] - before[name] for name in names}
-            staged = sum(count for name, count in came.items() if name.startswith("staged:"))
-            chunk.add(handled=came["handled"], failed=came["failed"], returned=came["returned"], staged=staged)
+            counts = self.report.counts()
+            chunk.add(**{name: counts[name] - before[name] for name in EVENTS["chunk"].stop})
 
     def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
         """Write rows of a table other than `outcomes`."""
@@ -235,7 +233,7 @@ class Outcomes:
             decided: Whether an earlier receive decided the message; then it is acknowledged as handled. Otherwise this
                 receive handles another copy, which may still be released, and the lease of this copy expires.
         """
-        self.tally.outcome("duplicates", window, rows.num_rows)
+        self.report.duplicates[window] += rows.num_rows
         self._write_outcomes(rows, window, "duplicate", self.step.ack_policy.on_success if decided else "noop")
 
     def given_back(self, rows: pa.RecordBatch, window: str) -> None:
@@ -248,8 +246,8 @@ class Outcomes:
             reason = "acknowledged early, but the run stopped before handle_message"
             self.failed(rows.filter(pa.array(begun)), window, [Failure("not handled", reason)] * len(early))
             rows = rows.filter(pc.invert(pa.array(begun)))
-        self.tally.counts["given_back"] += rows.num_rows
-        self.tally.outcome("returned", window, rows.num_rows)
+        self.report.released += rows.num_rows
+        self.report.returned[window] += rows.num_rows
         self._write_outcomes(rows, window, "returned", self.step.ack_policy.giving_back or "noop")
 
     def no_batcher(self, batcher: str, stage: str) -> Failure:
@@ -268,7 +266,7 @@ class Outcomes:
         if not fitting:
             return
         if self._columns.wait(name, batch_id):
-            self.tally.counts[f"staged:{name}"] += len(fitting)
+            self.report.staged[name] += len(fitting)
             *handled, own = columns
             rows = staged_rows(block.take(DELIVERY, fitting), handled, own, block.children(fitting))
             self._sink.write(staged_table(self.step.receive_id, name), block.window, rows)
@@ -288,8 +286,7 @@ class Outcomes:
     ) -> None:
         """Write rows of a batcher's table. `columns` are those of its data, then the batch keys."""
         count, row_type = rows.num_rows, self._columns.row_types.get(name)
-        self.tally.counts[f"rows:{name}"] += count
-        self.tally.keys(name, columns[-1])
+        self.report.count_keys(name, columns[-1])
         names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
         table = dict(zip(names, columns, strict=True)) | {column: rows.column(column) for column in IDENTITY}
         table["batch_id"] = pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count)
@@ -352,10 +349,10 @@ class Outcomes:
                 actions[place], ends[place] = EARLY, not early[index].comes_back(ack_policy)
         outcomes = ["failed" if end else "returned" for end in ends]
         self._write_outcomes(block.take(_RECORDED, failed), block.window, outcomes, actions)
-        self.tally.outcome("failed", block.window, sum(ends))
-        self.tally.outcome("returned", block.window, len(ends) - sum(ends))
+        self.report.failed[block.window] += sum(ends)
+        self.report.returned[block.window] += len(ends) - sum(ends)
         for message in losers:
-            self.tally.failure(message)
+            self.report.count_failure(message)
         if recorded := list(compress(failed, ends)):
             rows = block.take([*IDENTITY, *PAYLOAD], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
@@ -365,7 +362,7 @@ class Outcomes:
         return {} if self.early_acks is None else self.early_acks.among(rows, by_forks=self.pipeline is None)
 
     def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
-        self.tally.outcome("handled", window, rows.num_rows)
+        self.report.handled[window] += rows.num_rows
         self._write_outcomes(rows, window, "handled", action)
         if self.ack_policy.closes_failures:
             self._failures.close(rows, window)

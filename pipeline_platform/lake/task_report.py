@@ -1,0 +1,218 @@
+"""Report of a task for the driver and for people: bounded counts, samples, output and times."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pydantic import TypeAdapter
+
+from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import Message
+
+SAMPLE = 10
+"""Maximum number of reasons, failures or errors in a report."""
+_KEYS = 100
+_KEY = 200
+"""Characters of a batch key that are counted and shown. Keys are data and may have any length."""
+_REASON = 300
+_DISTINCT = 10_000
+"""Maximum number of reasons or batch keys that a task counts. Beyond it, the rarest are dropped."""
+
+
+class FailureSample(NamedTuple):
+    """A failed message, without its payload."""
+
+    message_id: str
+    stage: str
+    kind: str
+    reason: str
+    attempt: int
+
+
+class CallbackOutput(NamedTuple):
+    """Output of callbacks (print and logging).
+
+    Attributes:
+        author: The callbacks, for people.
+        text: Lines that are shown.
+        more: Number of further lines, which are only in Spark's log.
+    """
+
+    author: str
+    text: str
+    more: int = 0
+
+
+@dataclass
+class Totals:
+    """Counts, samples and output of one task, or of any number of tasks.
+
+    Attributes:
+        handled: Messages by window, like `failed`, `returned` and `duplicates`.
+        dead: Failed messages that are not retried.
+        released: Messages that were not started because the run stops. They are also counted as returned.
+        staged: Messages that wait for a batch, by batcher.
+        batch_keys: Rows by batch key, by batcher.
+        not_rescued: Failed messages that `handle_failed` returned as ok without being allowed to rescue.
+        reasons: Failures by reason.
+        sample: The first failures.
+        waited: Seconds of waiting for permits.
+        positions: Rows that the query of the Spark lane returned, or must not see.
+        checksum: Checksum of their positions.
+        acknowledged: Messages acknowledged, now or early, or skipped by `noop`.
+        withheld: Duplicates that were left unacknowledged.
+        lost: Messages whose leases expired before their acknowledgement.
+        losses: Sample of the source's reasons for losses.
+        refusals: Sample of the messages that the source refused, with its reasons.
+        errors: Sample of errors of acknowledgements, or of the pipeline's own `acknowledge`.
+        notified: Ranges of positions that the pipeline's own `acknowledge` was notified of, by `ack_ref`.
+        not_taken: Messages for which the pipeline's own `acknowledge` raised.
+        dropped: Messages that other receives decided.
+        letters: Dead letters sent.
+        output: Output of callbacks.
+    """
+
+    received: int = 0
+    redelivered: int = 0
+    handled: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    returned: Counter[str] = field(default_factory=Counter)
+    duplicates: Counter[str] = field(default_factory=Counter)
+    dead: int = 0
+    released: int = 0
+    staged: Counter[str] = field(default_factory=Counter)
+    batches: int = 0
+    batch_keys: dict[str, Counter[str]] = field(default_factory=dict)
+    rescued: int = 0
+    not_rescued: int = 0
+    handle_failed_errors: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    sample: list[FailureSample] = field(default_factory=list)
+    waited: float = 0.0
+    positions: int = 0
+    checksum: int = 0
+    acknowledged: int = 0
+    withheld: int = 0
+    lost: int = 0
+    losses: list[str] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    notified: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    not_taken: int = 0
+    dropped: int = 0
+    letters: int = 0
+    output: list[CallbackOutput] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, reports: Iterable[Totals]) -> Totals:
+        """Return the sum of reports: numbers are added, samples and output joined."""
+        totals = cls()
+        for report in reports:
+            for name in _NAMES:
+                if value := getattr(report, name):
+                    setattr(totals, name, _sum(getattr(totals, name), value))
+        return totals
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers by the name of their field, summed over windows, batchers or reasons."""
+        values = {name: getattr(self, name) for name in _NAMES}
+        numbers = {name: value.total() if isinstance(value, Counter) else value for name, value in values.items()}
+        return {name: number for name, number in numbers.items() if isinstance(number, int)}
+
+
+def _sum(value: Any, other: Any) -> Any:
+    if type(value) is not dict:
+        return value + other
+    return {**value, **other, **{key: value[key] + other[key] for key in value.keys() & other.keys()}}
+
+
+_NAMES = [each.name for each in fields(Totals)]
+
+
+@dataclass
+class TaskReport(Totals):
+    """Report of one task, or of a step as a whole.
+
+    Attributes:
+        task: Number of the task.
+        step: Step that it reports as a whole; empty for a task.
+        began: Unix time at which the task began; None for a step.
+        seconds: Duration.
+        largest: Size of the largest received message in bytes.
+        redelivered_since: Publication time of the oldest redelivered message; None if the source does not report it.
+        published_until: Publication time of the newest message; None if the source does not report it.
+    """
+
+    task: int | None = None
+    step: str = ""
+    began: float | None = None
+    seconds: float = 0.0
+    largest: int = 0
+    redelivered_since: datetime | None = None
+    published_until: datetime | None = None
+
+    def count_keys(self, batcher: str, keys: pa.Array) -> None:
+        """Count the batch keys of rows."""
+        counted = self.batch_keys.setdefault(batcher, Counter())
+        names, counts = keys.value_counts().flatten()
+        for name, count in zip(names.to_pylist(), counts.to_pylist(), strict=True):
+            counted[name[:_KEY]] += count
+        _forget_rare(counted)
+
+    def count_reason(self, reason: str) -> None:
+        """Count the reason of a failure."""
+        self.reasons[words(reason, _REASON)] += 1
+        _forget_rare(self.reasons)
+
+    def count_failure(self, message: Message) -> None:
+        """Count the reason of a failed message. The first messages are kept as a sample."""
+        failure = message.failure or Failure("failed", "")
+        self.count_reason(f"{failure.kind}: {failure.reason}")
+        if len(self.sample) < SAMPLE:
+            shown = words(failure.stage), words(failure.kind), words(failure.reason, _REASON)
+            self.sample.append(FailureSample(message.message_id, *shown, message.attempt))
+
+    def bounded(self) -> TaskReport:
+        """Return the report with the most frequent reasons and batch keys only."""
+        keys = {batcher: Counter(dict(keys.most_common(_KEYS))) for batcher, keys in self.batch_keys.items()}
+        return replace(self, reasons=Counter(dict(self.reasons.most_common(SAMPLE))), batch_keys=keys)
+
+    def to_json(self) -> str:
+        """Return the report as JSON, without defaults."""
+        return _JSON.dump_json(self, exclude_defaults=True).decode()
+
+    def load(self, text: str) -> None:
+        """Replace all values by those of another report, given as JSON."""
+        vars(self).update(vars(_JSON.validate_json(text)))
+
+
+_JSON = TypeAdapter(TaskReport)
+from_json = _JSON.validate_json
+"""Return the report that `TaskReport.to_json` wrote."""
+
+
+def from_notes(notes: Mapping[str, Any]) -> TaskReport:
+    """Return the counts of release 0.2 that finishing a receive needs. Can be removed after the next release."""
+    names = {"given_back": "released", "unheard": "not_taken", "heard": "notified"}
+    kept = ("received", "dead", "dropped", "letters", *names)
+    values = {names.get(name, name): notes[name] for name in kept if name in notes}
+    outcomes = {name: {"": notes[name]} for name in ("returned", "duplicates") if name in notes}  # of all windows
+    return _JSON.validate_python({**values, **outcomes})
+
+
+def earliest(times: Sequence[datetime | None]) -> datetime | None:
+    """Return the earliest of some times; None if one of them is unknown."""
+    known = [time for time in times if time is not None]
+    return min(known) if known and len(known) == len(times) else None
+
+
+def _forget_rare(counter: Counter[str]) -> None:
+    if len(counter) > _DISTINCT:
+        kept = dict(counter.most_common(_DISTINCT // 2))
+        counter.clear()
+        counter.update(kept)
