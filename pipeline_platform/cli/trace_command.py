@@ -13,12 +13,13 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name, happened
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.model.checks import SYSTEM_COLUMNS
 from pipeline_platform.source.contract import Source, SourceError
 
 if TYPE_CHECKING:  # it loads Polars
     from pipeline_platform.run.trace import Delivery, UnfinishedReceive
 
-_SYSTEM = ("table", "source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
+_SYSTEM = ("table", *SYSTEM_COLUMNS)
 
 
 def trace(

@@ -15,6 +15,7 @@ from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.deprecated import OPTIONS as RENAMED
 from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.message import ATTEMPT_KEY
 from pipeline_platform.model.options import (
     Batcher,
     Processors,
@@ -54,7 +55,7 @@ _FIRST_YEAR, _WINDOWS = 1970, 1_000_000
 """Bounds of `first_window`: Dagster lists all partitions on the page of an asset, which hangs beyond them."""
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables of every pipeline, whose names a batcher cannot have."""
-SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
+SYSTEM_COLUMNS = (*ATTEMPT_KEY, "batch_key", "batch_id", "receive_id", "window", "child")
 """Columns that the platform adds to the table of a batcher, whose names a field cannot have."""
 _DEFERRED: Mapping[Callable[[Any], bool], str] = {
     inspect.iscoroutinefunction: "an async function",

@@ -42,6 +42,15 @@ DELIVERIES = pa.schema(
 )
 """Columns that `Source.read` yields: one row per delivery."""
 
+MESSAGE_KEY = ("source", "message_id")
+"""Columns that identify a message."""
+ATTEMPT_KEY = (*MESSAGE_KEY, "attempt")
+"""Columns that identify an attempt to handle a message."""
+DELIVERY_KEY = (*ATTEMPT_KEY, "ack_ref", "ack_id")
+"""Columns that identify a delivery. No delivery lacks one of them."""
+PAYLOAD = ("data", "metadata", "partition", "sequence")
+"""Content of a delivery, and its order."""
+
 MESSAGES = pa.schema(
     [
         *DELIVERIES,

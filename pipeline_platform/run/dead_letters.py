@@ -10,6 +10,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.patience import patiently
 
@@ -19,7 +20,7 @@ AT_ONCE = 100
 SENT = "letters"
 """Step of a receive whose manifest has the number of dead letters sent."""
 
-_LABELS = ("source", "message_id", "stage", "kind", "reason")
+_LABELS = (*MESSAGE_KEY, "stage", "kind", "reason")
 _LABEL = 500
 """Maximum characters of a label: brokers limit the size of metadata."""
 

@@ -12,9 +12,6 @@ from pipeline_platform.lake.reader import RowRange, only, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import MESSAGES
 
-DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")
-PAYLOAD = ("data", "metadata", "partition", "sequence")
-
 _HELD_BYTES = 64 * 2**20
 """Size of the cache of row groups. Rows arrive in order unless the query moved them between partitions."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure
 from pipeline_platform.model.message import Message, Trigger
 from pipeline_platform.model.options import BATCH_BYTES, BATCH_MESSAGES, Splitter
 from pipeline_platform.tasks.handle.source_order import dealt, in_source_order
@@ -22,8 +22,7 @@ MESSAGES = pa.schema({**_GROUPED, "position": pa.int64(), "size": pa.int64(), "f
 `partition` is null, or the column is missing, if the batcher has no partitions.
 """
 
-_SAYS = ("kind", "reason", "traceback", "stage")
-FAILURE = pa.struct({**dict.fromkeys(_SAYS, pa.string()), "retry": pa.bool_()})
+FAILURE = pa.struct({**dict.fromkeys(FAILURE_COLUMNS, pa.string()), "retry": pa.bool_()})
 """A `Failure`."""
 
 _CUT = {"number": pa.int64(), "trigger": pa.string(), "size": pa.int64(), "rows": pa.list_(pa.int64())}
