@@ -85,7 +85,7 @@ class Database:
         now: Callable[[], float] | None = None,
     ) -> None:
         try:
-            self.url = parse(url)
+            self.url = parse_url(url)
         except ValueError as refused:
             raise error(f"{what}: {refused}") from None
         self._what, self._error, self._away = what, error, away or error
@@ -266,7 +266,7 @@ def insert(connection: sa.Connection, table: sa.Table) -> Any:
     return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
-def parse(text: str) -> sa.URL:
+def parse_url(text: str) -> sa.URL:
     """Parse a SQLAlchemy URL; the path of a SQLite file becomes absolute, because tasks run in other folders.
 
     Raises:

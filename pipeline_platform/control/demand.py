@@ -257,7 +257,7 @@ def of_use(limits: Limits, in_flight: InFlight) -> int:
     return max(limits.capacity, in_flight.of_capacity) + 1
 
 
-def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
+def next_ask(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
     """Return the messages that one more run should lease, or 0 and the reason.
 
     A run is requested as soon as the messages that it may lease make it worthwhile, or are all that can be handled
@@ -300,11 +300,11 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     return Ask(demand, f"{at_least}{_wait(waiting)}, and may wait {_seconds(patience)} at most")
 
 
-def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
+def next_asks(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
     """Return an ask for each run to request at this tick, or a single ask of 0 with the reason."""
     asks: list[Ask] = []
     while True:
-        ask = decide(backlog, limits, in_flight, waited)
+        ask = next_ask(backlog, limits, in_flight, waited)
         if not ask.demand:
             return asks or [ask]
         asks.append(ask)

@@ -77,7 +77,7 @@ class Retry(Options):
         return failed_at + backoff.before(attempt + 1, JITTER, chance)
 
 
-BATCH_BYTES = 128 * 2**20
+DEFAULT_BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6
 """Most messages in a batch, also with a splitter."""
 
@@ -310,7 +310,7 @@ class Batcher(Options):
         100, description="Most messages in a batch; or a Splitter, which ends batches by their content."
     )
     batch_bytes: int = Field(
-        BATCH_BYTES,
+        DEFAULT_BATCH_BYTES,
         ge=1,
         le=2**30,
         description="Most bytes in a batch: payloads as delivered, and data as handled. A larger message is a batch "

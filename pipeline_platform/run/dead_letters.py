@@ -39,7 +39,7 @@ class Letters(NamedTuple):
     error: str | None = None
 
 
-def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
+def send_dead_letters(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
     """Send the dead messages of a decided receive, each at least once. Continue where an earlier attempt stopped.
 
     Errors are returned, not raised: the messages are in `failed` in any case.

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.orchestration.resources.addresses import QUIET
-from pipeline_platform.orchestration.resources.lake_resources import values_of
+from pipeline_platform.orchestration.resources.lake_resources import resource_options
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
@@ -83,7 +83,7 @@ def places_of(resource: Any) -> frozenset[str]:
     connector = connector_of(resource)
     if connector is None or connector.places is Source.places:
         return frozenset()
-    fields, values = connector.model_fields, values_of(resource)
+    fields, values = connector.model_fields, resource_options(resource)
     with suppress(Exception):  # the run reports the error; connectors of the project may raise anything
         return connector(**{name: values[name] for name in fields if values[name] != _default(fields[name])}).places
     return frozenset()

@@ -18,7 +18,7 @@ from pipeline_platform.model.message import DEFAULT, DELIVERY_KEY, MESSAGE_KEY, 
 from pipeline_platform.model.options import Processors
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.portions import portions
-from pipeline_platform.tasks.by_position import ByPosition, Positions, checksum
+from pipeline_platform.tasks.by_position import ByPosition, RowPositions, checksum
 from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.callback_process.isolation import Tries, each_alone, surely
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
 _DELIVERY = [name for name in READ.names if name not in (*PAYLOAD, "window", "position")]
-GROUP_BYTES = 64 * 2**20
+_KEPT_BYTES = 64 * 2**20
 """Bytes of rows that a task keeps for its callback process. Spark delivers rows once, and a crash needs them again."""
 
 
@@ -151,7 +151,7 @@ class WriteColumns(CallingStep):
 
     def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition. Yield the manifest of each group of rows passed to a callback process."""
-        for group in portions(share, lambda batch: batch.nbytes, GROUP_BYTES):
+        for group in portions(share, lambda batch: batch.nbytes, _KEPT_BYTES):
             yield from super().__call__(group)
 
     def blocks(self, share: Sequence[pa.RecordBatch], skip: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -171,7 +171,7 @@ class WriteColumns(CallingStep):
         return ByPosition(self.lake, self.received)
 
 
-def _count(positions: Positions, outcomes: Outcomes) -> None:
+def _count(positions: RowPositions, outcomes: Outcomes) -> None:
     outcomes.tally.counts["returned_rows"] += len(positions)
     outcomes.tally.counts["checksum"] += checksum(positions)
 
