@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline_platform.orchestration.deployment import Built
 
 _CHOSEN: dict[str, str] = {}
-"""Value of `-m` in this process."""
+"""Value of `-m`. It belongs to the whole command line, and Typer passes it to no command."""
 
 
 class SetUpError(Exception):

@@ -19,7 +19,8 @@ from pipeline_platform.model.windows import EARLIEST, WINDOW_FORMAT
 from pipeline_platform.orchestration.resources.lake_resources import resource_options
 
 _FIRST: dict[type[Pipeline], datetime] = {}
-"""First windows, from the control store, of classes without `first_window`."""
+"""First windows, from the control store, of classes without `first_window`. Assets, jobs and the ticks of sensors need
+them, and have only the class."""
 
 _CHANGED = dg.AutomationCondition.data_version_changed() & ~dg.AutomationCondition.executed_with_root_target()
 WHEN_NEW = (

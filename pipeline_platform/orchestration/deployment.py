@@ -58,7 +58,8 @@ class Built(NamedTuple):
 
 
 BUILT: list[Built] = []
-"""Deployments built in this process, in order, for the command line: it uses the last."""
+"""Deployments built in this process, in order, for the command line, which uses the last: a project may merge the
+definitions with its own, and Dagster's definitions do not contain the classes of the pipelines."""
 
 
 def platform_definitions(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 from pydantic import BaseModel, Field, create_model
@@ -17,11 +17,8 @@ from pipeline_platform.orchestration.resources.lake_resources import resource_op
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
-_CONNECTORS: dict[type, type[Source]] = {}
-"""Connectors by the class of their resource."""
-
 _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
-"""Open sources of sensors and checks in this process, by their options."""
+"""Open sources of sensors and checks, by their options: Dagster creates its resources anew for each tick."""
 
 
 @functools.cache  # resources of the same class with the same options are equal
@@ -42,6 +39,7 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
 
     class _SourceResource(dg.ConfigurableResource[Source]):
         model_config = QUIET
+        connector_class: ClassVar[type[Source]] = source
 
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             # Defaults are left out: some connectors refuse an option that is set together with another.
@@ -63,7 +61,6 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
         for name, field in fields.items()
     }
     made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
-    _CONNECTORS[made] = source
     return cast("type[dg.ConfigurableResource[Source]]", made)
 
 
@@ -75,7 +72,7 @@ def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
 
 def connector_of(resource: Any) -> type[Source] | None:
     """Return the connector of a resource of `source_resource`; None for another resource."""
-    return _CONNECTORS.get(type(resource))
+    return getattr(type(resource), "connector_class", None)
 
 
 def places_of(resource: Any) -> frozenset[str]:
