@@ -141,7 +141,7 @@ class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
         default=3, ge=1, description="Attempts of a run to acknowledge a message that the source refuses."
     )
     wait_s: float = Field(
-        default=1.0, ge=0, description="Seconds before the second attempt. Doubles after each attempt."
+        default=1.0, ge=0, description="Seconds before the second attempt. Doubles after each attempt, up to an hour."
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:
