@@ -18,7 +18,7 @@ from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
 _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
-"""Open sources of sensors and checks, by their options: Dagster creates its resources anew for each tick."""
+"""Open sources of sensors and checks, by their options: Dagster creates new resources for each tick."""
 
 
 @functools.cache  # resources of the same class with the same options are equal
