@@ -14,7 +14,7 @@ from benchmarks.sqs import write_history
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.flow import looked_at
-from pipeline_platform.run.trace import trace
+from pipeline_platform.run.trace import deliveries_of
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
         took = []
         for number in range(given.rounds):
             started = time.perf_counter()
-            (found,) = trace(flow, str(uuid.uuid5(uuid.NAMESPACE_OID, f"40:{number}")))
+            (found,) = deliveries_of(flow, str(uuid.uuid5(uuid.NAMESPACE_OID, f"40:{number}")))
             took.append(time.perf_counter() - started)
             assert found.outcome == "handled"
     spread = f"{min(took):.2f} to {max(took):.2f}"

@@ -10,7 +10,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.home import home
 
 
-class Kind(Enum):
+class SourceKind(Enum):
     """Kind of source of a new pipeline."""
 
     table = "table"
@@ -20,16 +20,20 @@ class Kind(Enum):
     pubsub = "pubsub"
 
 
-_CONNECTORS: dict[Kind, tuple[str, str, dict[str, Any]]] = {
-    Kind.table: ("table_queue", "TableQueue", {"url": "sqlite:///{home}/$key.sqlite", "created_column": "created_at"}),
-    Kind.sqs: ("sqs", "SqsSource", {"queue_url": {"env": "${NAME}_QUEUE_URL"}}),
-    Kind.kafka: (
+_CONNECTORS: dict[SourceKind, tuple[str, str, dict[str, Any]]] = {
+    SourceKind.table: (
+        "table_queue",
+        "TableQueue",
+        {"url": "sqlite:///{home}/$key.sqlite", "created_column": "created_at"},
+    ),
+    SourceKind.sqs: ("sqs", "SqsSource", {"queue_url": {"env": "${NAME}_QUEUE_URL"}}),
+    SourceKind.kafka: (
         "kafka",
         "KafkaSource",
         {"bootstrap_servers": {"env": "${NAME}_BOOTSTRAP_SERVERS"}, "group_id": "$name", "topics": ["$name"]},
     ),
-    Kind.rabbitmq: ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
-    Kind.pubsub: ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
+    SourceKind.rabbitmq: ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
+    SourceKind.pubsub: ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
 }
 """Module, class and options of the connector of each kind. `env` is the name of a variable; `{home}` is `home()`."""
 
@@ -106,7 +110,7 @@ class NewPipeline:
         ValueError: The name is not valid.
     """
 
-    def __init__(self, name: str, source: Kind, package: str) -> None:
+    def __init__(self, name: str, source: SourceKind, package: str) -> None:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             raise ValueError(
                 f"{name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter."
@@ -138,7 +142,7 @@ class NewPipeline:
     @property
     def source(self) -> str:
         """Text of the file of its source, a Dagster resource."""
-        table = self.kind is Kind.table
+        table = self.kind is SourceKind.table
         return self._filled(
             _SOURCE,
             connector_module=self.connector_module,

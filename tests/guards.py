@@ -105,7 +105,7 @@ run/notifying.py: run/test_own_acknowledger.py
 run/handling.py: run/test_steps_again.py
     if received.totals.redelivered else [] => if False else []
 control/claims.py: control/test_claims.py
-    now = self.now(connection) >> lock(connection, whole(pipeline))
+    now = self.now(connection) >> lock(connection, pipeline_of_key(pipeline))
     if mine is None or run_id not in (None, mine.run_id) => if mine is None
     if mine.messages > room:
     row = row.where(_RECEIVES.c.expires_at

@@ -20,8 +20,8 @@ from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.cli.time_range import Since, Until, windows_between
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.inspection import grouped, history, state_of
+from pipeline_platform.lake.failure_events import Selection, State
+from pipeline_platform.lake.inspection import grouped, history, state_of_failure
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.windows import expect_window
 
@@ -46,9 +46,8 @@ Windows = Annotated[
     list[str] | None,
     typer.Option("--window", help="Only failures of this window. Repeat the option for more.", callback=_expected),
 ]
-Kind = Annotated[str | None, typer.Option(help="Only failures of this kind: the name of an exception, or `failed`.")]
+_Kind = Annotated[str | None, typer.Option(help="Only failures of this kind: the name of an exception, or `failed`.")]
 Reason = Annotated[str | None, typer.Option(help="Only failures whose reason contains this text.")]
-State = Literal["open", "waiting", "due", "dead"]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -57,7 +56,7 @@ def list_(
     pipeline: Name,
     window: Windows = None,
     state: Annotated[Literal[State, "closed"], typer.Option(help="Only failures in this state.")] = "open",
-    kind: Kind = None,
+    kind: _Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
@@ -111,7 +110,7 @@ def show(
     for source in dict.fromkeys(event["source"] for event in events):
         mine = [event for event in events if event["source"] == source]
         failures = [event for event in mine if event["state"] != "closed"]
-        state = state_of(mine[-1], datetime.now(UTC))
+        state = state_of_failure(mine[-1], datetime.now(UTC))
         say(f"Message {message_id} of {source}, window {mine[-1]['window']}: {state}")
         for event in mine:
             say(f"  {happened(event)}")
@@ -142,7 +141,7 @@ def _say_payload(event: dict[str, Any]) -> None:
 
 
 Id = Annotated[str | None, typer.Option("--id", help="Only failures of the message with this id.")]
-Source = Annotated[str | None, typer.Option(help="Only failures from this source. Ids are unique per source.")]
+SourceName = Annotated[str | None, typer.Option(help="Only failures from this source. Ids are unique per source.")]
 Every = Annotated[bool, typer.Option("--all", help="All open failures, including dead failures.")]
 Chosen = Annotated[State | None, typer.Option(help="Only failures in this state.")]
 
@@ -151,10 +150,10 @@ Chosen = Annotated[State | None, typer.Option(help="Only failures in this state.
 def retry(
     pipeline: Name,
     message_id: Id = None,
-    source: Source = None,
+    source: SourceName = None,
     window: Windows = None,
     state: Chosen = None,
-    kind: Kind = None,
+    kind: _Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
@@ -188,10 +187,10 @@ def close(
     why: Annotated[str, typer.Option(help="Reason, shown by `failures show` and `trace`.", prompt=True)],
     by: Annotated[str, typer.Option(help="Name of the person. Default: the user of this machine.")] = "",
     message_id: Id = None,
-    source: Source = None,
+    source: SourceName = None,
     window: Windows = None,
     state: Chosen = None,
-    kind: Kind = None,
+    kind: _Kind = None,
     reason: Reason = None,
     since: Since = None,
     until: Until = None,
@@ -210,7 +209,7 @@ def close(
 def reopen(
     pipeline: Name,
     message_id: Id = None,
-    source: Source = None,
+    source: SourceName = None,
     window: Windows = None,
     every: Annotated[bool, typer.Option("--all", help="All manually closed failures.")] = False,
 ) -> None:

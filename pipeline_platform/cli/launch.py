@@ -46,7 +46,7 @@ def retry_failures(
     with loading.opened(module) as opened:
         of = opened.pipeline(pipeline)
         runs = plan_retries(opened, of, selection, windows)
-        return list(launch_all(f"{of.name}_retry", runs, module or loading.chosen()))
+        return list(launch_all(f"{of.name}_retry", runs, module or loading.chosen_module()))
 
 
 def plan_retries(

@@ -22,16 +22,18 @@ from pipeline_platform.source.contract import SourceError
 
 _SHORTEST_S, _LONGEST_S = 0.001, 366 * 86_400
 
-Reason = Annotated[str, typer.Option(help="Shown while the pipeline is paused.")]
+PauseReason = Annotated[str, typer.Option(help="Shown while the pipeline is paused.")]
 DrainReason = Annotated[
     str | None,
     typer.Option(help="Shown while the pipeline is paused.  [default: the reason of its pause, if it is paused]"),
 ]
-Of = Annotated[str, typer.Option("--producer", help="Only this producer of the pipeline.")]
+_Of = Annotated[str, typer.Option("--producer", help="Only this producer of the pipeline.")]
 
 
 @contextmanager
-def chosen(name: str, producer: str, *, as_json: bool = False) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
+def chosen_pipeline(
+    name: str, producer: str, *, as_json: bool = False
+) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
     """Open the deployment and yield it with a pipeline. Refuse an unknown producer."""
     with loading.opened() as opened:
         pipeline = opened.pipeline(name)
@@ -48,12 +50,12 @@ def _of(
     name: str, producer: str, *, as_json: bool = False
 ) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
     """Yield the control store, the key of the producer or of the whole pipeline, and its producers by key."""
-    with chosen(name, producer, as_json=as_json) as (opened, pipeline):
+    with chosen_pipeline(name, producer, as_json=as_json) as (opened, pipeline):
         of_keys = {pipeline.limits_key(key): options for key, options in pipeline.producers_of(producer).items()}
         yield opened.control, pipeline.limits_key(producer), of_keys
 
 
-def pause(pipeline: Name, reason: Reason = "paused on the command line", producer: Of = "") -> None:
+def pause(pipeline: Name, reason: PauseReason = "paused on the command line", producer: _Of = "") -> None:
     """Pause a pipeline: runs receive no more messages. Messages that a run has received are still handled."""
     with _of(pipeline, producer) as (control, key, _):
         control.pause(key, reason)
@@ -64,9 +66,9 @@ def pause(pipeline: Name, reason: Reason = "paused on the command line", produce
     say(f"Paused {key}: {reason}. {rest}.")
 
 
-def resume(pipeline: Name, producer: Of = "") -> None:
+def resume(pipeline: Name, producer: _Of = "") -> None:
     """Resume a paused pipeline. A producer that was paused with --producer stays paused until resumed with it."""
-    with dagster_instance() as instance, chosen(pipeline, producer) as (opened, of):
+    with dagster_instance() as instance, chosen_pipeline(pipeline, producer) as (opened, of):
         control, key = opened.control, of.limits_key(producer)
         before = control.paused(key)
         control.resume(key)
@@ -97,13 +99,13 @@ def _resumed(
     return f"is {asking(pipeline, producer, instance)}."
 
 
-def drain(pipeline: Name, reason: DrainReason = None, producer: Of = "") -> None:
+def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "") -> None:
     """Pause a pipeline, stop its active runs, and wait until they have ended.
 
     Runs start messages for another `shutdown` (an option of the pipeline). Handled messages are batched, published and
     acknowledged. Other messages are released to the source. The pipeline stays paused until `resume`.
     """
-    with chosen(pipeline, producer) as (opened, of):
+    with chosen_pipeline(pipeline, producer) as (opened, of):
         reason = reason or opened.control.paused(of.limits_key(producer)) or "drained on the command line"
         say(drain_and_wait(opened.control, of, reason, producer, log=say))
 
@@ -113,7 +115,7 @@ def limit(
     allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages per interval.")] = None,
     interval: Annotated[float | None, typer.Option(help="Length of an interval in seconds.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the rate limit to that of the class.")] = False,
-    producer: Of = "",
+    producer: _Of = "",
     as_json: Json = False,
 ) -> None:
     """Change the rate limit. The change applies from the next permits. Without options, print the current limit."""
@@ -152,7 +154,7 @@ def scale(
     max_demand: Annotated[int | None, typer.Option(help="Maximum number of messages per task and run.")] = None,
     max_runs: Annotated[int | None, typer.Option(help="Maximum number of active runs.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the options to those of the class.")] = False,
-    producer: Of = "",
+    producer: _Of = "",
     as_json: Json = False,
 ) -> None:
     """Override options of the class. The change applies from the next run. Without options, print the overrides."""
@@ -161,7 +163,7 @@ def scale(
         changes = Overrides(**given)
         if reset and any(value is not None for value in given.values()):
             raise PipelineError("--reset cannot be combined with other options.")
-        with chosen(pipeline, producer, as_json=as_json) as (opened, of):
+        with chosen_pipeline(pipeline, producer, as_json=as_json) as (opened, of):
             if reset:
                 opened.control.reset_overrides(of, producer)
             now, key = opened.control.override(of, changes, producer), of.limits_key(producer)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pipeline_platform.orchestration.deployment import Built
 
 _CHOSEN: dict[str, str] = {}
-"""Value of `-m` in this process."""
+"""Value of `-m`. It belongs to the whole command line, and Typer passes it to no command."""
 
 
 class SetUpError(Exception):
@@ -92,7 +92,7 @@ def load(module: str | None = None) -> "Built":
 
     from pipeline_platform.orchestration.deployment import BUILT
 
-    module, _, folders, _ = location_of(module or chosen())
+    module, _, folders, _ = location_of(module or chosen_module())
     for folder in map(os.path.abspath, (os.curdir, *folders)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -128,7 +128,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
     """
     import dagster as dg
 
-    built, named = load(module), location_of(module or chosen()).module
+    built, named = load(module), location_of(module or chosen_module()).module
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
     sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
@@ -170,7 +170,7 @@ def choose(module: str | None) -> None:
         _CHOSEN["module"] = module
 
 
-def chosen() -> str | None:
+def chosen_module() -> str | None:
     """Return the chosen module; None for the result of `location_of`."""
     return _CHOSEN.get("module")
 

@@ -8,12 +8,12 @@ import typer
 
 from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.cli.terminal import say
-from pipeline_platform.new_pipeline import Kind, NewPipeline
+from pipeline_platform.new_pipeline import NewPipeline, SourceKind
 
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the pipeline: lower-case letters, digits and _.")],
-    source: Annotated[Kind, typer.Option(help="Kind of source.")] = Kind.table,
+    source: Annotated[SourceKind, typer.Option(help="Kind of source.")] = SourceKind.table,
 ) -> None:
     """Add a pipeline that is ready to run to this checkout, as a starting point for your own code."""
     try:

@@ -104,7 +104,7 @@ def carry_out(
         say(f"Dry run: launched none of {counted(len(runs), 'run')}.")
         return
     launched = []
-    for started in launch_all(job, runs, loading.chosen(), log=lambda text: say(text, err=True)):
+    for started in launch_all(job, runs, loading.chosen_module(), log=lambda text: say(text, err=True)):
         launched.append(started)
         say(f"run {started.run_id} {describe(started)}")
     total = counted(sum(run.messages for run in launched), noun)

@@ -8,7 +8,7 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.failure_commands import Name
-from pipeline_platform.cli.limit_commands import chosen
+from pipeline_platform.cli.limit_commands import chosen_pipeline
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.planned_runs import DryRun, IgnorePause, PlannedRun, Wait, carry_out, refuse_paused
 from pipeline_platform.cli.terminal import say
@@ -21,7 +21,7 @@ from pipeline_platform.source.contract import SourceError
 if TYPE_CHECKING:
     from pipeline_platform.orchestration.sensors.producer_state import ProducerState
 
-Of = Annotated[
+_Of = Annotated[
     str,
     typer.Option(
         "--producer",
@@ -33,7 +33,7 @@ Demand = Annotated[int | None, typer.Option(min=1, help="Most messages to pull. 
 
 def pull(
     pipeline: Name,
-    producer: Of = "",
+    producer: _Of = "",
     demand: Demand = None,
     ignore_pause: IgnorePause = False,
     dry_run: DryRun = False,
@@ -46,7 +46,7 @@ def pull(
     from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
     from pipeline_platform.orchestration.jobs import run_request
 
-    with chosen(pipeline, producer) as (opened, of):
+    with chosen_pipeline(pipeline, producer) as (opened, of):
         producer = producer or _largest(opened, of)
         refuse_paused(opened.control, of, producer, ignore_pause=ignore_pause)
         messages = _room(opened, of, producer, demand, explain=dry_run)

@@ -9,7 +9,7 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Name
-from pipeline_platform.cli.limit_commands import chosen
+from pipeline_platform.cli.limit_commands import chosen_pipeline
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
@@ -40,7 +40,7 @@ def push(
     producer: Annotated[str, typer.Option(help="Producer of the source. Required if the pipeline has several.")] = "",
 ) -> None:
     """Send messages to the source of a pipeline."""
-    with chosen(pipeline, producer) as (opened, of):
+    with chosen_pipeline(pipeline, producer) as (opened, of):
         source = opened.sources[_producer(of, producer)]
         try:
             sent = _push(source, file, of.processors.max_message_bytes, from_line, has_metadata=metadata)

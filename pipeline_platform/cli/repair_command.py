@@ -12,6 +12,7 @@ from pipeline_platform.cli.terminal import say
 from pipeline_platform.lake.repair import repair as repair_tables
 from pipeline_platform.lake.repair import unreadable, unreadable_values
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.message import MESSAGE_KEY
 
 _APPLY = "Remove the files and rows, and record their messages as open failures. By default, only list them."
 
@@ -50,7 +51,7 @@ def repair(
 
 def _named(rows: pa.Table) -> list[dict[str, Any]]:
     """Return the messages of rows. An id may contain invalid UTF-8."""
-    texts = [rows[name].cast(pa.binary()).to_pylist() for name in ("source", "message_id")]
+    texts = [rows[name].cast(pa.binary()).to_pylist() for name in MESSAGE_KEY]
     return [
         {"source": source.decode(errors="replace"), "message_id": id_.decode(errors="replace"), "attempt": attempt}
         for source, id_, attempt in zip(*texts, rows["attempt"].to_pylist(), strict=True)

@@ -23,12 +23,12 @@ from pipeline_platform.lake.replay_preview import ReplayedWindow, decided_messag
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 
-Windows = Annotated[list[str] | None, typer.Option("--window", help="Replay this window; repeat it for others.")]
+_Windows = Annotated[list[str] | None, typer.Option("--window", help="Replay this window; repeat it for others.")]
 
 
 def replay(
     pipeline: Name,
-    window: Windows = None,
+    window: _Windows = None,
     since: Since = None,
     until: Until = None,
     ignore_pause: IgnorePause = False,

@@ -25,12 +25,12 @@ _SLOW = ("pipeline_platform.orchestration.deployment", "dagster_pyspark", "pyspa
 """Modules that take seconds to import and are needed once the server answers."""
 _STATE = "State folder. Default: PIPELINE_PLATFORM_HOME, or pipeline_platform in DAGSTER_HOME."
 _TIMEOUT = "Seconds until the start of Spark times out. A start without progress ends earlier."
-State = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
+StateFolder = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
 
 
 @app.command()
 def start(
-    state: State,
+    state: StateFolder,
     cores: Annotated[int | None, typer.Option(min=1, help="Number of parallel tasks. Default: all cores.")] = None,
     memory: Annotated[str, typer.Option(help="Memory of the JVM. Python workers need more in addition.")] = "1g",
     warm_up: Annotated[bool, typer.Option(help="Also start the session of the deployment's runs.")] = True,
@@ -65,7 +65,7 @@ def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str],
 
 
 @app.command()
-def stop(state: State) -> None:
+def stop(state: StateFolder) -> None:
     """Stop the warm server."""
     with _refusals():
         stopped = spark_server.stop(state)
@@ -73,7 +73,7 @@ def stop(state: State) -> None:
 
 
 @app.command()
-def status(state: State, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(state: StateFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
     """Print whether the warm server is running. Exit with status 1 if it is not."""
     with _refusals():
         server = spark_server.status(state)

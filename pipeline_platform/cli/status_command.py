@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pipeline_platform.orchestration.sensors.producer_state import ProducerState
 
 T = TypeVar("T")
-Rows = dict[str, str | Text]
+_Rows = dict[str, str | Text]
 
 
 def status(
@@ -65,7 +65,7 @@ def status(
             console.print(table)
 
 
-def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
+def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> _Rows:
     return {
         **_producers(opened, pipeline, instance),
         **_runs(pipeline, instance),
@@ -76,13 +76,13 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instan
     }
 
 
-def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> Rows:
+def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> _Rows:
     """Return backlog, limits and runs of each producer; then, if there are several, of retries and replays."""
     from pipeline_platform.launcher.run_process import end_claims
     from pipeline_platform.orchestration.sensors.producer_state import state_of
     from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 
-    rows, control = Rows(), opened.control
+    rows, control = _Rows(), opened.control
     _asking(instance, lambda asked: end_claims(asked, control, pipeline.name) if asked else None)
     for name, producer in pipeline.producers_of().items():
         key, looked = pipeline.limits_key(name), (pipeline, name, opened.sources[producer.source], control)
@@ -111,7 +111,7 @@ def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) 
         return look(None)
 
 
-def _backlog(state: ProducerState) -> Rows:
+def _backlog(state: ProducerState) -> _Rows:
     name, waiting, allowed = state.source, state.backlog, state.oldest_allowed
     if isinstance(waiting, SourceError):
         return {"backlog": Text(f"{name} {waiting.summary}: {waiting}", style="red")}
@@ -128,7 +128,7 @@ def _backlog(state: ProducerState) -> Rows:
     return {"backlog": backlog, "oldest": oldest, **lost}
 
 
-def _state(control: ControlStore, key: str, otherwise: str) -> Rows:
+def _state(control: ControlStore, key: str, otherwise: str) -> _Rows:
     paused, stops_at = control.paused(key), control.draining(key)
     if not paused:
         return {"state": otherwise}
@@ -136,7 +136,7 @@ def _state(control: ControlStore, key: str, otherwise: str) -> Rows:
     return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
 
 
-def _limits(control: ControlStore, key: str, producer: Producer, asks: str) -> Rows:
+def _limits(control: ControlStore, key: str, producer: Producer, asks: str) -> _Rows:
     rows = _state(control, key, asks)
     if at_run_time := str(control.overrides(key)):
         rows["set at run time"] = at_run_time
@@ -150,12 +150,12 @@ def _limits(control: ControlStore, key: str, producer: Producer, asks: str) -> R
     return {**rows, "permits": f"{left:,} left in the current interval"}
 
 
-def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> Rows:
+def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> _Rows:
     """Return the messages that runs have leased, and the demand of runs that have leased no messages yet."""
     live, now = control.in_flight(key), datetime.now(UTC)
     holding = [claim for claim in live if claim.run_id not in to_lease]
     messages = sum(claim.messages for claim in holding)
-    rows: Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(holding), 'run')}"}
+    rows: _Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(holding), 'run')}"}
     for claim in holding:
         count, began = loading.counted(claim.messages, "message"), duration((now - claim.started_at).total_seconds())
         left = duration((claim.expires_at - now).total_seconds())
@@ -171,7 +171,7 @@ def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spa
     return rows | {f"  run {run_id[:8]}": f"will lease up to {demand}" for run_id, demand in demands.items()}
 
 
-def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
+def _runs(pipeline: type[Pipeline], instance: Instance) -> _Rows:
     """Return the active runs of the pipeline. Manual materialisations of assets count once they have received."""
     if isinstance(instance, str):
         return {"runs in Dagster": instance}
@@ -193,14 +193,14 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> Rows:
     live = ", ".join(
         f"{counts[status]:,} {status.value.lower().replace('_', ' ')}" for status in UNDER_WAY if counts[status]
     )
-    rows: Rows = {"runs in Dagster": live or "none under way"}
+    rows: _Rows = {"runs in Dagster": live or "none under way"}
     if lost:
         text = f"{', '.join(lost)}: leased no messages; Dagster will mark the {'run' if len(lost) == 1 else 'runs'}"
         rows["  crashed"] = Text(f"{text} as failed", style="yellow")
     return rows
 
 
-def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
+def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> _Rows:
     from pipeline_platform.run.receive_state import Phase, ReceiveState
 
     flow = opened.flow(pipeline)
@@ -215,7 +215,7 @@ def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
         except ReceiveError as error:
             found["unreadable receives"].append(str(error))
     unreadable = found.pop("unreadable receives")
-    rows: Rows = {kind: ", ".join(receives) or "none" for kind, receives in found.items()}
+    rows: _Rows = {kind: ", ".join(receives) or "none" for kind, receives in found.items()}
     if found["unfinished receives"]:
         why = "the next run finishes this; see the check `acknowledged`"
         rows["unfinished receives"] = f"{', '.join(found['unfinished receives'])}; {why}"
@@ -224,7 +224,7 @@ def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
     return rows
 
 
-def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+def _failures(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
     waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
     if not waiting:
         return {"open failures": "none"}
@@ -233,7 +233,7 @@ def _failures(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     return {"open failures": Text(total, style="yellow"), **windows}
 
 
-def _columns(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+def _columns(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
     """Return models that do not fit their table, for which runs are refused."""
     from pipeline_platform.lake.tables import Tables
 
@@ -241,7 +241,7 @@ def _columns(lake: Lake, pipeline: type[Pipeline]) -> Rows:
     return {"changed types": Text("\n".join(refused.values()), style="red")} if refused else {}
 
 
-def _coming_back(lake: Lake, pipeline: type[Pipeline]) -> Rows:
+def _coming_back(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
     from pipeline_platform.lake.coming_back import coming_back
     from pipeline_platform.lake.tables import Tables
 

@@ -13,12 +13,13 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name, happened
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.model.message import SYSTEM_COLUMNS
 from pipeline_platform.source.contract import Source, SourceError
 
 if TYPE_CHECKING:  # it loads Polars
-    from pipeline_platform.run.trace import Delivery, UnfinishedReceive
+    from pipeline_platform.run.trace import TracedDelivery, UnfinishedReceive
 
-_SYSTEM = ("table", "source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
+_SYSTEM = ("table", *SYSTEM_COLUMNS)
 
 
 def trace(
@@ -28,11 +29,11 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Show the history of a message: deliveries, failures, rows, acknowledgement, and its current lease."""
-    from pipeline_platform.run.trace import trace as trace_message
+    from pipeline_platform.run.trace import deliveries_of
 
     with loading.opened() as opened:
         of = opened.pipeline(pipeline)
-        deliveries = trace_message(opened.flow(of), message_id, source)
+        deliveries = deliveries_of(opened.flow(of), message_id, source)
         keys = dict.fromkeys(producer.source for producer in of.producers_of().values())
         sources = [opened.sources[key] for key in keys if source in (None, opened.sources[key].name)]
         at_source = {each.name: _asked(each, message_id) for each in sources}
@@ -61,7 +62,7 @@ def _asked(source: Source, message_id: str) -> str:
         return f"the source {error.summary}: {error}"
 
 
-def _lines(delivery: Delivery) -> Iterator[str]:
+def _lines(delivery: TracedDelivery) -> Iterator[str]:
     run = f"run {delivery.run_id}" if delivery.run_id else "a run that is no longer recorded"
     yield f"attempt {delivery.attempt} in window {delivery.window}: receive {delivery.receive_id} of {run}"
     if delivery.received:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database
-from pipeline_platform.control.limits import SECOND, TABLES, as_time, forget_stop, lock, whole
+from pipeline_platform.control.limits import SECOND, TABLES, as_time, forget_stop, lock, pipeline_of_key
 
 _RECEIVES = sa.Table(
     "control_receives",
@@ -106,7 +106,7 @@ class Claims(Database):
         if wanted < 0:
             raise ValueError(f"wanted must be at least 0, got {wanted}.")
         with self.writing() as connection:
-            lock(connection, whole(pipeline))
+            lock(connection, pipeline_of_key(pipeline))
             now = self.now(connection)
             owner = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if owner not in (None, pipeline):
@@ -142,7 +142,7 @@ class Claims(Database):
             pipeline = connection.execute(sa.select(_RECEIVES.c.pipeline).where(_is(receive_id))).scalar()
             if pipeline is None:
                 return False
-            lock(connection, whole(pipeline))
+            lock(connection, pipeline_of_key(pipeline))
             # Read after the lock: an earlier time could show an expired claim, already replaced, as live.
             now = self.now(connection)
             mine = connection.execute(sa.select(_RECEIVES).where(_is(receive_id))).first()
@@ -259,15 +259,15 @@ def _is_of(pipeline: str, table: sa.Table = _RECEIVES) -> sa.ColumnElement[bool]
 
 def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str, alone: bool) -> int:
     """Return the capacity that live claims, except the claim of the receive `but`, leave for a claim."""
-    live = sa.and_(_is_of(whole(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
+    live = sa.and_(_is_of(pipeline_of_key(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
     in_the_way = sa.select(_RECEIVES.c.receive_id).where(live if alone else live & _RECEIVES.c.alone)
     if connection.execute(in_the_way.limit(1)).first():
         return 0
     columns = _RECEIVES.c.pipeline, sa.func.sum(_RECEIVES.c.messages), sa.func.max(_RECEIVES.c.capacity)
     others = connection.execute(sa.select(*columns).where(live).group_by(_RECEIVES.c.pipeline)).all()
     held = {key: int(messages) for key, messages, _ in others}
-    if pipeline == whole(pipeline):
+    if pipeline == pipeline_of_key(pipeline):
         return capacity - sum(held.values())
     room = capacity - held.get(pipeline, 0)
-    capacity_of_all = next((int(most) for key, _, most in others if key == whole(pipeline)), None)
+    capacity_of_all = next((int(most) for key, _, most in others if key == pipeline_of_key(pipeline)), None)
     return room if capacity_of_all is None else min(room, capacity_of_all - sum(held.values()))

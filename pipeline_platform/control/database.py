@@ -8,6 +8,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
@@ -15,9 +16,10 @@ from urllib.parse import quote
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential, wait_fixed
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
 
 from pipeline_platform.control import database_errors
+from pipeline_platform.model.options import Backoff
 from pipeline_platform.model.safe_text import is_ambiguous, redacted, secrets_in
 
 T = TypeVar("T")
@@ -48,6 +50,7 @@ _CONNECTION: Final[dict[str, Any]] = {
     "client_encoding": "utf8",
 }
 """Connection parameters of libpq, which `url` may override."""
+_BACKOFF: Final = Backoff(first=timedelta(milliseconds=20), factor=5)
 
 
 class Database:
@@ -82,7 +85,7 @@ class Database:
         now: Callable[[], float] | None = None,
     ) -> None:
         try:
-            self.url = parse(url)
+            self.url = parse_url(url)
         except ValueError as refused:
             raise error(f"{what}: {refused}") from None
         self._what, self._error, self._away = what, error, away or error
@@ -142,8 +145,12 @@ class Database:
                 return call(connection)
 
         broken_off = retry_if_exception(lambda error: database_errors.sqlstate(error) in ("40001", "40P01"))
-        pause = wait_exponential(multiplier=0.02, exp_base=5)
-        tries = Retrying(retry=broken_off, wait=pause, stop=stop_after_attempt(4), reraise=True)
+        tries = Retrying(
+            retry=broken_off,
+            wait=lambda state: _BACKOFF.before(state.attempt_number + 1).total_seconds(),
+            stop=stop_after_attempt(4),
+            reraise=True,
+        )
         with self._named_errors(), self._engine().connect().execution_options(immediate=True) as connection:
             if before is not None:
                 tries(once, connection, before)
@@ -249,7 +256,7 @@ def insert(connection: sa.Connection, table: sa.Table) -> Any:
     return (sqlite if connection.dialect.name == "sqlite" else postgresql).insert(table)
 
 
-def parse(text: str) -> sa.URL:
+def parse_url(text: str) -> sa.URL:
     """Parse a SQLAlchemy URL; the path of a SQLite file becomes absolute, because tasks run in other folders.
 
     Raises:

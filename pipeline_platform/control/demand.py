@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +10,7 @@ from typing import NamedTuple
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.control.run_size import worthwhile
-from pipeline_platform.model.options import Processors, Producer, RateLimiting
+from pipeline_platform.model.options import Backoff, Processors, Producer, RateLimiting
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 
 RUN_LASTS = timedelta(seconds=60)
@@ -220,9 +219,10 @@ class Waiting(BaseModel, frozen=True):
 
         Up to half of the pause is random, so that many sensors do not call a restarted server at the same time.
         """
-        pause = min(LONGEST_UNANSWERED, interval * (1 << min(self.unanswered, LOOK_BACK)))
-        again_at = now + pause * random.uniform(0.5, 1)  # noqa: S311 - no secret
-        return self.model_copy(update={"unanswered": self.unanswered + 1, "again_at": again_at})
+        unanswered = self.unanswered + 1
+        backoff = Backoff(first=min(interval, LONGEST_UNANSWERED), most=LONGEST_UNANSWERED)
+        again_at = now + backoff.before(unanswered + 1, jitter=-0.5)
+        return self.model_copy(update={"unanswered": unanswered, "again_at": again_at})
 
     def held_back(self, now: datetime) -> str | None:
         """Return the reason not to call the source now, or None."""
@@ -257,7 +257,7 @@ def of_use(limits: Limits, in_flight: InFlight) -> int:
     return max(limits.capacity, in_flight.of_capacity) + 1
 
 
-def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
+def next_ask(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> Ask:
     """Return the messages that one more run should lease, or 0 and the reason.
 
     A run is requested as soon as the messages that it may lease make it worthwhile, or are all that can be handled
@@ -278,7 +278,7 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
         pays_from = min(pays_from, limits.permits_soon)
     patience = limits.patience
     if waiting is None:
-        patience = empty_pause(patience, limits.empty_runs)
+        patience = Backoff(first=patience, most=max(patience, LONGEST_PAUSE)).before(limits.empty_runs + 2)
     pays_after = f"after {_seconds(patience)} (waited {_seconds(waited or timedelta(0))})"
     if waiting is None:
         unknown = "the source does not report its backlog"
@@ -300,11 +300,11 @@ def decide(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timede
     return Ask(demand, f"{at_least}{_wait(waiting)}, and may wait {_seconds(patience)} at most")
 
 
-def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
+def next_asks(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: timedelta | None) -> list[Ask]:
     """Return an ask for each run to request at this tick, or a single ask of 0 with the reason."""
     asks: list[Ask] = []
     while True:
-        ask = decide(backlog, limits, in_flight, waited)
+        ask = next_ask(backlog, limits, in_flight, waited)
         if not ask.demand:
             return asks or [ask]
         asks.append(ask)
@@ -314,11 +314,6 @@ def decide_all(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: ti
         limits = replace(limits, filled=False, left=False)  # the new run's result decides next
 
 
-def empty_pause(patience: timedelta, empty_runs: int) -> timedelta:
-    """Return the pause before the next run of a source that does not report its backlog: doubled by each empty run."""
-    return max(patience, min(LONGEST_PAUSE, patience * (1 << min(empty_runs, LOOK_BACK))))
-
-
 def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | None:
     """Return the reason to delay a run after repeated failures, or None.
 
@@ -326,7 +321,7 @@ def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | N
     """
     if failed.runs < 2:
         return None
-    until = failed.ended + min(LONGEST_PAUSE, interval * 2 ** min(failed.runs - 2, LOOK_BACK))
+    until = failed.ended + Backoff(first=min(interval, LONGEST_PAUSE), most=LONGEST_PAUSE).before(failed.runs)
     # A clock that was ahead when they failed must not prolong the pause.
     if now >= until or until > now + 2 * LONGEST_PAUSE:
         return None

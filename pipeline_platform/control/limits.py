@@ -214,18 +214,18 @@ class Throttle(Database):
     def draining(self, pipeline: str) -> datetime | None:
         """Return the time after which current runs start no more messages; None without a drain."""
         with self.reading() as connection:
-            stops_at = _stops_at(connection, (whole(pipeline), pipeline))
+            stops_at = _stops_at(connection, (pipeline_of_key(pipeline), pipeline))
         return None if stops_at is None else as_time(stops_at)
 
     def paused(self, pipeline: str) -> str | None:
         """Return the reason of the pause of a pipeline, or of a producer or its pipeline; None if it is not paused."""
         with self.reading() as connection:
-            holds = _PIPELINES.c.pipeline.in_([whole(pipeline), pipeline]) & _PIPELINES.c.paused.is_not(None)
+            holds = _PIPELINES.c.pipeline.in_([pipeline_of_key(pipeline), pipeline]) & _PIPELINES.c.paused.is_not(None)
             query = sa.select(_PIPELINES.c.paused).where(holds).order_by(_PIPELINES.c.pipeline)
             return connection.execute(query).scalar()
 
 
-def whole(key: str) -> str:
+def pipeline_of_key(key: str) -> str:
     """Return the pipeline of a key, `<pipeline>` or `<pipeline>/<producer>`."""
     return key.partition("/")[0]
 

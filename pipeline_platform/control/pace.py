@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
-from tenacity import Retrying, retry_if_exception_type, wait_exponential, wait_random
+from tenacity import Retrying, retry_if_exception_type
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError, Grant
-from pipeline_platform.model.options import RateLimiting
+from pipeline_platform.model.options import JITTER, Backoff, RateLimiting
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,6 +37,7 @@ _SHORTEST_INTERVAL = timedelta(seconds=1)
 
 _OUTAGE_S = 60.0
 """Longest outage of the store (a failover, a restart) that a task survives by waiting."""
+_BACKOFF = Backoff(first=timedelta(milliseconds=100), most=timedelta(seconds=_LOOK_S))
 
 
 class Pace:
@@ -202,7 +203,7 @@ class Pace:
         give_up = self._monotonic() + _OUTAGE_S
         again = Retrying(
             retry=retry_if_exception_type(ControlStoreError),
-            wait=wait_exponential(multiplier=0.1, max=_LOOK_S) + wait_random(0, 0.1),
+            wait=lambda state: _BACKOFF.before(state.attempt_number + 1, JITTER).total_seconds(),
             stop=lambda _: self._monotonic() >= give_up,
             sleep=self._sleep,
             reraise=True,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline_platform.control.demand import RUN_LASTS
-from pipeline_platform.control.run_size import LOOK_BACK, rate_of, run_size
+from pipeline_platform.control.run_size import RATE_RUNS, rate_of, run_size
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -38,7 +38,7 @@ class Quota:
         processors = self.control.processors_of(self.pipeline)
         if processors.target_run_time is None:
             return processors.per_run
-        return run_size(processors, rate_of(self.control.ended(self.key, last=LOOK_BACK)))
+        return run_size(processors, rate_of(self.control.ended(self.key, last=RATE_RUNS)))
 
     @property
     def capacity(self) -> int:

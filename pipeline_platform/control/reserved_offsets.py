@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
-from pipeline_platform.source.offsets import Offsets, Place, without
+from pipeline_platform.source.offsets import Offsets, Place, still_leased
 
 _LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
 """A row for each log, which its planners lock."""
@@ -106,7 +106,7 @@ class LogPositions(Database):
             mine = sa.select(_SPANS).where(_SPANS.c.source == source, _SPANS.c.holder == receive_id)
             held = [Offsets(row.partition, row.first, row.past, row.holder) for row in connection.execute(mine)]
             _free(connection, source, receive_id)
-            if spans is not None and (left := without(held, spans)):
+            if spans is not None and (left := still_leased(held, spans)):
                 connection.execute(sa.insert(_SPANS), [span._asdict() | {"source": source} for span in left])
 
 

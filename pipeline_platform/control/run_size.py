@@ -12,7 +12,7 @@ _FIRST = 100
 """Messages per task of a first run: few enough for callbacks that take a second each."""
 _LONG_S = 10.0
 """A shorter run may have spent much of its time on overhead, so its rate is only a lower bound."""
-LOOK_BACK = 500
+RATE_RUNS = 500
 """Number of runs to examine: enough to include the last busy period after an hour of small runs."""
 
 

@@ -17,6 +17,7 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, keys_of
 from pipeline_platform.lake.tables import FAILED, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import write_rows
+from pipeline_platform.model.message import ATTEMPT_KEY, MESSAGE_KEY
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -59,7 +60,7 @@ def _opening(failed: FailedMessages) -> Iterator[tuple[str, pa.Table]]:
         for name, value in (("message_id", only.message_id), ("source", only.source)):
             some = some if value is None else some.filter(pc.equal(some[name], value))
         ends = failure_events.rows_of(failed.lake, paths, some, failed.selection, "kind")
-        mine = [keys_of(rows.filter(pc.equal(rows["kind"], BY_HAND)), *failure_events.ATTEMPT) for rows in ends]
+        mine = [keys_of(rows.filter(pc.equal(rows["kind"], BY_HAND)), *ATTEMPT_KEY) for rows in ends]
         closed = pa.chunked_array(mine, pa.string()).combine_chunks()
         if not len(closed):
             continue
@@ -96,5 +97,5 @@ def _changed(table: Table, handle: DeltaTable, looked: int, files: Sequence[File
 
 def _message_keys(table: Table, paths: Iterable[str]) -> Iterator[pa.Array]:
     for path in paths:
-        for rows in failure_events.events(table.lake, path, *failure_events.KEY):
-            yield keys_of(rows, *failure_events.KEY)
+        for rows in failure_events.events(table.lake, path, *MESSAGE_KEY):
+            yield keys_of(rows, *MESSAGE_KEY)

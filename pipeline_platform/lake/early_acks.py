@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
 
-Key = tuple[str, str]
+AckKey = tuple[str, str]
 """The `ack_ref` and `ack_id` of a delivery."""
 
 _TEXT = ("ack_ref", "ack_id", "action")
@@ -56,7 +56,7 @@ class Notes:
         self._lake.write(path, sink.getvalue())
         return path
 
-    def read(self) -> dict[Key, Entry]:
+    def read(self) -> dict[AckKey, Entry]:
         """Return all recorded messages. Files that were read are not read again."""
         for name in self._lake.names(self._folder):
             if name.endswith(".parquet") and name not in self._read:

@@ -12,6 +12,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from pipeline_platform.lake.reader import keys_of, only, row_groups, rows_with
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.model.message import ATTEMPT_KEY, MESSAGE_KEY
 
 State = Literal["open", "waiting", "due", "dead"]
 """State of a failure that is not closed: `open` for all, `waiting` if not dead, `due` if its retry is due."""
@@ -49,12 +50,10 @@ class Selection(BaseModel, frozen=True, extra="forbid"):
 
 ALL = Selection()
 
-KEY = ("source", "message_id")
-ATTEMPT = (*KEY, "attempt")
-RANKED = (*KEY, "attempt", "state", "due_at")
+RANKED = (*ATTEMPT_KEY, "state", "due_at")
 """Columns that determine the latest event of a message and its state."""
 
-_RANKS = pa.schema([*map(FAILED.field, KEY), ("rank", pa.int64())])
+_RANKS = pa.schema([*map(FAILED.field, MESSAGE_KEY), ("rank", pa.int64())])
 _SINCE = datetime(2020, 1, 1, tzinfo=UTC)
 _DUE_BITS, _STATE_BITS = 32, 2
 _NEVER = 2**_DUE_BITS - 1
@@ -72,9 +71,9 @@ def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) 
 def latest(lake: Lake, paths: Sequence[str], message_id: str | None = None) -> pa.Table:
     """Return the latest event of each message in all files of a window: `source`, `message_id` and `rank`."""
     every = (rows for path in paths for rows in events(lake, path, *RANKED, message_id=message_id))
-    ranks = [rows.select(KEY).append_column("rank", rank(rows)) for rows in every]
+    ranks = [rows.select(MESSAGE_KEY).append_column("rank", rank(rows)) for rows in every]
     found = pa.concat_tables(ranks) if ranks else _RANKS.empty_table()
-    return found.group_by(list(KEY)).aggregate([("rank", "max")]).rename_columns([*KEY, "rank"])
+    return found.group_by(list(MESSAGE_KEY)).aggregate([("rank", "max")]).rename_columns([*MESSAGE_KEY, "rank"])
 
 
 def open_failures(lake: Lake, paths: Sequence[str]) -> pa.Table:
@@ -110,7 +109,7 @@ def rows_of(
 ) -> Iterator[pa.Table]:
     """Yield columns of these latest events that match a selection, by row groups."""
     names = list(dict.fromkeys([*RANKED, *columns, *(["kind", "reason"] if selection.by_text else [])]))
-    for rows in last_rows(lake, paths, _keys, keys_of(some, *KEY, "rank"), names):
+    for rows in last_rows(lake, paths, _keys, keys_of(some, *MESSAGE_KEY, "rank"), names):
         yield selection.matching(rows)
 
 
@@ -146,13 +145,13 @@ def last_rows(
 
 
 def _keys(rows: pa.Table) -> pa.Array:
-    return keys_of(rows.append_column("rank", rank(rows)), *KEY, "rank")
+    return keys_of(rows.append_column("rank", rank(rows)), *MESSAGE_KEY, "rank")
 
 
 def failure_keys(rows: pa.Table) -> pa.Array:
     """Return `keys_of` source, id and attempt of each event that is a failure; null for the end of a failure."""
     is_end = pc.equal(rows["state"], "closed").combine_chunks()
-    return pc.if_else(is_end, pa.scalar(None, pa.string()), keys_of(rows, *ATTEMPT))
+    return pc.if_else(is_end, pa.scalar(None, pa.string()), keys_of(rows, *ATTEMPT_KEY))
 
 
 def counts(failures: pa.Table) -> tuple[int, int, int | None, int]:

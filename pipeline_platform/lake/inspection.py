@@ -84,7 +84,7 @@ def _states(rows: pa.Table, now: datetime) -> pa.ChunkedArray:
     return pc.if_else(pc.equal(rows["state"], "open"), pc.if_else(due, "due", "waiting"), rows["state"])
 
 
-def state_of(event: Mapping[str, Any], now: datetime) -> str:
+def state_of_failure(event: Mapping[str, Any], now: datetime) -> str:
     """Return the state of a failure at a time, by its latest event."""
     row = pa.table({name: pa.array([event[name]], FAILED.field(name).type) for name in ("state", "due_at")})
     return str(_states(row, now)[0].as_py())

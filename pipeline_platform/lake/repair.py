@@ -13,11 +13,10 @@ from pipeline_platform.lake.readable import unreadable_rows
 from pipeline_platform.lake.reader import filled, is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import write_rows
-from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERY_KEY, MESSAGES, PAYLOAD
 
-_KEY = ("source", "message_id", "attempt")
-_KEYS = (*_KEY, "receive_id")
-_RECEIVED = only(MESSAGES, *_KEY, "receive_id", "ack_ref", "ack_id", "data", "metadata", "partition", "sequence")
+_KEYS = (*ATTEMPT_KEY, "receive_id")
+_RECEIVED = only(MESSAGES, *DELIVERY_KEY, "receive_id", *PAYLOAD)
 _TRIES = 10
 _REASON = "the outcome of the message was in an unreadable file"
 _VALUES = "the row contained values that some readers cannot read"
@@ -101,13 +100,13 @@ def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
     receives, _ = Ledger(tables.lake, tables.pipeline.name).under_way()
     under_way = pa.array([receive.receive_id for receive in receives], pa.string())
     received = _rows(tables["messages"], window, _RECEIVED)
-    known = keys_of(_rows(tables["outcomes"], window, only(OUTCOMES, *_KEY)), *_KEY)
-    left = pc.invert(pc.or_(pc.is_in(keys_of(received, *_KEY), known), pc.is_in(received["receive_id"], under_way)))
-    received = received.filter(left)
-    failed = keys_of(_rows(tables["failed"], window, only(FAILED, *_KEY)), *_KEY)
-    columns = only(OUTCOMES, *_KEY)  # which are in every table
-    rows = [keys_of(_rows(tables[name], window, columns), *_KEY) for name in tables.pipeline.batchers]
-    keys, handled = keys_of(received, *_KEY), pa.concat_arrays([pa.array([], pa.string()), *rows])
+    known = keys_of(_rows(tables["outcomes"], window, only(OUTCOMES, *ATTEMPT_KEY)), *ATTEMPT_KEY)
+    is_known = pc.is_in(keys_of(received, *ATTEMPT_KEY), known)
+    received = received.filter(pc.invert(pc.or_(is_known, pc.is_in(received["receive_id"], under_way))))
+    failed = keys_of(_rows(tables["failed"], window, only(FAILED, *ATTEMPT_KEY)), *ATTEMPT_KEY)
+    columns = only(OUTCOMES, *ATTEMPT_KEY)  # which are in every table
+    rows = [keys_of(_rows(tables[name], window, columns), *ATTEMPT_KEY) for name in tables.pipeline.batchers]
+    keys, handled = keys_of(received, *ATTEMPT_KEY), pa.concat_arrays([pa.array([], pa.string()), *rows])
     has_failed, is_handled = pc.is_in(keys, failed), pc.is_in(keys, handled)
     is_unknown = pc.invert(pc.or_(has_failed, is_handled))
     outcomes = filled(received, OUTCOMES, outcome=pc.if_else(is_handled, "handled", "failed"), action="noop")

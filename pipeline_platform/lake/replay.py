@@ -11,7 +11,7 @@ from pipeline_platform.lake.failed import LakeSource
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
 from pipeline_platform.lake.tables import OUTCOMES
-from pipeline_platform.model.message import DELIVERIES, MESSAGES
+from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES, MESSAGE_KEY, MESSAGES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
 
@@ -25,7 +25,7 @@ REPLAYED = pa.schema([*DELIVERIES, MESSAGES.field("received_at"), MESSAGES.field
 """Deliveries of a replay keep the time and the receive of their first delivery."""
 
 _BATCH_ROWS = 8_192
-_IDENTITY = ("source", "message_id", "attempt", "receive_id")
+_KEYS = (*ATTEMPT_KEY, "receive_id")
 
 
 class ReplayedMessages(LakeSource):
@@ -46,15 +46,15 @@ class ReplayedMessages(LakeSource):
 
     def _decided(self, paths: Iterable[str], bucket: int, of: int) -> pa.Table:
         """Return the messages decided in files of one window, each once: its last attempt and the receive of that."""
-        columns = only(OUTCOMES, *_IDENTITY, "outcome")
+        columns = only(OUTCOMES, *_KEYS, "outcome")
         rows = [columns.empty_table()]
         for path in paths:
             for batch in self._batches(path, columns):
                 decided = batch.filter(pc.is_in(batch["outcome"], pa.array(["handled", "failed"])))
                 rows.append(pa.table(decided.filter(_are_in(decided, bucket, of))))
         # The last row after a sort by attempt; an attempt is decided by one receive.
-        decided = pa.concat_tables(rows).sort_by("attempt").group_by(["source", "message_id"], use_threads=False)
-        return decided.aggregate([("attempt", "last"), ("receive_id", "last")]).rename_columns(list(_IDENTITY))
+        decided = pa.concat_tables(rows).sort_by("attempt").group_by(list(MESSAGE_KEY), use_threads=False)
+        return decided.aggregate([("attempt", "last"), ("receive_id", "last")]).rename_columns(list(_KEYS))
 
     def finished(self) -> tuple[str, ...]:
         """Return the receives that have outcomes in the windows, which a replay replaces."""
@@ -103,11 +103,11 @@ class ReplayedMessages(LakeSource):
             SourceError: Messages of the bucket are missing from the raw log.
         """
         decided = self._decided(share.at["outcomes"], share.at["bucket"], share.at["of"])
-        mine, first = set(keys_of(decided, *_IDENTITY).to_pylist()), 0
+        mine, first = set(keys_of(decided, *_KEYS).to_pylist()), 0
         for path in share.at["messages"]:
             for batch in self._batches(path, only(MESSAGES, *REPLAYED.names, "receive_id")):
                 chosen = []
-                for row, key in enumerate(keys_of(batch, *_IDENTITY).to_pylist()):
+                for row, key in enumerate(keys_of(batch, *_KEYS).to_pylist()):
                     if key in mine:  # the raw log may contain a message twice
                         mine.remove(key)
                         chosen.append(row)
@@ -140,5 +140,5 @@ def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:
     """Return whether each message belongs to a bucket; all attempts of a message are in one bucket."""
     if of == 1:
         return pa.repeat(True, rows.num_rows)
-    keys = keys_of(rows, "source", "message_id").to_pylist()
+    keys = keys_of(rows, *MESSAGE_KEY).to_pylist()
     return pa.array([zlib.crc32(key.encode()) % of == bucket for key in keys], pa.bool_())

@@ -18,11 +18,10 @@ from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import write_rows
+from pipeline_platform.model.message import ATTEMPT_KEY, MESSAGE_KEY
 
 DROPPED = "dropped"
 """Name of the manifest with the number of messages that other receives decided."""
-
-_KEY = ("source", "message_id")
 
 
 class OthersDecisions:
@@ -46,7 +45,7 @@ class OthersDecisions:
         if not theirs.num_rows:
             return 0
         sought = _Sought(theirs)
-        lost = [_lost(rows, sought) for path in ours for rows in _rows(self._outcomes, path, *_KEY, "attempt")]
+        lost = [_lost(rows, sought) for path in ours for rows in _rows(self._outcomes, path, *ATTEMPT_KEY)]
         keys = pc.unique(pa.concat_arrays(lost))
         if len(keys):
             # Written first: if it exists, the acknowledgement publishes the other receives.
@@ -57,12 +56,16 @@ class OthersDecisions:
     def _shared(self, added: Sequence[str], ours: Sequence[str]) -> Iterator[pa.Table]:
         """Yield decisions in added files for messages that the receive may contain, too."""
         if self._hashes is None:
-            hashed = [_hashes(keys_of(rows, *_KEY)) for path in ours for rows in _rows(self._outcomes, path, *_KEY)]
+            hashed = [
+                _hashes(keys_of(rows, *MESSAGE_KEY))
+                for path in ours
+                for rows in _rows(self._outcomes, path, *MESSAGE_KEY)
+            ]
             self._hashes = np.sort(np.concatenate([*hashed, np.empty(0, np.int64)]))
         for path in added:
-            for rows in _rows(self._outcomes, path, *_KEY, "attempt", "outcome"):
+            for rows in _rows(self._outcomes, path, *ATTEMPT_KEY, "outcome"):
                 theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"])))
-                yield theirs.filter(pa.array(_found(self._hashes, _hashes(keys_of(theirs, *_KEY)))[1] > 0))
+                yield theirs.filter(pa.array(_found(self._hashes, _hashes(keys_of(theirs, *MESSAGE_KEY)))[1] > 0))
 
 
 def drop_rows(
@@ -76,7 +79,7 @@ def drop_rows(
     manifest, sought = ledger.manifest(receive), _Sought(pa.table({"key": keys}))
 
     def are_theirs(rows: pa.Table) -> pa.Array:
-        mine = keys_of(rows, *_KEY)
+        mine = keys_of(rows, *MESSAGE_KEY)
         return pc.is_in(mine, sought.near(mine)["key"].combine_chunks())
 
     def as_duplicates(rows: pa.Table) -> pa.Table:
@@ -91,7 +94,7 @@ def drop_rows(
     for name in published(manifest) - ({"messages", "outcomes", "failed"} if on_success is None else {"messages"}):
         change = as_duplicates if name == "outcomes" else lambda rows: rows.filter(pc.invert(are_theirs(rows)))
         for file in manifest.of_table(name):
-            if any(pc.any(are_theirs(rows)).as_py() for rows in _rows(tables[name], file.path, *_KEY)):
+            if any(pc.any(are_theirs(rows)).as_py() for rows in _rows(tables[name], file.path, *MESSAGE_KEY)):
                 replaced[file] = next(iter(_rewrite(tables[name], receive, file, change)), None)
     ledger.replace_files(receive, replaced)
 
@@ -187,7 +190,7 @@ class _Sought:
 def _last_attempts(theirs: pa.Table) -> pa.Table:
     """Return the last decided attempt of each key; 2³¹ - 1 if the message was handled."""
     at = pc.if_else(pc.equal(theirs["outcome"], "handled"), 2**31 - 1, theirs["attempt"])
-    return pa.table({"key": keys_of(theirs, *_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
+    return pa.table({"key": keys_of(theirs, *MESSAGE_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
 
 
 def _lost(ours: pa.Table, sought: _Sought) -> pa.Array:
@@ -195,7 +198,7 @@ def _lost(ours: pa.Table, sought: _Sought) -> pa.Array:
 
     A failure at an earlier attempt is the failure that a backfill retries.
     """
-    keys = keys_of(ours, *_KEY)
+    keys = keys_of(ours, *MESSAGE_KEY)
     theirs = sought.near(keys)
     last = theirs["at_max"].take(pc.index_in(keys, theirs["key"].combine_chunks()))
     return keys.filter(pc.fill_null(pc.greater_equal(last, ours["attempt"]), False).combine_chunks())

@@ -24,7 +24,7 @@ __all__ = ["CheckRunHealthResult", "LaunchRunContext", "LocalRun", "WorkerStatus
 
 
 @dataclass(frozen=True)
-class Location:
+class SerialisedLocation:
     """A code location to load, serialised. `instance` may define environment variables for it."""
 
     name: str
@@ -46,7 +46,7 @@ class Location:
 class LocalRun:
     """A run of a location that Dagster loads on this machine; `arguments` is the argument of `execute`."""
 
-    location: Location
+    location: SerialisedLocation
     arguments: str
 
     @classmethod
@@ -61,7 +61,7 @@ class LocalRun:
             repository.executable_path != sys.executable
         ):
             return None
-        location = Location(name, serialize_value(repository), serialize_value(instance.get_ref()))
+        location = SerialisedLocation(name, serialize_value(repository), serialize_value(instance.get_ref()))
         arguments = ExecuteRunArgs(run.job_code_origin, run.run_id, instance.get_ref())
         return cls(location, serialize_value(arguments))
 

@@ -32,7 +32,7 @@ except ImportError as error:
     _LACK = str(error)
 
 if TYPE_CHECKING:
-    from pipeline_platform.launcher.internals import CheckRunHealthResult, LaunchRunContext, Location
+    from pipeline_platform.launcher.internals import CheckRunHealthResult, LaunchRunContext, SerialisedLocation
 
 _START_S = 2
 """The next process is started when the run has ended, or after this time.
@@ -140,7 +140,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         standby.dismiss()
         return None
 
-    def _attend(self, standby: Standby, run_id: str, location: Location) -> None:
+    def _attend(self, standby: Standby, run_id: str, location: SerialisedLocation) -> None:
         """Start the next standby process after a while, and watch the process of the run."""
         with suppress(subprocess.TimeoutExpired):
             standby.process.wait(_START_S)

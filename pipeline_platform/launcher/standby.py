@@ -38,7 +38,7 @@ class Standby:
         location: The location to load; None if the run starts now.
     """
 
-    def __init__(self, location: internals.Location | None = None) -> None:
+    def __init__(self, location: internals.SerialisedLocation | None = None) -> None:
         self._channel, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", "pipeline_platform.launcher.standby"]
@@ -70,7 +70,7 @@ class Standby:
 class _Loaded:
     """Files that this process has loaded, and a check whether a new process would load the same."""
 
-    def __init__(self, location: internals.Location) -> None:
+    def __init__(self, location: internals.SerialisedLocation) -> None:
         self._started_ns = time.time_ns()
         self._location = location
         self._variables = location.variables()
@@ -147,7 +147,7 @@ def main() -> None:
         arguments = None
         with suppress(ConnectionError), channel, channel.makefile(encoding="utf-8") as lines:
             location = json.loads(lines.readline() or "null")
-            loaded = _Loaded(internals.Location(**location)) if location else None
+            loaded = _Loaded(internals.SerialisedLocation(**location)) if location else None
             for line in lines:
                 if (arguments := json.loads(line)) != _CHECK:
                     break

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 ROUTING = ("batcher", "batch_key", "status", "reason")
 """Columns that route a row, in addition to the received columns."""
 
-KINDS = {"polars.DataFrame", "pyarrow.Table"}
+BLOCK_TYPES = {"polars.DataFrame", "pyarrow.Table"}
 _MODULES = {"pl": "polars", "pa": "pyarrow"}
 
 
@@ -63,12 +63,12 @@ def annotated(callback: Callable[..., Any]) -> Any:
         return reduce(getattr, names, inspect.unwrap(callback).__globals__[head])
     except (AttributeError, KeyError):
         full = ".".join([_MODULES.get(head, head), *names])
-        return getattr(import_module(full.partition(".")[0]), names[0]) if full in KINDS else None
+        return getattr(import_module(full.partition(".")[0]), names[0]) if full in BLOCK_TYPES else None
 
 
 def is_block(value: object) -> bool:
     """Whether a value is a block."""
-    return name_of(type(value)) in KINDS
+    return name_of(type(value)) in BLOCK_TYPES
 
 
 def as_block(rows: pa.Table, kind: Any) -> Any:

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple, NoReturn
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.attribute_checks import check_called, check_names, check_shape
-from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
+from pipeline_platform.model.blocks import BLOCK_TYPES, ROUTING, annotated, name_of
 from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.message import SYSTEM_COLUMNS
 from pipeline_platform.model.option_types import NAME, requirement_of, requirements_of
 from pipeline_platform.model.options import Batcher, Producer, Splitter, TableBatcher
 from pipeline_platform.model.partition import SOURCE
@@ -22,8 +23,6 @@ _FIRST_YEAR, _WINDOWS = 1970, 1_000_000
 """Bounds of `first_window`: Dagster lists all partitions on the page of an asset, which hangs beyond them."""
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables of every pipeline, whose names a batcher cannot have."""
-SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
-"""Columns that the platform adds to the table of a batcher, whose names a field cannot have."""
 
 
 def check_class(cls: _Class, base: _Class) -> None:
@@ -161,7 +160,7 @@ def _check_lane(cls: _Class, base: _Class) -> None:
     if not is_lane:
         return
     kind = annotated(cls.handle_messages)
-    if kind is not None and (name := name_of(kind)) not in {*KINDS, "pyspark.DataFrame"}:
+    if kind is not None and (name := name_of(kind)) not in {*BLOCK_TYPES, "pyspark.DataFrame"}:
         why = f"must take a polars.DataFrame, a pyarrow.Table or Spark's DataFrame, got {name}. Correct the annotation."
         _refuse(cls, "handle_messages", why)
     why = "is never called in a pipeline with handle_messages. Move its code there, or write handle_message instead."
@@ -231,13 +230,12 @@ def _check_order(cls: _Class) -> None:
 def _unfit(model: ModelClass, *, columns: bool) -> str | None:
     """Return the reason why a model cannot be the schema of a table; None if it can."""
     try:
-        names = arrow_schema(model).names
+        # Spark and Delta tables ignore the case of column names.
+        folded = {name.lower() for name in arrow_schema(model).names}
     except ColumnError as error:
         return str(error)
-    # Spark and Delta tables ignore the case of column names.
-    folded = [name.lower() for name in names]
-    if taken := sorted(set(folded) & set(SYSTEM_COLUMNS)):
+    if taken := sorted(folded & set(SYSTEM_COLUMNS)):
         return f"{model.__name__} has the fields {taken}, which are columns of the platform. Rename them."
-    if columns and (routes := sorted(set(folded) & {"position", *ROUTING})):
+    if columns and (routes := sorted(folded & {"position", *ROUTING})):
         return f"{model.__name__} has the fields {routes}, which handle_messages uses to route rows. Rename them."
     return None

@@ -4,10 +4,10 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 _LOG = logging.getLogger(__name__)
-_LOGGED: set[str] = set()
 _Class = type[Any]
 
 
@@ -45,9 +45,12 @@ def warn(old: str, new: str, stacklevel: int = 3) -> None:
     """
     text = f"{old} is deprecated and will be removed in the next release. Use {new}."
     warnings.warn(text, DeprecationWarning, stacklevel=stacklevel)
-    if text not in _LOGGED:
-        _LOGGED.add(text)
-        _LOG.warning(text)
+    _log_once(text)
+
+
+@cache
+def _log_once(text: str) -> None:
+    _LOG.warning(text)
 
 
 def rename_options(cls: _Class, base: _Class) -> None:

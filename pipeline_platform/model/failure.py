@@ -100,3 +100,7 @@ class Failure(NamedTuple):
     def at(self, stage: str) -> Self:
         """Return a copy with a stage, if it has none: `Message.failed` cannot set the stage."""
         return self if self.stage else self._replace(stage=stage)
+
+
+FAILURE_COLUMNS = tuple(name for name in Failure._fields if name != "retry")
+"""Texts of a `Failure`, which tables and files contain in columns of the same names."""

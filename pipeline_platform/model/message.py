@@ -42,6 +42,17 @@ DELIVERIES = pa.schema(
 )
 """Columns that `Source.read` yields: one row per delivery."""
 
+MESSAGE_KEY = ("source", "message_id")
+"""Columns that identify a message."""
+ATTEMPT_KEY = (*MESSAGE_KEY, "attempt")
+"""Columns that identify an attempt to handle a message."""
+DELIVERY_KEY = (*ATTEMPT_KEY, "ack_ref", "ack_id")
+"""Columns that identify a delivery. No delivery lacks one of them."""
+SYSTEM_COLUMNS = (*ATTEMPT_KEY, "batch_key", "batch_id", "receive_id", "window", "child")
+"""Columns that the platform adds to the table of a batcher, whose names a field cannot have."""
+PAYLOAD = ("data", "metadata", "partition", "sequence")
+"""Content of a delivery, and its order."""
+
 MESSAGES = pa.schema(
     [
         *DELIVERIES,

@@ -1,6 +1,6 @@
 """Options of a pipeline, with Broadway's names."""
 
-import math
+import random
 import zlib
 from collections.abc import Callable
 from copy import deepcopy
@@ -15,8 +15,8 @@ from pipeline_platform.model.option_types import Cron, Duration
 from pipeline_platform.model.partition import PartitionBy
 from pipeline_platform.model.strict_options import Options, Requirement
 
-_SPREAD = 0.25
-"""Largest random addition to a pause, as a part of it: messages that failed together are not retried together."""
+JITTER = 0.25
+"""Usual random part of a pause: calls and messages that failed together are not retried together."""
 
 
 class Backoff(Options):
@@ -34,6 +34,20 @@ class Backoff(Options):
                 "Raise it, or use Retry(backoff=timedelta(...)) for a constant pause."
             )
         return self
+
+    def before(self, attempt: int, jitter: float = 0.0, chance: float | None = None) -> timedelta:
+        """Return the pause before an attempt: `first` before attempt 2.
+
+        Args:
+            attempt: Number of the attempt, from 2.
+            jitter: Random part: 0.25 adds up to a quarter of the pause, -0.5 removes up to half of it.
+            chance: Share of `jitter` to use, from 0 to 1. None: a random share.
+        """
+        try:
+            pause = min(self.most, self.first * self.factor ** (attempt - 2))
+        except OverflowError:
+            pause = self.most
+        return pause * (1 + jitter * (random.random() if chance is None else chance))  # noqa: S311 - no secret
 
 
 class Retry(Options):
@@ -53,18 +67,13 @@ class Retry(Options):
 
     def due_at(self, source: str, message_id: str, attempt: int, failed_at: datetime) -> datetime:
         """Return the time of the retry after a failure at this attempt; equal arguments give the same time."""
-        spread = zlib.crc32("\0".join((source, message_id, str(attempt))).encode()) / 2**32
-        return failed_at + self._pause(attempt) * (1 + _SPREAD * spread)
-
-    def _pause(self, attempt: int) -> timedelta:
-        if not isinstance(self.backoff, Backoff):
-            return self.backoff
-        first, factor, most = self.backoff.first, self.backoff.factor, self.backoff.most
-        grown = (attempt - 1) * math.log(factor)  # the power itself could overflow a float
-        return most if grown >= math.log(most / first) else first * math.exp(grown)
+        chance = zlib.crc32("\0".join((source, message_id, str(attempt))).encode()) / 2**32
+        given = self.backoff
+        backoff = given if isinstance(given, Backoff) else Backoff(first=given, factor=1, most=given)
+        return failed_at + backoff.before(attempt + 1, JITTER, chance)
 
 
-BATCH_BYTES = 128 * 2**20
+DEFAULT_BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6
 """Most messages in a batch, also with a splitter."""
 
@@ -301,7 +310,7 @@ class Batcher(Options):
         100, description="Most messages in a batch; or a Splitter, which ends batches by their content."
     )
     batch_bytes: int = Field(
-        BATCH_BYTES,
+        DEFAULT_BATCH_BYTES,
         ge=1,
         le=2**30,
         description="Most bytes in a batch: payloads as delivered, and data as handled. A larger message is a batch "

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline_platform.model.blocks import KINDS, annotated, name_of
+from pipeline_platform.model.blocks import BLOCK_TYPES, annotated, name_of
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.deprecated import rename_options
 from pipeline_platform.model.events import Functions
@@ -26,7 +26,7 @@ from pipeline_platform.model.option_types import (
 )
 from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
 from pipeline_platform.model.partition import SOURCE, PartitionBy
-from pipeline_platform.model.strict_options import PipelineError, did_you_mean, reason_of, shown
+from pipeline_platform.model.strict_options import PipelineError, did_you_mean, refusal_reason, shown
 
 __all__ = ["Pipeline", "PipelineError"]
 
@@ -199,7 +199,7 @@ class Pipeline:
         if cls.handle_messages is Pipeline.handle_messages:
             return None
         kind = annotated(cls.handle_messages)
-        return kind if name_of(kind) in KINDS else None
+        return kind if name_of(kind) in BLOCK_TYPES else None
 
     @classmethod
     def partitioning(cls, batcher: str | None = None) -> Any:
@@ -287,7 +287,7 @@ def overridden(context: BaseModel, values: Mapping[str, Any], path: str) -> Base
 
 def _error(model: type[BaseModel], refused: ErrorDetails, path: str) -> str:
     """Return the error for a field on one line, without a value that the model hides."""
-    place, why = ".".join([path, *map(str, refused["loc"])]), reason_of(refused)
+    place, why = ".".join([path, *map(str, refused["loc"])]), refusal_reason(refused)
     field = model.model_fields.get(str(refused["loc"][0])) if refused["loc"] else None
     if field is None or not field.repr or "Secret" in str(field.annotation):
         return f"{place}: {why.removesuffix('.')}."

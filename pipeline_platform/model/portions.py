@@ -8,6 +8,9 @@ import pyarrow as pa
 
 T = TypeVar("T")
 
+BATCH_BYTES = 16 * 2**20
+"""Payloads of a batch that a connector yields; a larger message is a batch by itself."""
+
 
 def portions(
     items: Iterable[T], size: Callable[[T], int], max_bytes: int, max_items: int = sys.maxsize

@@ -64,7 +64,7 @@ def did_you_mean(name: str, known: Iterable[str], kind: str) -> str:
     return f"Did you mean {meant!r}?" if meant else f"Valid {kind}: {', '.join(known)}."
 
 
-def reason_of(refused: ErrorDetails) -> str:
+def refusal_reason(refused: ErrorDetails) -> str:
     """Return the reason for which pydantic refused a value, as the end of a sentence."""
     reason = refused["msg"].removeprefix("Value error, ")
     for start in ("Input should ", "String should "):
@@ -136,10 +136,10 @@ def _error(model: type[Options], option: str, refused: Sequence[ErrorDetails]) -
     if kind == "missing":
         return f"{path}: is required. Set it: {fields[option].description}"
     if not option:  # the validator of several options together names the option itself
-        return f"{path}{reason_of(refused[0])}"
+        return f"{path}{refusal_reason(refused[0])}"
     requirements = [_requirement(fields[option], each) for each in refused]
     if not all(requirements):
-        return f"{path}: {reason_of(refused[0])}, got {shown(value)}."
+        return f"{path}: {refusal_reason(refused[0])}, got {shown(value)}."
     must_be = " or ".join(requirement.must_be for requirement in requirements if requirement)
     fixes = dict.fromkeys(requirement.fix for requirement in requirements if requirement and requirement.fix)
     return f"{path}: {Requirement(must_be, ' '.join(fixes)).error(value)}"

@@ -16,10 +16,11 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import EARLIEST, WINDOW_FORMAT
-from pipeline_platform.orchestration.resources.lake_resources import values_of
+from pipeline_platform.orchestration.resources.lake_resources import resource_options
 
 _FIRST: dict[type[Pipeline], datetime] = {}
-"""First windows, from the control store, of classes without `first_window`."""
+"""First windows, from the control store, of classes without `first_window`. Assets, jobs and the ticks of sensors need
+them, and have only the class."""
 
 _CHANGED = dg.AutomationCondition.data_version_changed() & ~dg.AutomationCondition.executed_with_root_target()
 WHEN_NEW = (
@@ -49,8 +50,8 @@ def find_first_windows(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     if not unset:
         return
     try:
-        lake = Lake(**values_of(resources["lake"]))
-        with closing(ControlStore(**values_of(resources["control"]))) as control:
+        lake = Lake(**resource_options(resources["lake"]))
+        with closing(ControlStore(**resource_options(resources["control"]))) as control:
             for pipeline in unset:
                 first = control.first_window(pipeline.name, partial(_first_of, pipeline, lake))
                 _FIRST[pipeline] = datetime.strptime(first, WINDOW_FORMAT).replace(tzinfo=UTC)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, PrivateAttr
 
 from pipeline_platform.home import home
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.new_pipeline import Kind, NewPipeline
+from pipeline_platform.new_pipeline import NewPipeline, SourceKind
 from pipeline_platform.orchestration.deployment import pipeline_definitions, resources_together
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
@@ -24,7 +24,7 @@ from pipeline_platform.source.contract import Source
 class NewComponent(BaseModel):
     """Options of `dg scaffold defs pipeline_platform.orchestration.PipelineComponent`, besides a name."""
 
-    source: Kind = Kind.table
+    source: SourceKind = SourceKind.table
 
 
 class PipelineScaffolder(dg.Scaffolder[NewComponent]):
@@ -65,7 +65,7 @@ def _in_yaml(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class SourceOptions(dg.Model):
+class SourceEntry(dg.Model):
     """A source in a `defs.yaml`."""
 
     connector: str = Field(description="Import path of the connector's class.")
@@ -101,7 +101,7 @@ def _pipeline(context: dg.ResolutionContext, path: str) -> Any:
     return _imported(context, path, Pipeline)
 
 
-def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceOptions]) -> dict[str, Any]:
+def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceEntry]) -> dict[str, Any]:
     return {
         key: source_resource(_imported(context, source.connector, Source))(
             **{"name": key, **_given(context, source.options)}
@@ -138,7 +138,7 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
         dict[str, Any],
         dg.Resolver(
             _sources,
-            model_field_type=dict[str, SourceOptions],
+            model_field_type=dict[str, SourceEntry],
             description="Sources by resource key: those that the pipeline pulls from, and the one for dead letters.",
         ),
     ]

@@ -22,7 +22,12 @@ from pipeline_platform.orchestration.jobs import REFUSED, maintenance_job, pipel
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
 from pipeline_platform.orchestration.resources.default_resources import default_resources
-from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, LakeIOManager, LakeResource, values_of
+from pipeline_platform.orchestration.resources.lake_resources import (
+    IO_MANAGER,
+    LakeIOManager,
+    LakeResource,
+    resource_options,
+)
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.run_checks import run_checks
@@ -46,14 +51,15 @@ class Built(NamedTuple):
 
     def warm_up(self, **server: Any) -> None:
         """Start the Spark session of this deployment's runs on a warm server, given by options of `SparkResource`."""
-        packages = shipping_also(self.resources["spark"], packages_of(self.pipelines, self.resources)).packages
+        packages = shipping_also(self.resources["spark"], packages_of_tasks(self.pipelines, self.resources)).packages
         connectors = filter(None, map(connector_of, self.resources.values()))
         with closing(SparkResource(**server, packages=packages)) as spark:
             spark.warm_up(*(cls.__module__ for cls in (*connectors, *self.pipelines)))
 
 
 BUILT: list[Built] = []
-"""Deployments built in this process, in order, for the command line: it uses the last."""
+"""Deployments built in this process, in order, for the command line, which uses the last: a project may merge the
+definitions with its own, and Dagster's definitions do not contain the classes of the pipelines."""
 
 
 def platform_definitions(
@@ -144,7 +150,7 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     check_places(pipelines, resources)
     find_first_windows(pipelines, resources)
     BUILT.append(Built(tuple(pipelines), resources))
-    resources = {**resources, "spark": shipping_also(resources["spark"], packages_of(pipelines, resources))}
+    resources = {**resources, "spark": shipping_also(resources["spark"], packages_of_tasks(pipelines, resources))}
     io_manager = LakeIOManager(lake=resources["lake"], spark=resources["spark"])
     resources = {"acknowledger": AcknowledgerResource(), IO_MANAGER: io_manager, **resources}
     for resource in resources.values():
@@ -152,7 +158,7 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     return resources
 
 
-def packages_of(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> set[str]:
+def packages_of_tasks(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> set[str]:
     """Return the project's packages that tasks import: those of pipelines and connectors, and their dependencies.
 
     Raises:
@@ -226,7 +232,7 @@ def check_models(pipeline: type[Pipeline], resource: Any) -> None:
     Runs of the pipeline are refused until it is changed; other pipelines are not affected.
     """
     REFUSED.pop(pipeline, None)
-    folder = Path((values_of(resource)["root"] or "") if isinstance(resource, LakeResource) else "")
+    folder = Path((resource_options(resource)["root"] or "") if isinstance(resource, LakeResource) else "")
     if (folder / pipeline.name).is_dir() and (refusals := Tables(Lake(root=str(folder)), pipeline).refusals()):
         REFUSED[pipeline] = "; ".join(refusals.values())
         warnings.warn(f"Runs of {pipeline.name} are refused: {REFUSED[pipeline]}", stacklevel=4)

@@ -133,11 +133,11 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     return receive_messages
 
 
-Step = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
+OpWork = Callable[[Flow, Receive, dg.AssetExecutionContext], None]
 """Work of an op on the receive of its run."""
 
 
-def _step_op(pipeline: type[Pipeline], name: str, step: Step, after: Phase) -> dg.OpDefinition:
+def _step_op(pipeline: type[Pipeline], name: str, step: OpWork, after: Phase) -> dg.OpDefinition:
     @_op(pipeline, name, description=step.__doc__, ins={"after": dg.In(dg.Nothing)})
     def op(context: dg.AssetExecutionContext) -> None:
         with _failing_with_reason(context):
@@ -173,7 +173,7 @@ def _handle_batches(flow: Flow, receive: Receive, context: dg.AssetExecutionCont
 
 def _handle_failed(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> None:
     """Reports the failures of all stages: recorded as failed messages, or returned to the source."""
-    log_output(context, flow.ledger.manifest(receive, batching.PARENTS))
+    log_output(context, flow.ledger.manifest(receive, batching.PARENTS_STEP))
     totals = flow.ledger.manifest(receive).totals
     if figures := reporting.of_failures(totals):
         context.add_output_metadata(figures)
@@ -215,7 +215,7 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
             with nullcontext() if receive is None else heeding(flow, receive):
                 if receive is not None:
                     steps.advance(flow, receive, Phase.PUBLISHED)
-                red = reporting.acknowledge(context, flow, receive, context.resources.acknowledger)
+                red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
         if red:
             context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
             raise dg.Failure(red, allow_retries=False)

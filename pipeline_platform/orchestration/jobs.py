@@ -89,7 +89,8 @@ def receive_config(
 
 
 REFUSED: dict[type[Pipeline], str] = {}
-"""Pipelines without runs, with the reason: a model that no longer fits its table when definitions are loaded."""
+"""Pipelines without runs, with the reason: a model that no longer fits its table when definitions are loaded. The ticks
+of sensors and schedules look it up; opening the tables at each tick would be slow."""
 
 
 def refuse_changed_models(pipeline: type[Pipeline]) -> None:

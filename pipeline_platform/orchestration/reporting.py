@@ -45,7 +45,7 @@ def of_failures(totals: Totals) -> dict[str, Any]:
     }
 
 
-def acknowledge(
+def acknowledge_and_report(
     context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
 ) -> str | None:
     """Acknowledge, then report a materialisation of each table and window, with its own counts and running totals.

@@ -19,7 +19,7 @@ from pipeline_platform.tasks.batch.parents import EndParents, failed_keys
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
 
-PARENTS = "parents"
+PARENTS_STEP = "parents"
 """Step that decides the outcomes of messages whose children were batched."""
 
 CUT_HERE = 100_000
@@ -53,7 +53,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
     """Return the files of undecided messages with children; empty until all batchers have handled their batches."""
     parents = handled.of_table(parents_table(receive.receive_id))
-    if not parents or flow.ledger.manifest(receive, PARENTS).reports:
+    if not parents or flow.ledger.manifest(receive, PARENTS_STEP).reports:
         return []
     staged = {file.table.rpartition("/")[2] for file in handled if "/" in file.table}
     waiting = {name for name in staged if not name.startswith("_")}
@@ -72,10 +72,10 @@ def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manife
     task = EndParents(
         **common(flow, receive), parts=[whole(received, name)], plan=whole(parents, name), ends=ranges, tasks=tasks
     )
-    return flow.work(receive_id, PARENTS).run(task, tasks)
+    return flow.work(receive_id, PARENTS_STEP).run(task, tasks)
 
 
-def side_by_side(works: Mapping[str, Callable[[], None]], flow: Flow, receive: Receive) -> None:
+def run_batchers(works: Mapping[str, Callable[[], None]], flow: Flow, receive: Receive) -> None:
     """Run several batchers in parallel. An error of a batcher does not stop the others.
 
     Raises:

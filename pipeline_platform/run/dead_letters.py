@@ -11,6 +11,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.lake.task_report import TaskReport
+from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.patience import patiently
 
@@ -20,7 +21,7 @@ AT_ONCE = 100
 SENT = "letters"
 """Step of a receive whose manifest has the number of dead letters sent."""
 
-_LABELS = ("source", "message_id", "stage", "kind", "reason")
+_LABELS = (*MESSAGE_KEY, "stage", "kind", "reason")
 _LABEL = 500
 """Maximum characters of a label: brokers limit the size of metadata."""
 
@@ -39,7 +40,7 @@ class Letters(NamedTuple):
     error: str | None = None
 
 
-def send(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
+def send_dead_letters(flow: Flow, receive: Receive, manifest: Manifest) -> Letters:
     """Send the dead messages of a decided receive, each at least once. Continue where an earlier attempt stopped.
 
     Errors are returned, not raised: the messages are in `failed` in any case.

@@ -8,6 +8,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
 from pipeline_platform.lake.task_report import earliest
+from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.spark_lane import SparkLane
@@ -109,9 +110,9 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     decisions = None
     if known:
         parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
-        decisions = work.scan(parts, "source", "message_id", "outcome")
+        decisions = work.scan(parts, *MESSAGE_KEY, "outcome")
     fresh = divide(files, pipeline.name, concurrency)
-    copies = work.scan(fresh, "source", "message_id", "position", "redelivered")
+    copies = work.scan(fresh, *MESSAGE_KEY, "position", "redelivered")
     write = repeats.WriteRepeats(flow.lake, pipeline.name, receive.receive_id, receive.window)
     manifest = work.write(repeats.find_repeats(copies, decisions), write)
     return [RowRange(f"{pipeline.name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]

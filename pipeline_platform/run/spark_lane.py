@@ -13,6 +13,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
 from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
@@ -20,6 +21,7 @@ from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.handle import spark_lane
+from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 
 if TYPE_CHECKING:
@@ -129,7 +131,7 @@ class SparkLane:
                 for file in manifest
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
-            ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), "source", "message_id")
+            ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), *MESSAGE_KEY)
             manifest += self.work.write(spark_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - unseen.totals.checksum
         if manifest.totals.positions != expected or (manifest.totals.checksum - left) % 2**64:
@@ -146,7 +148,7 @@ class SparkLane:
     def _read(self, rows: Sequence[RowRange], pace: Pace) -> DataFrame:
         parts = spread(rows, self.flow.processors.concurrency)
         read = spark_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
-        return engine.frame(self.work.spark, read, len(parts), spark_lane.RECEIVED)
+        return engine.frame(self.work.spark, read, len(parts), READ)
 
     def _stopping(self, whole: Sequence[RowRange]) -> Iterator[tuple[int, int, Failure]]:
         """Find the rows that stop the query, by halving. Yield start, end and failure of each range."""

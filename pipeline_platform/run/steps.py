@@ -152,11 +152,11 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
         with working(flow, receive):
             flow.session()  # made by one thread, for all of them
             most = batching.most_tasks(flow, len(left))
-            batching.side_by_side({name: partial(batch, name, most) for name in left}, flow, receive)
+            batching.run_batchers({name: partial(batch, name, most) for name in left}, flow, receive)
     if parents := batching.parents_left(flow, receive, handled):
         with working(flow, receive):
             end_parents = partial(batching.end_parents, flow, receive, parents)
-            _step(flow, receive, batching.PARENTS, "parents", end_parents)
+            _step(flow, receive, batching.PARENTS_STEP, "parents", end_parents)
     return written
 
 
@@ -226,7 +226,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     state = ReceiveState(flow, receive.receive_id)
     if receive.demand and (manifest.files or state.phase is not Phase.LEASED):
         _expect_published(state, receive)
-    letters = dead_letters.send(flow, receive, manifest)
+    letters = dead_letters.send_dead_letters(flow, receive, manifest)
     not_taken = notifying.notify(flow, receive) if files else NotTaken()
     looks = totals.duplicates.total() or totals.dropped
     unpublished = _publish_others(flow, receive) if looks else []

@@ -21,11 +21,11 @@ _FINISH_S = 10.0
 """Seconds in addition to twice the pipeline's `shutdown`: tasks check every 5 s whether to stop, then publish."""
 
 _ASKED: dict[str, threading.Timer] = {}
-"""Timers that interrupt runs that were asked to end, by receive of this process."""
-
+"""Timers that interrupt runs that were asked to end, by receive. A signal is for the process, and the next step of the
+run must know of it."""
 
 _TO_END: list[str] = []
-"""Receives of this process that were acknowledged after their run was asked to end."""
+"""Receives that were acknowledged after their run was asked to end. Dagster passes no value from a step to its hook."""
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import ReceiveState
 
-Row = dict[str, Any]
+_Row = dict[str, Any]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class UnfinishedReceive:
 
 
 @dataclass
-class Delivery:
+class TracedDelivery:
     """Delivery of a message in a receive.
 
     Attributes:
@@ -64,13 +64,13 @@ class Delivery:
     source: str
     window: str
     attempt: int
-    received: Row | None = None
+    received: _Row | None = None
     redelivered: bool = False
     replayed_by: str | None = None
     outcome: str | None = None
     action: str | None = None
-    failures: list[Row] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    failures: list[_Row] = field(default_factory=list)
+    rows: list[_Row] = field(default_factory=list)
     run_id: str | None = None
     acknowledged_at: datetime | None = None
     unfinished: UnfinishedReceive | None = None
@@ -78,11 +78,11 @@ class Delivery:
     @property
     def held(self) -> UnfinishedReceive | None:
         """The former name of `unfinished`."""
-        warn("Delivery.held", "unfinished")
+        warn("TracedDelivery.held", "unfinished")
         return self.unfinished
 
 
-def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delivery]:
+def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> list[TracedDelivery]:
     """Return the recorded deliveries of a message, in order.
 
     Args:
@@ -99,13 +99,13 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
     outcomes = _rows(flow.tables["outcomes"], message_id)
     # Published rows have an outcome in their window, as long as retention keeps that.
     windows = {row["window"] for row in outcomes} or None
-    deliveries: dict[tuple[str, str], Delivery] = {}
+    deliveries: dict[tuple[str, str], TracedDelivery] = {}
 
-    def delivery(row: Row) -> Delivery:
-        known = Delivery(*(row[name] for name in ("receive_id", "source", "window", "attempt")))
+    def delivery(row: _Row) -> TracedDelivery:
+        known = TracedDelivery(*(row[name] for name in ("receive_id", "source", "window", "attempt")))
         return deliveries.setdefault((known.receive_id, known.source), known)
 
-    def arrived(row: Row) -> None:
+    def arrived(row: _Row) -> None:
         first, mine = row.pop("first_receive_id", None), delivery(row)
         if first is not None:
             is_decided, mine = mine.outcome is not None, delivery({**row, "receive_id": first})
@@ -142,7 +142,7 @@ def trace(flow: Flow, message_id: str, source: str | None = None) -> list[Delive
     return _sorted(known for known in deliveries.values() if source in (None, known.source))
 
 
-def _sorted(deliveries: Iterable[Delivery]) -> list[Delivery]:
+def _sorted(deliveries: Iterable[TracedDelivery]) -> list[TracedDelivery]:
     """Sort deliveries of a message, and mark redeliveries."""
     mine = list(deliveries)
     mine.sort(key=lambda each: (each.source, each.attempt, str(each.received and each.received["received_at"])))
@@ -152,7 +152,7 @@ def _sorted(deliveries: Iterable[Delivery]) -> list[Delivery]:
     return mine
 
 
-def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -> list[Row]:
+def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -> list[_Row]:
     """Return the rows of a message without its payload, in some windows or in all."""
     if not table.exists():
         return []
@@ -165,7 +165,7 @@ def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -
         return rows.filter(pl.col("message_id") == message_id).collect().to_dicts()
 
 
-def _received(flow: Flow, receive: Receive | None, message_id: str) -> Iterator[Row]:
+def _received(flow: Flow, receive: Receive | None, message_id: str) -> Iterator[_Row]:
     """Yield the rows of a message in an unfinished receive, which may not be published yet."""
     if receive is None:  # finished meanwhile
         return
@@ -175,7 +175,7 @@ def _received(flow: Flow, receive: Receive | None, message_id: str) -> Iterator[
             yield from ({**row, "window": file.window} for row in rows.to_pylist())
 
 
-def _in_order(events: list[Row]) -> list[Row]:
+def _in_order(events: list[_Row]) -> list[_Row]:
     """Return the events of a message in the order of their rank."""
     ranks = rank(pa.Table.from_pylist(events, schema=FAILED)).to_pylist()
     return [event for _, event in sorted(zip(ranks, events, strict=True), key=lambda each: each[0])]

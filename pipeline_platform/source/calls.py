@@ -13,6 +13,7 @@ from typing import ClassVar, Generic, Self, TypeVar
 from pydantic import model_validator
 
 from pipeline_platform.model.actions import LEASED, AckActions
+from pipeline_platform.model.portions import BATCH_BYTES
 from pipeline_platform.source.contract import LeasedIds, Refused
 from pipeline_platform.source.leased import LeasedSource
 
@@ -24,8 +25,7 @@ THREADS = 8
 """Concurrent calls of a task. A call is mostly waiting: with 10 ms per call to SQS, one thread deletes 730 messages a
 second, four delete 2,100 and eight delete 4,100."""
 BATCH_ROWS = 5_000
-BATCH_BYTES = 16 * 2**20
-"""A batch is full at the limit that is reached first; it may exceed it by the messages of the calls in progress."""
+"""A batch is full at this limit or at `BATCH_BYTES`; it may exceed it by the messages of the calls in progress."""
 FAILED_CALLS = 3
 """Consecutive failed calls, each after the client's own retries, after which `in_groups` does not try the others."""
 

@@ -31,7 +31,7 @@ class Place(NamedTuple):
     spans: tuple[Offsets, ...] = ()
 
 
-def without(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
+def still_leased(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
     """Return leased spans without the parts that are freed."""
     cuts: dict[str, list[Offsets]] = {}
     for span in sorted(freed):

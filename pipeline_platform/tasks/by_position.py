@@ -12,13 +12,10 @@ from pipeline_platform.lake.reader import RowRange, only, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import MESSAGES
 
-DELIVERY = ("source", "message_id", "ack_ref", "ack_id", "attempt", "redelivered", "received_at")
-PAYLOAD = ("data", "metadata", "partition", "sequence")
-
 _HELD_BYTES = 64 * 2**20
 """Size of the cache of row groups. Rows arrive in order unless the query moved them between partitions."""
 
-Positions = np.ndarray[Any, np.dtype[np.int64]]
+RowPositions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _Group(NamedTuple):
@@ -62,15 +59,15 @@ class ByPosition:
         for window in found:
             yield window, rows if len(found) == 1 else rows.filter(pa.array(windows == window))
 
-    def windows(self, positions: Positions) -> pa.Array:
+    def windows(self, positions: RowPositions) -> pa.Array:
         """Look up the windows of the rows at some positions."""
         return pa.array([file.window for file in self._files], pa.string()).take(pa.array(self._files_of(positions)))
 
-    def _files_of(self, positions: Positions) -> Positions:
+    def _files_of(self, positions: RowPositions) -> RowPositions:
         starts = np.array([file.position for file in self._files])
         return np.searchsorted(starts, positions, side="right") - 1
 
-    def take(self, columns: Sequence[str], positions: Positions) -> list[pa.Array]:
+    def take(self, columns: Sequence[str], positions: RowPositions) -> list[pa.Array]:
         """Look up columns of the rows at some positions, in the order given."""
         if not self._groups:
             self._groups = list(self._find_groups())
@@ -91,7 +88,7 @@ class ByPosition:
                 yield _Group(file.path, number, first, file.window)
                 first += rows
 
-    def _from_group(self, number: int, columns: Sequence[str], positions: Positions) -> list[pa.Array]:
+    def _from_group(self, number: int, columns: Sequence[str], positions: RowPositions) -> list[pa.Array]:
         group = self._groups[number]
         rows = positions - group.first
         table = self._table(group, columns)
@@ -115,7 +112,7 @@ class ByPosition:
         return table
 
 
-def checksum(positions: Positions) -> int:
+def checksum(positions: RowPositions) -> int:
     """Return a checksum of positions in any order. It changes if a position is missing or repeated.
 
     Each position is mixed first (splitmix64, Steele et al. 2014): sums of plain positions collide easily.

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges, without
 from pipeline_platform.lake.task_report import SAMPLE
 from pipeline_platform.model.failure import Failure, words
-from pipeline_platform.model.message import Message
+from pipeline_platform.model.message import MESSAGE_KEY, Message
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import READ
@@ -29,10 +29,9 @@ ENDED = ["handled", "failed"]
 """Outcomes that the pipeline is notified of."""
 
 _OUTCOMES = NOT_TAKEN.append(pa.field("outcome", pa.string()))
-_IDENTITY = ("source", "message_id")
-_KEYS = only(READ, *NOT_TAKEN.names, *_IDENTITY)
+_KEYS = only(READ, *NOT_TAKEN.names, *MESSAGE_KEY)
 _FAILED = pa.schema(
-    {name: pa.string() for name in ("source", "message_id", "state", "stage", "kind", "reason", "batcher", "batch_key")}
+    {name: pa.string() for name in (*MESSAGE_KEY, "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
 _ROWS = 65_536
 
@@ -121,10 +120,10 @@ class NotifyAuthor(CallingStep):
         """Return the outcomes of the messages of task `share`."""
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
-        ids, acks = keys_of(mine, *_IDENTITY), keys_of(mine, *NOT_TAKEN.names)
+        ids, acks = keys_of(mine, *MESSAGE_KEY), keys_of(mine, *NOT_TAKEN.names)
         is_open, has_ended = pc.field("state") != "closed", pc.field("outcome").isin(ENDED)
-        failures = self._of(ids, self.failed, _FAILED, _IDENTITY, is_open)
-        failed = pc.index_in(ids, keys_of(failures, *_IDENTITY))
+        failures = self._of(ids, self.failed, _FAILED, MESSAGE_KEY, is_open)
+        failed = pc.index_in(ids, keys_of(failures, *MESSAGE_KEY))
         decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, has_ended)
         is_decided = pc.is_in(acks, keys_of(decided, *NOT_TAKEN.names)) if self.outcomes else pa.repeat(True, len(acks))
         return _Fates(self.parts[share][0].position, is_decided, failed, failures)

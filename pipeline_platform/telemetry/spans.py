@@ -16,6 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 
 _ATTACHED: dict[str, tuple[frozenset[str], Function]] = {}
+"""Attached functions by name. `attach` applies to the whole process, as in Broadway's telemetry."""
 _RAISED: dict[int, Function] = {}
 """Functions of the option `telemetry` that raised in this process, by their id. They get no more events."""
 _ABOUT: ContextVar[Mapping[str, Any]] = ContextVar("about", default=MappingProxyType({}))

@@ -22,7 +22,7 @@ from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.in_memory import EarlyCalls, Kept
 
 Metadata = Mapping[str, Any]
-Acknowledger = Callable[[str, list[Message], list[Message]], object]
+AcknowledgeCallback = Callable[[str, list[Message], list[Message]], object]
 _NAME = "test"
 """The receive and the `ack_ref` of the messages."""
 
@@ -44,7 +44,7 @@ class Given(TypedDict, total=False):
     attempt: int
     redelivered: bool
     source: Source | None
-    acknowledger: Acknowledger | None
+    acknowledger: AcknowledgeCallback | None
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _test(
     attempt: int = 1,
     redelivered: bool = False,
     source: Source | None = None,
-    acknowledger: Acknowledger | None = None,
+    acknowledger: AcknowledgeCallback | None = None,
 ) -> Acknowledged:
     kind = _kind(pipeline)
     if source is not None and not isinstance(source, Source):

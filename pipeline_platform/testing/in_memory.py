@@ -5,7 +5,7 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.early_acks import Entry, Key
+from pipeline_platform.lake.early_acks import AckKey, Entry
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.message import DEFAULT, BatchInfo, BatchMode, Message
 from pipeline_platform.model.options import Batcher
@@ -38,7 +38,7 @@ class EarlyCalls(EarlyAcks):
         self._acknowledge = acknowledge
         self.messages, self.actions = list[Message](), dict[str, str]()
 
-    def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+    def _acknowledge_now(self, messages: Mapping[AckKey, Message]) -> dict[AckKey, Entry]:
         some, entries = list(messages.values()), {key: self._entry(key, message) for key, message in messages.items()}
         (ack_ref, _), *_ = messages
         failed = [message for message in some if message.status == "failed"]

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline_platform.new_pipeline import Kind
+from pipeline_platform.new_pipeline import SourceKind
 from tests.fixtures.keeper import PROJECT
 
 DEPLOYMENT = ("definitions.py", "pyproject.toml", "workspace.yaml", "pipelines", "resources", "assets", "sensors")
@@ -34,7 +34,7 @@ def new(checkout, *arguments):
 
 
 def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(checkout):
-    for kind in Kind:
+    for kind in SourceKind:
         assert new(checkout, f"from_{kind.value}", "--source", kind.value).returncode == 0
     listed = "from definitions import defs; print(*(key.to_user_string() for key in defs.resolve_all_asset_keys()))"
 
@@ -46,7 +46,7 @@ def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(che
     formatted = python(checkout, "-m", "ruff", "format", "--config", str(PROJECT / "pyproject.toml"), "--check", ".")
 
     tables = ("messages", "lake", "failed")
-    assert {f"from_{kind.value}/{table}" for kind in Kind for table in tables} <= set(loaded.stdout.split())
+    assert {f"from_{kind.value}/{table}" for kind in SourceKind for table in tables} <= set(loaded.stdout.split())
     assert "5 passed" in tested.stdout
     assert (linted.returncode, formatted.returncode) == (0, 0), linted.stdout + formatted.stderr
 

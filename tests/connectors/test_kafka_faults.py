@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from pipeline_platform.connectors.kafka import KafkaSource, kafka_messages
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.model.portions import BATCH_BYTES
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 from servers import kafka as local
@@ -37,7 +38,7 @@ def later(seconds: float, call: Callable[[], object]) -> threading.Thread:
 def test_a_server_restart_during_a_read_and_a_commit_loses_nothing(own, own_kafka_server, monkeypatch):
     source = own(topic := create_topic(own_kafka_server.address, 2))
     source.send((b"%d" % n for n in range(20_000)), ({"partition": n % 2} for n in range(20_000)))
-    monkeypatch.setattr("pipeline_platform.connectors.kafka.offset_ranges.ROWS", 100)
+    monkeypatch.setattr("pipeline_platform.connectors.kafka.offset_ranges._ROWS", 100)
     ours = source.model_copy(update={"client_options": {"queued.min.messages": "1", "fetch.queue.backoff.ms": "1"}})
     (share,) = source.plan(20_000, 1, "a")
 
@@ -141,7 +142,7 @@ def test_large_messages_among_small_ones_arrive_in_small_batches(kafka, kafka_to
     (share,) = source.plan(100, 1, "a")
     batches = [batch.column("data").to_pylist() for batch in source.read(share, "a")]
     assert [payload for batch in batches for payload in batch] == payloads
-    assert max(sum(map(len, batch)) for batch in batches) <= kafka_messages.BATCH_BYTES
+    assert max(sum(map(len, batch)) for batch in batches) <= BATCH_BYTES
 
 
 # Credentials

@@ -44,7 +44,7 @@ def test_each_client_receives_labels_in_its_own_format():
 
     assert Parcel.of(b"x", rabbitmq, "q", "x-id").properties.headers.items() >= LABELS.items()
     produced: list[dict[str, Any]] = []
-    assert kafka_messages.send(Recorder(produced), kafka, [b"x"], [kafka.labelled(LABELS)]) == (1, [])
+    assert kafka_messages.produce(Recorder(produced), kafka, [b"x"], [kafka.labelled(LABELS)]) == (1, [])
     assert produced[0]["headers"] == [(name, text.encode()) for name, text in LABELS.items()]
     ((published,),) = requests_of([b"x"], [pubsub], "p")
     assert published["attributes"] == LABELS

@@ -179,7 +179,7 @@ def test_merged_spans_contain_their_ids(numbers):
 
 @given(sets, st.integers(0, 70))
 def test_spans_are_divided_after_a_number_of_ids(numbers, count):
-    head, rest = id_spans.cut(spans_of(numbers), count)
+    head, rest = id_spans.cut_spans(spans_of(numbers), count)
     assert members(head) | members(rest) == numbers
     assert id_spans.size(head) == min(count, len(numbers))
     assert max(members(head), default=-99) < min(members(rest), default=99)

@@ -62,7 +62,7 @@ def test_a_demand_above_the_maximum_prefetch_count_is_met(rabbitmq, monkeypatch)
     assert acknowledged(source, "ack", rows) == []
 
 
-@pytest.mark.parametrize(("bound", "value"), [("BATCH_ROWS", 4), ("BATCH_BYTES", 4_000)])
+@pytest.mark.parametrize(("bound", "value"), [("MAILBOX_ROWS", 4), ("BATCH_BYTES", 4_000)])
 def test_batches_are_bounded_by_rows_and_by_bytes(rabbitmq, monkeypatch, bound, value):
     monkeypatch.setattr(mailboxes, bound, value)
     source = rabbitmq()

@@ -49,7 +49,7 @@ def restarting(server: RabbitMQ) -> Iterator[None]:
 
 
 def test_after_a_restart_during_a_receive_all_messages_are_redelivered(server, queue, monkeypatch):
-    monkeypatch.setattr(mailboxes, "BATCH_ROWS", 10)
+    monkeypatch.setattr(mailboxes, "MAILBOX_ROWS", 10)
     source = queue()
     source.send(numbers(200))
     batches = source.read(Share(messages=200), "r1")

@@ -51,7 +51,7 @@ class Simulated:
         in_flight = demand.InFlight(
             sum(messages for messages, _ in held), len(held), permitted=demand.had_permits(held, self.limit, now)
         )
-        asks = demand.decide_all(Backlog(waiting), limits, in_flight, None)
+        asks = demand.next_asks(Backlog(waiting), limits, in_flight, None)
         self.runs += [(self._run(ask.demand), ask.demand, now) for ask in asks if ask.demand]
         return sum(ask.demand for ask in asks)
 

@@ -13,9 +13,9 @@ from pipeline_platform.control.demand import (
     InFlight,
     Limits,
     Waiting,
-    decide,
-    decide_all,
     hold_back,
+    next_ask,
+    next_asks,
     of_use,
 )
 from pipeline_platform.model.options import Processors, Producer
@@ -77,19 +77,19 @@ SLOW = limited(permits=600, soon=50)
 )
 def test_the_demand_follows_from_backlog_limits_and_waiting_time(backlog, limits, in_flight, waited, demands):
     under_way = InFlight(in_flight, runs=1) if in_flight else NOTHING
-    asks = decide_all(Backlog(backlog), limits, under_way, None if waited is None else seconds(waited))
+    asks = next_asks(Backlog(backlog), limits, under_way, None if waited is None else seconds(waited))
 
     assert [ask.demand for ask in asks] == demands
 
 
 def test_reasons_contain_the_free_capacity():
-    assert decide(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
+    assert next_ask(Backlog(1_000_000), LIMITS, InFlight(199_997, runs=1), None).because == (
         "1000000 messages wait, of which 3 may be leased; a run starts at 50000, or after 30 s (waited 0 s)"
     )
-    assert decide(Backlog(10**6), SLOW, InFlight(600, runs=1), None).because == (
+    assert next_ask(Backlog(10**6), SLOW, InFlight(600, runs=1), None).because == (
         "the rate limit allows 600 during a run, and 600 messages in flight need them"
     )
-    assert decide(Backlog(60_000), LIMITS, NOTHING, None).because == "60000 messages at the source"
+    assert next_ask(Backlog(60_000), LIMITS, NOTHING, None).because == "60000 messages at the source"
 
 
 @pytest.mark.parametrize(("in_flight", "expected"), [(0, [100_000, 100_000]), (100_000, [100_000]), (200_000, [])])
@@ -99,10 +99,10 @@ def test_a_bounded_count_of_the_backlog_leads_to_the_same_demand(in_flight, expe
     bounded, whole = Backlog(of_use(LIMITS, under_way), at_least=True), Backlog(1_000_000)
 
     for backlog in (bounded, whole):
-        asks = decide_all(backlog, LIMITS, under_way, None)
+        asks = next_asks(backlog, LIMITS, under_way, None)
         assert [ask.demand for ask in asks if ask.demand] == expected
         assert Waiting().after(backlog, asks, now, under_way).since == now, "more waits"
-    words = decide(bounded, LIMITS, NOTHING, None).because
+    words = next_ask(bounded, LIMITS, NOTHING, None).because
     assert words == f"at least {bounded.messages} messages at the source"
 
 
@@ -125,28 +125,30 @@ def test_a_demand_of_zero_has_a_reason(backlog, in_flight, runs, unleased, waite
 
     under_way = InFlight(in_flight, runs, unleased, run_ids=tuple(str(run) for run in range(runs)))
 
-    assert decide(Backlog(backlog), LIMITS, under_way, span) == Ask(0, because)
+    assert next_ask(Backlog(backlog), LIMITS, under_way, span) == Ask(0, because)
 
 
 def test_a_pause_comes_before_all_else():
     paused = Limits(Producer(source="queue"), Processors(), paused="the lake is full")
 
-    assert decide(Backlog(10**6), paused, NOTHING, seconds(99)) == Ask(0, "paused: the lake is full")
-    assert decide(UNKNOWN, paused, NOTHING, None) == Ask(0, "paused: the lake is full")
+    assert next_ask(Backlog(10**6), paused, NOTHING, seconds(99)) == Ask(0, "paused: the lake is full")
+    assert next_ask(UNKNOWN, paused, NOTHING, None) == Ask(0, "paused: the lake is full")
 
 
 def test_a_small_backlog_is_asked_for_at_the_last_look_before_patience_is_over():
-    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24)).demand == 0
-    assert decide(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(12, "12 messages wait, and may wait 30 s at most")
+    assert next_ask(Backlog(12), LIMITS, NOTHING, seconds(24)).demand == 0
+    assert next_ask(Backlog(12), LIMITS, NOTHING, seconds(24.9)) == Ask(
+        12, "12 messages wait, and may wait 30 s at most"
+    )
 
 
 @pytest.mark.parametrize("patience", [0.1, 5])
 def test_short_patience_starts_runs_at_once_except_for_leftovers(patience):
     limits = Limits(Producer(source="queue", patience=seconds(patience), max_runs=3), Processors())
 
-    assert [ask.demand for ask in decide_all(Backlog(100_012), limits, NOTHING, None)] == [100_000]
-    assert [ask.demand for ask in decide_all(Backlog(12), limits, NOTHING, None)] == [12]
-    assert [ask.demand for ask in decide_all(Backlog(12), limits, NOTHING, seconds(4))] == [12]
+    assert [ask.demand for ask in next_asks(Backlog(100_012), limits, NOTHING, None)] == [100_000]
+    assert [ask.demand for ask in next_asks(Backlog(12), limits, NOTHING, None)] == [12]
+    assert [ask.demand for ask in next_asks(Backlog(12), limits, NOTHING, seconds(4))] == [12]
 
 
 @pytest.mark.parametrize(("batch_timeout", "patience"), [(None, 30), (20, 20), (90, 30)])
@@ -154,13 +156,13 @@ def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout, pat
     timeout = None if batch_timeout is None else seconds(batch_timeout)
     limits = Limits(Producer(source="queue"), Processors(), batch_timeout=timeout)
 
-    assert decide(Backlog(12), limits, NOTHING, seconds(patience - 6)).demand == 0
-    assert decide(Backlog(12), limits, NOTHING, seconds(patience - 5)).demand == 12
+    assert next_ask(Backlog(12), limits, NOTHING, seconds(patience - 6)).demand == 0
+    assert next_ask(Backlog(12), limits, NOTHING, seconds(patience - 5)).demand == 12
 
 
 def test_an_exhausted_limit_reports_the_next_interval():
     for permits in (0, 600):
-        ask = decide(Backlog(10**6), limited(permits=permits, soon=0), NOTHING, seconds(99))
+        ask = next_ask(Backlog(10**6), limited(permits=permits, soon=0), NOTHING, seconds(99))
         assert ask == Ask(0, "no permits are left until 12:01:00 UTC")
 
 
@@ -207,7 +209,7 @@ limits = st.builds(
 @given(messages, limits, st.integers(0, 300), st.integers(0, 4), st.integers(0, 300), st.integers(0, 60))
 def test_no_limit_is_ever_exceeded(backlog, limits, in_flight, runs, unleased, waited):
     under_way = InFlight(in_flight, runs, min(unleased, in_flight))
-    asks = decide_all(Backlog(backlog), limits, under_way, seconds(waited))
+    asks = next_asks(Backlog(backlog), limits, under_way, seconds(waited))
     total = sum(ask.demand for ask in asks)
 
     assert all(0 <= ask.demand <= limits.per_run for ask in asks)
@@ -229,7 +231,7 @@ def test_every_message_is_requested_within_patience(limits, looks, cursor):
     now, first_seen, waiting = NOON, None, Waiting.from_json(cursor)
     for step, backlog in looks:
         now += seconds(step)
-        asks = decide_all(Backlog(backlog), limits, NOTHING, waiting.waited(now))
+        asks = next_asks(Backlog(backlog), limits, NOTHING, waiting.waited(now))
         waiting = Waiting.from_json(waiting.after(Backlog(backlog), asks, now).to_json())
         if asks[0].demand:
             first_seen = None
@@ -243,7 +245,7 @@ def test_an_unknown_backlog_is_asked_for_once_in_a_patience(limits, steps):
     now, last, waiting = NOON, None, Waiting()
     for step in steps:
         now += seconds(step)
-        asks = decide_all(UNKNOWN, limits, NOTHING, waiting.waited(now))
+        asks = next_asks(UNKNOWN, limits, NOTHING, waiting.waited(now))
         waiting = waiting.after(UNKNOWN, asks, now)
         due = last is None or now - last >= limits.producer.patience
         assert bool(asks[0].demand) == due

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform.control.claims import Ended
-from pipeline_platform.control.demand import InFlight, Limits, Waiting, decide_all
+from pipeline_platform.control.demand import InFlight, Limits, Waiting, next_asks
 from pipeline_platform.control.run_size import Rate, learn, rate_of, run_size, worthwhile
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.source.backlog import Backlog
@@ -44,7 +44,7 @@ class Simulation:
             time = NOON + timedelta(seconds=self.now)
             backlog = Backlog(self.arrivals(self.now) - self.taken)
             limits = Limits(PRODUCER, PROCESSORS, size=run_size(PROCESSORS, self.rate))
-            asks = decide_all(backlog, limits, InFlight(), self.waiting.waited(time))
+            asks = next_asks(backlog, limits, InFlight(), self.waiting.waited(time))
             self.waiting = self.waiting.after(backlog, asks, time)
             self.now += LOOK_S
             if demand := asks[0].demand:

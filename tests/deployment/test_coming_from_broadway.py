@@ -192,7 +192,7 @@ def test_trackings_are_marked_ten_an_interval(started, guided, tmp_path):
         limit = flow.pipeline.producer.rate_limiting
         flow.control.update_rate_limiting("updates", limit, interval=next(spans))
         bounds = limits(flow.pipeline, flow.control, datetime.now(UTC))
-        ask = demand.decide(flow.source.backlog(), bounds, demand.NOTHING, None)
+        ask = demand.next_ask(flow.source.backlog(), bounds, demand.NOTHING, None)
         run(flow, demand=ask.demand or 5)
         with closing(sqlite3.connect(path)) as connection:
             done.append(connection.execute("SELECT count(*) FROM trackings WHERE done").fetchone()[0])

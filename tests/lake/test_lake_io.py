@@ -17,7 +17,7 @@ from pipeline_platform.orchestration.resources.lake_resources import LakeIOManag
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.trace import trace
+from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
 from tests.fixtures.flow import run
 from tests.fixtures.pipelines_under_test import SINCE, Told
@@ -167,4 +167,4 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
     again = intake_of(flow, receive.model_copy(update={"origin": "failed"})).source
     assert again.backlog().messages == 1
     (failed,) = pl.read_delta("s3://lake/here/told/failed", storage_options=lake.options)["message_id"]
-    assert [delivery.rows for delivery in trace(flow, failed)] == [[]]
+    assert [delivery.rows for delivery in deliveries_of(flow, failed)] == [[]]

@@ -19,7 +19,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.trace import trace
+from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 NAMES = ["a lake", "Zoë", "e\N{COMBINING DIAERESIS}", "a+b", "a=b", "a:b", "湖 & 'l\"ac' <1>, b=c+d: $e; f@g!(h)`~"]
@@ -57,9 +57,9 @@ def go_all_the_way(lake: Lake, folder: Path) -> None:
 
     with closing(ControlStore(f"sqlite:///{folder}/control.sqlite")) as control:
         flow = Flow(Keeping, Memory(), lake, control, no_spark)
-        (delivery,) = trace(flow, "m1")
+        (delivery,) = deliveries_of(flow, "m1")
         assert [event["reason"] for event in delivery.failures] == ["fail"]
-        assert [row["text"] for (delivery,) in [trace(flow, "m9")] for row in delivery.rows] == ["three"]
+        assert [row["text"] for (delivery,) in [deliveries_of(flow, "m9")] for row in delivery.rows] == ["three"]
 
     (file,) = tables["kept"].files(tables["kept"].open())
     lake.write(tables["kept"].path(file.path), b"cut")

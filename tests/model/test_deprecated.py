@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.model.deprecated import rename_members, rename_options, renamed_names
+from pipeline_platform.model.deprecated import _log_once, rename_members, rename_options, renamed_names
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning")
 
@@ -33,8 +33,8 @@ def test_the_share_of_failures_is_converted(old, new):
     assert not hasattr(Strict, "fail_run_on")
 
 
-def test_the_warning_names_the_file_of_the_class_and_is_logged_once(caplog, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.model.deprecated._LOGGED", set())
+def test_the_warning_names_the_file_of_the_class_and_is_logged_once(caplog):
+    _log_once.cache_clear()
     with pytest.warns(DeprecationWarning, match="is deprecated") as warned:
 
         class Nightly(Base):

@@ -43,3 +43,9 @@ def test_the_random_part_is_constant_for_a_message_and_differs_between_messages(
 @pytest.mark.parametrize(("attempt", "last"), [(1, False), (2, False), (3, True), (4, True)])
 def test_an_attempt_from_max_attempts_on_is_the_last(attempt, last):
     assert Retry(max_attempts=3).is_last(attempt) == last
+
+
+def test_a_pause_without_jitter_is_exact_and_jitter_may_shorten_it():
+    assert [DOUBLING.before(attempt) / SECOND for attempt in (2, 3, 4, 5, 2**31)] == [10, 20, 40, 60, 60]
+    assert DOUBLING.before(3, -0.5, 1.0) == 10 * SECOND
+    assert all(10 * SECOND <= DOUBLING.before(3, -0.5) <= 20 * SECOND for _ in range(100))

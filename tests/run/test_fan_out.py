@@ -79,7 +79,7 @@ def test_nothing_is_decided_before_the_messages_with_children_ended(filled, monk
     real = Ledger.write
 
     def dies(self: Ledger, receive: Receive, step: str, *written: Any) -> None:
-        if step == batching.PARENTS:
+        if step == batching.PARENTS_STEP:
             raise KeyboardInterrupt
         real(self, receive, step, *written)
 
@@ -145,7 +145,7 @@ def test_a_child_whose_batch_hangs_or_dies_fails_its_message_alone(filled):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("step", ["handle", "batch-left", batching.PARENTS, "decided", "published"])
+@pytest.mark.parametrize("step", ["handle", "batch-left", batching.PARENTS_STEP, "decided", "published"])
 def test_a_replay_that_is_killed_is_finished_or_given_up_and_done_anew(filled, monkeypatch, step):
     flow = filled(Plain, [*FEW, b"lake=x left=fail right=y"])
     run(flow)

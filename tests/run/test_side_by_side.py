@@ -130,7 +130,7 @@ def test_errors_of_several_batchers_are_told_together(filled_on_spark, tmp_path)
     works = {"left": lambda: fail("one"), "right": lambda: fail("two"), "third": lambda: None}
     receive = begun(flow)
     with pytest.raises(TaskError, match="one") as raised:
-        batching.side_by_side(works, flow, receive)
+        batching.run_batchers(works, flow, receive)
 
     assert raised.value.__notes__ == ["Raised in batcher 'left'.", "Batcher 'right' failed, too: TaskError: two"]
 

@@ -19,7 +19,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import handling, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.trace import Delivery, trace
+from pipeline_platform.run.trace import TracedDelivery, deliveries_of
 from pipeline_platform.source.contract import Share, Source
 from tests.fixtures.flow import WINDOW, finish, handled, run
 from tests.fixtures.flow_pipelines import Word
@@ -45,8 +45,8 @@ def flow(filled):
     return filled(Second, [b"early", b"late", b"last"])
 
 
-def one(flow: Flow, message_id: str) -> Delivery:
-    (delivery,) = trace(flow, message_id)
+def one(flow: Flow, message_id: str) -> TracedDelivery:
+    (delivery,) = deliveries_of(flow, message_id)
     return delivery
 
 
@@ -54,7 +54,7 @@ def test_a_life_has_each_attempt_with_its_failure_its_rows_and_its_acknowledgeme
     received = run(flow)
     retried = run(flow, "failed")
 
-    first, second = trace(flow, "2")
+    first, second = deliveries_of(flow, "2")
     assert [(d.receive_id, d.attempt, d.outcome) for d in (first, second)] == [
         (received.receive_id, 1, "failed"),
         (retried.receive_id, 2, "handled"),
@@ -79,7 +79,7 @@ def test_after_replays_a_life_still_has_the_first_delivery(flow, printed):
     run(flow, "messages")
     replayed = run(flow, "messages")
 
-    first, last = trace(flow, "1")
+    first, last = deliveries_of(flow, "1")
     assert (first.receive_id, first.replayed_by) == (received.receive_id, replayed.receive_id)
     assert first.received
     assert (first.received["received_at"], first.run_id) == (arrived["received_at"], "test")
@@ -111,13 +111,13 @@ def test_a_marked_delivery_is_redelivered_if_an_earlier_one_is_known(flow, print
     assert "redelivered" not in printed("2")
 
     finish(marking, handled(marking))
-    assert [delivery.redelivered for delivery in trace(flow, "2")] == [False, True]
+    assert [delivery.redelivered for delivery in deliveries_of(flow, "2")] == [False, True]
     assert printed("2").count("redelivered") == 1
 
 
 def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow):
     receive = begin(flow, origin="source", run_id="test", windows=[WINDOW])
-    assert trace(flow, "1") == [], "leased, and not written down"
+    assert deliveries_of(flow, "1") == [], "leased, and not written down"
 
     phases = []
     for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):

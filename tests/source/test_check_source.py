@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Backlog, Extent, LogSource, Share
-from pipeline_platform.control.demand import NOTHING, decide
+from pipeline_platform.control.demand import NOTHING, next_ask
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.testing import (
     PAGES,
@@ -133,7 +133,7 @@ def test_a_log_without_an_end_passes_and_its_backlog_is_endless():
         "an endless number of messages",
         "up to 1,234 messages",
     )
-    assert decide(backlog, LIMITS, NOTHING, None).because == "messages without end at the source"
+    assert next_ask(backlog, LIMITS, NOTHING, None).because == "messages without end at the source"
     assert shares == [Share(at={"spans": [["0", 0, 10, 0]]}, messages=10)]
 
 

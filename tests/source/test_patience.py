@@ -1,10 +1,9 @@
 """Retries while a source is unavailable."""
 
 import pytest
-from tenacity import RetryCallState, Retrying
 
 from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
-from pipeline_platform.source.patience import patiently, pauses
+from pipeline_platform.source.patience import patiently, pause_s
 
 
 def test_an_unavailable_source_is_retried_until_it_answers(caplog):
@@ -49,12 +48,7 @@ def _away() -> None:
 
 def waited(patience: Patience, tries: int) -> list[float]:
     """Return pauses after a number of failed attempts."""
-    said = []
-    for number in range(1, tries + 1):
-        state = RetryCallState(Retrying(), None, (), {})
-        state.attempt_number = number
-        said.append(pauses(patience)(state))
-    return said
+    return [pause_s(patience, number + 1) for number in range(1, tries + 1)]
 
 
 def test_exponential_pauses_double_from_the_shortest_to_the_longest():

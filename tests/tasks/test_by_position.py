@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pipeline_platform.lake import writer
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.message import DELIVERY_KEY, PAYLOAD
 from pipeline_platform.tasks import by_position as looked_up
-from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition
+from pipeline_platform.tasks.by_position import ByPosition
 from tests.fixtures.small_lake import Memory, ranges, received
 
 WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
@@ -41,8 +42,8 @@ def rows_at(positions: list[int]) -> pa.RecordBatch:
 @given(positions=st.lists(st.integers(0, 2 * ROWS - 1), min_size=1, max_size=80))
 @settings(max_examples=100)
 def test_rows_come_in_the_order_of_the_positions_asked_for(files, positions):
-    found = ByPosition(*files).take(DELIVERY, np.array(positions))
-    assert found[DELIVERY.index("message_id")].to_pylist() == [f"m{n}" for n in positions]
+    found = ByPosition(*files).take(DELIVERY_KEY, np.array(positions))
+    assert found[DELIVERY_KEY.index("message_id")].to_pylist() == [f"m{n}" for n in positions]
 
 
 @pytest.mark.parametrize("keep", [1, 10**9])
@@ -51,7 +52,7 @@ def test_rows_do_not_depend_on_the_size_of_the_cache(files, monkeypatch, keep):
     rows = ByPosition(*files)
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):
         data, *_ = rows.take(PAYLOAD, positions)
-        ids = rows.take(DELIVERY, positions)[1]
+        ids = rows.take(DELIVERY_KEY, positions)[1]
         assert data.to_pylist() == [b"%d" % n for n in positions]
         assert ids.to_pylist() == [f"m{n}" for n in positions]
 

@@ -17,7 +17,7 @@ WINDOWS = ("2026-01-01T0000", "2026-01-01T0100")
 def waiting(*messages: dict[str, Any]) -> pa.Table:
     plain = {"window": WINDOWS[0], "batch_key": "k", "size": 1, "flush": False}
     return pa.Table.from_pylist(
-        [{**plain, "position": n, **message} for n, message in enumerate(messages)], cutting.MESSAGES
+        [{**plain, "position": n, **message} for n, message in enumerate(messages)], cutting.TO_CUT
     )
 
 
@@ -73,7 +73,7 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
     rows = [{**message, "position": 10 * n} for n, message in enumerate(messages)]
     random.shuffle(rows)
 
-    table = pa.Table.from_pylist(rows, cutting.MESSAGES)
+    table = pa.Table.from_pylist(rows, cutting.TO_CUT)
     found = cutting.cut(table, batch_size, batch_bytes, rest="timeout").to_pylist()
 
     assert sorted(row for batch in found for row in batch["rows"]) == list(range(len(rows)))

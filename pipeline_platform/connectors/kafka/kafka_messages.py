@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from pipeline_platform.connectors.kafka.cluster import explained
-from pipeline_platform.connectors.kafka.offset_ranges import named
-from pipeline_platform.model.portions import portions
+from pipeline_platform.connectors.kafka.offset_ranges import partition_name
+from pipeline_platform.model.portions import BATCH_BYTES, portions
 from pipeline_platform.source.contract import SourceError
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
     from pipeline_platform.connectors.kafka.offset_ranges import Piece
 
-
-BATCH_BYTES = 16 * 2**20
-"""Bytes of payloads that fill a batch; a single message may exceed it."""
 
 _APPENDED = 2
 """Type of a timestamp set by the broker, in the client library; 1 is a timestamp set by the sender."""
@@ -39,12 +36,12 @@ def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield [(range_, [message for _, message in some]) for range_, some in groupby(group, itemgetter(0))]
 
 
-def columns(pieces: Iterable[Piece]) -> dict[str, Any]:
+def delivery_columns(pieces: Iterable[Piece]) -> dict[str, Any]:
     """Return the columns for `Source.deliveries`. JSON is built as text: `json.dumps` takes longer than the receive."""
     made: dict[str, list[Any]] = defaultdict(list)
     for range_, messages in pieces:
         begin, place = f"{range_.topic_id}:{range_.partition}:", f"{range_.topic}:{range_.partition}"
-        name = named(range_.topic, range_.topic_id, range_.partition)
+        name = partition_name(range_.topic, range_.topic_id, range_.partition)
         head = f'{{"topic": "{range_.topic}", "partition": {range_.partition}, "offset": '
         offsets = [message.offset() or 0 for message in messages]
         payloads = [message.value() for message in messages]
@@ -111,7 +108,7 @@ def _headers(message: Message) -> str:
     return f"[{', '.join(f'[{encode_basestring(name)}, {_text(value)}]' for name, value in pairs)}]"
 
 
-def send(
+def produce(
     producer: Producer,
     source: KafkaOptions,
     payloads: Iterable[bytes],

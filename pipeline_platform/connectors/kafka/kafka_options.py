@@ -10,7 +10,7 @@ from pipeline_platform.source.log import LogSource
 from pipeline_platform.source.options import host
 
 _TOPIC = r"[a-zA-Z0-9._-]{1,249}"
-AT_ONCE = {"fetch_queue_backoff_ms": 2, "queued_min_messages": 20_000, "queued_max_messages_kbytes": 32_768}
+_AT_ONCE = {"fetch_queue_backoff_ms": 2, "queued_min_messages": 20_000, "queued_max_messages_kbytes": 32_768}
 """Defaults that `client_options` may override.
 
 The client library's own defaults queue five times as many messages, the last of which are discarded at the end of a
@@ -208,7 +208,7 @@ class KafkaOptions(LogSource):
             enable_auto_commit=False,
             enable_partition_eof=True,
             auto_offset_reset="error",
-            **AT_ONCE,
+            **_AT_ONCE,
         )
 
     def to_send(self) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from pipeline_platform.connectors.kafka.cluster import Cluster, client_logger, explained
-from pipeline_platform.connectors.kafka.kafka_messages import bounded, columns, send
+from pipeline_platform.connectors.kafka.kafka_messages import bounded, delivery_columns, produce
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
-from pipeline_platform.connectors.kafka.offset_ranges import OffsetRange, ReadError, Reading, named, parted
+from pipeline_platform.connectors.kafka.offset_ranges import OffsetRange, ReadError, Reading, parted, partition_name
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.log import Extent
 from pipeline_platform.source.patience import patiently
@@ -54,7 +54,9 @@ class KafkaSource(KafkaOptions):
                     f"source {self.name!r}: topic {topic!r} does not exist at {self.bootstrap_servers}. Create it, or "
                     "correct topics."
                 )
-        names = {TopicPartition(topic, n): named(topic, id_, n) for topic, (id_, ns) in found.items() for n in ns}
+        names = {
+            TopicPartition(topic, n): partition_name(topic, id_, n) for topic, (id_, ns) in found.items() for n in ns
+        }
         if not names:
             return {}
         only = {"read_committed": self.isolation_level == "read_committed"}
@@ -113,7 +115,7 @@ class KafkaSource(KafkaOptions):
             try:
                 for pieces in Reading(consumer, ranges, self.patience.within_s, errors):
                     for group in bounded(pieces):
-                        yield self.deliveries(**columns(group))
+                        yield self.deliveries(**delivery_columns(group))
             except ReadError as failure:
                 raise self._explained(failure, ranges) from None
         # Kafka reads by the topic's name: the topic may have been recreated meanwhile.
@@ -162,7 +164,7 @@ class KafkaSource(KafkaOptions):
             SourceError: Some messages were refused; the others are sent.
         """
         client = self._client("Producer", self.to_send())
-        sent, refused = send(client, self, payloads, metadata)
+        sent, refused = produce(client, self, payloads, metadata)
         if refused:
             raise SourceError(
                 f"source {self.name!r}: {len(refused)} of {sent} messages were refused. First error: {refused[0]}"

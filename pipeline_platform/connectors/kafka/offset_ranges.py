@@ -14,7 +14,7 @@ from pipeline_platform.connectors.kafka.cluster import is_refusal
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
-ROWS = 10_000
+_ROWS = 10_000
 """Maximum messages taken from the client at once."""
 WAIT_S = 0.1
 """Maximum seconds of one poll: the extra time for a range whose last offsets are gaps."""
@@ -41,7 +41,7 @@ class OffsetRange(NamedTuple):
         return f"{self.topic} [{self.partition}] from offset {self.first} up to {self.past}"
 
 
-Place = tuple[str, int]
+PartitionKey = tuple[str, int]
 """Topic and partition."""
 
 Piece = tuple[OffsetRange, Sequence["Message"]]
@@ -56,7 +56,7 @@ class ReadError(Exception):
         self.range, self.error = range_, error
 
 
-def named(topic: str, topic_id: str, partition: int) -> str:
+def partition_name(topic: str, topic_id: str, partition: int) -> str:
     """Return the permanent name of a partition. No part of it can contain a colon."""
     return f"{topic}:{topic_id}:{partition}"
 
@@ -77,7 +77,7 @@ class Reading:
         self, consumer: Consumer, ranges: Iterable[OffsetRange], patience_s: float, errors: Sequence[KafkaError] = ()
     ) -> None:
         self._consumer, self._patience_s, self._errors = consumer, patience_s, errors
-        self._left: dict[Place, deque[OffsetRange]] = {}
+        self._left: dict[PartitionKey, deque[OffsetRange]] = {}
         for range_ in sorted(ranges):
             self._left.setdefault((range_.topic, range_.partition), deque()).append(range_)
         self._next = {place: ranges[0].first for place, ranges in self._left.items()}
@@ -89,7 +89,7 @@ class Reading:
         self._consumer.assign([TopicPartition(*place, at) for place, at in self._next.items()])
         last = time.monotonic()
         while self._left:
-            messages = self._consumer.consume(min(ROWS, self._most()), WAIT_S)
+            messages = self._consumer.consume(min(_ROWS, self._most()), WAIT_S)
             if messages:
                 last = time.monotonic()
             elif (refusal := next(filter(is_refusal, self._errors), None)) is not None:

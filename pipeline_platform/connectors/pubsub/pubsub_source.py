@@ -19,12 +19,12 @@ from pipeline_platform.source.contract import Refused, Share, SourceError
 
 logger = logging.getLogger(__name__)
 
-LONGEST_S = 600
+_LONGEST_S = 600
 """Longest acknowledgement deadline of Pub/Sub in seconds, which is also the longest delay."""
 ACK_IDS = 2_500
 ACK_BYTES = 500 * 1024
 """Limits of an acknowledge request: Pub/Sub accepts 512 KiB, and an id has about 200 bytes."""
-EMPTY_REPLIES = 2
+_EMPTY_REPLIES = 2
 """Consecutive empty pulls that end a share: a single pull may be empty although messages are waiting."""
 
 
@@ -55,9 +55,9 @@ class PubsubSource(calls.CalledSource):
         description="Topic for send(): projects/<project>/topics/<name>, or its name together with project.",
     )
     ack_deadline_s: int = Field(
-        LONGEST_S,
+        _LONGEST_S,
         ge=10,
-        le=LONGEST_S,
+        le=_LONGEST_S,
         description="Acknowledgement deadline in seconds, 10 to 600: the lease of a message, which its run renews. "
         "lease_s has the same value and cannot be set separately.",
     )
@@ -114,7 +114,7 @@ class PubsubSource(calls.CalledSource):
     @property
     def longest_delay_s(self) -> int:
         """The longest deadline: a delay is set as a deadline."""
-        return LONGEST_S
+        return _LONGEST_S
 
     @property
     def _path(self) -> str:
@@ -166,11 +166,11 @@ class PubsubSource(calls.CalledSource):
             partial(self._pull, is_held=is_held),
             share.messages,
             per_call=self.max_number_of_messages,
-            empty_replies=EMPTY_REPLIES,
+            empty_replies=_EMPTY_REPLIES,
             size=lambda received: len(received.message.data),
             within_s=self.extend_every_s,
         ):
-            yield self.deliveries(**columns_of(messages), ack_ref=self._path)
+            yield self.deliveries(**_columns_of(messages), ack_ref=self._path)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Acknowledge messages, 2,500 per call; all are lost if the subscription `ack_ref` was deleted."""
@@ -347,7 +347,7 @@ VALUE = 1_024
 """Maximum bytes of an attribute's value."""
 
 
-def columns_of(received: Sequence[Any]) -> dict[str, Any]:
+def _columns_of(received: Sequence[Any]) -> dict[str, Any]:
     """Return received messages as the columns of `Source.deliveries`."""
     messages = [delivery.message for delivery in received]
     published = [message.publish_time for message in messages]

@@ -13,11 +13,10 @@ from pika.spec import Basic, BasicProperties
 from pydantic_core import to_json
 
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
-from pipeline_platform.model.portions import portions
+from pipeline_platform.model.portions import BATCH_BYTES, portions
 
-BATCH_ROWS = 1_000
-BATCH_BYTES = 16 * 2**20
-"""A batch ends at the limit that is reached first."""
+MAILBOX_ROWS = 1_000
+"""A batch ends at this limit or at `BATCH_BYTES`."""
 BATCHES_AHEAD = 4
 """Full batches in the queue at which the thread stops reading from the socket."""
 HELD_UP_S = 0.25
@@ -199,7 +198,7 @@ class Inbox:
         self._batch.append(delivery)
         self._bytes += len(body)
         self._left -= 1
-        if self._left <= 0 or len(self._batch) >= BATCH_ROWS or self._bytes >= BATCH_BYTES:
+        if self._left <= 0 or len(self._batch) >= MAILBOX_ROWS or self._bytes >= BATCH_BYTES:
             self._cut()
 
     def _cut_now(self, _channel: Any, done: Future[Any]) -> None:

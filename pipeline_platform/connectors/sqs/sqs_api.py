@@ -15,7 +15,7 @@ BYTES_PER_CALL = 2**20
 """Maximum bytes of the messages of one call to send (SQS quotas, messages)."""
 
 
-def metadata_of(message: Mapping[str, Any]) -> dict[str, Any]:
+def metadata_of_message(message: Mapping[str, Any]) -> dict[str, Any]:
     """Return the metadata of a received message, with binary values as base64."""
     metadata: dict[str, Any] = {"md5_of_body": message["MD5OfBody"], "attributes": message.get("Attributes", {})}
     if attributes := message.get("MessageAttributes"):

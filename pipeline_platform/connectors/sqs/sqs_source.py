@@ -20,7 +20,7 @@ from pipeline_platform.connectors.sqs.sqs_api import (
     code_of,
     entry_of,
     explained,
-    metadata_of,
+    metadata_of_message,
     refused,
     sequence_of,
     words_of,
@@ -32,9 +32,9 @@ from pipeline_platform.source.options import host
 
 logger = logging.getLogger(__name__)
 
-LONGEST_S = 43_200
+_LONGEST_S = 43_200
 """Twelve hours: the longest visibility timeout of SQS, counted from the receive (SQS API, ReceiveMessage)."""
-EMPTY_REPLIES = 3
+_EMPTY_REPLIES = 3
 """Consecutive empty short polls that end a share. A short poll asks a random subset of the servers (SQS guide, short
 and long polling). If it asks half of them, three polls miss a waiting message once in eight; the message stays in the
 backlog for the next run. A long poll asks all servers, so a single empty reply is enough."""
@@ -70,7 +70,7 @@ class SqsSource(calls.CalledSource):
     visibility_timeout: int = Field(
         900,
         ge=1,
-        le=LONGEST_S,
+        le=_LONGEST_S,
         description="Visibility timeout in seconds, 1 to 43,200: the lease of a message, which its run renews. lease_s "
         "has the same value and cannot be set separately.",
     )
@@ -142,7 +142,7 @@ class SqsSource(calls.CalledSource):
     @property
     def longest_delay_s(self) -> int:
         """The longest visibility timeout, less the lease, which may have passed already."""
-        return LONGEST_S - self.visibility_timeout
+        return _LONGEST_S - self.visibility_timeout
 
     def backlog(self) -> Backlog:
         """Return SQS's approximate number of waiting messages, limited by the quota of messages in flight."""
@@ -180,7 +180,7 @@ class SqsSource(calls.CalledSource):
             self._receive,
             share.messages,
             per_call=self.max_number_of_messages,
-            empty_replies=1 if self.wait_time_seconds else EMPTY_REPLIES,
+            empty_replies=1 if self.wait_time_seconds else _EMPTY_REPLIES,
             size=lambda message: len(message["Body"]),
             within_s=self.extend_every_s,
         ):
@@ -309,7 +309,7 @@ class SqsSource(calls.CalledSource):
             data=data,
             ack_id=[m["ReceiptHandle"] for m in whole],
             ack_ref=self.queue_url,
-            metadata=[metadata_of(m) for m in whole],
+            metadata=[metadata_of_message(m) for m in whole],
             published_at=pa.array([int(ms) if ms else None for ms in sent], pa.timestamp("ms", "UTC")),
             partition=[attributes.get("MessageGroupId") for attributes in of_each] if self._is_fifo else None,
             sequence=[sequence_of(attributes["SequenceNumber"]) for attributes in of_each] if self._is_fifo else None,

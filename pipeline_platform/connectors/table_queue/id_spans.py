@@ -17,7 +17,7 @@ HOLE: Final = 100
 _LOWEST: Final = -(2**63)
 
 
-def parse(text: str | None) -> list[IdSpan]:
+def parse_spans(text: str | None) -> list[IdSpan]:
     """Return spans from their JSON."""
     return [(first, last) for first, last in json.loads(text or "[]")]
 
@@ -45,7 +45,7 @@ def size(spans: Iterable[IdSpan]) -> int:
     return sum(last - first + 1 for first, last in spans)
 
 
-def cut(spans: Sequence[IdSpan], ids: int) -> tuple[list[IdSpan], list[IdSpan]]:
+def cut_spans(spans: Sequence[IdSpan], ids: int) -> tuple[list[IdSpan], list[IdSpan]]:
     """Divide spans after `ids` ids."""
     head: list[IdSpan] = []
     for index, (first, last) in enumerate(spans):

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 
-def each(ids: Sequence[Any]) -> sa.Select[Any]:
+def selected_ids(ids: Sequence[Any]) -> sa.Select[Any]:
     """Return a selection of these ids that uses a constant number of parameters."""
     if not any(isinstance(id_, str) and "\0" in id_ for id_ in ids):
         return sa.select(sa.func.json_each(json.dumps(ids)).table_valued("value").c.value)

@@ -110,7 +110,7 @@ class LeasedTable:
         ended = receives.c.leased_until.is_(None)  # the next planner handles a receive that is acknowledging now
         in_spans = sa.select(receives.c.id, receives.c.spans).where(ended, receives.c.spans.is_not(None))
         for receive, spans in connection.execute(in_spans.with_for_update(skip_locked=True)).all():
-            within = self._joined(id_spans.parse(spans), self.id)
+            within = self._joined(id_spans.parse_spans(spans), self.id)
             self._give_rows(connection, receive, sa.select(self.id).select_from(within))
             connection.execute(receives.update().where(receives.c.id == receive).values(spans=sa.null()))
         connection.execute(receives.delete().where(ended, receives.c.spans.is_(None), ~self._has_rows()))
@@ -187,7 +187,7 @@ class LeasedTable:
                 at |= {end: id_ if id_ is None or self.kind is int else str(id_) for end, id_ in ends.items()}
                 after, rows = to, rows - by_row
             if size > by_row:
-                mine, left = id_spans.cut(left, size - by_row)
+                mine, left = id_spans.cut_spans(left, size - by_row)
                 at["spans"] = mine
             yield Share(at=at, messages=size)
 
@@ -199,7 +199,7 @@ class LeasedTable:
         left = receives.c.leased_until - self._now(connection)
         live = sa.select(receives.c.id, receives.c.receive_id, left, receives.c.spans).order_by(receives.c.id)
         listed = [
-            (receive_id, float(seconds), rows.get(id_, 0) + self._count_new(connection, id_spans.parse(spans)))
+            (receive_id, float(seconds), rows.get(id_, 0) + self._count_new(connection, id_spans.parse_spans(spans)))
             for id_, receive_id, seconds, spans in connection.execute(live.where(receives.c.leased_until.is_not(None)))
         ]
         return [receive for receive in listed if receive[2]]
@@ -213,7 +213,7 @@ class LeasedTable:
         live = sa.select(receives.c.id, receives.c.receive_id, left, receives.c.spans).where(left > 0)
         row = connection.execute(sa.select(leases.c.receive).where(leases.c.id == id_)).first()
         for receive, receive_id, seconds, spans in connection.execute(live):
-            within = isinstance(id_, int) and id_spans.inside([id_], id_spans.parse(spans))[0]
+            within = isinstance(id_, int) and id_spans.inside([id_], id_spans.parse_spans(spans))[0]
             if receive == row.receive if row else within:
                 return receive_id, float(seconds)
         return None, 0.0
@@ -348,13 +348,13 @@ class LeasedTable:
     def _spans(self, connection: sa.Connection, of: sa.ColumnElement[bool]) -> list[IdSpan]:
         spans = self.receives.c.spans
         found = connection.execute(sa.select(spans).where(of, spans.is_not(None))).scalars()
-        return [span for text in found for span in id_spans.parse(text)]
+        return [span for text in found for span in id_spans.parse_spans(text)]
 
     def _of(self, connection: sa.Connection, receive_id: str, ids: Sequence[Any]) -> tuple[list[int], Sequence[Any]]:
         """Divide ids into the ids in the spans of a receive, which is locked against planners, and the others."""
         row = self._receive(receive_id).add_columns(self.receives.c.spans).with_for_update(read=True, key_share=True)
         found = connection.execute(row).first()
-        return id_spans.inside(ids, id_spans.parse(found.spans)) if found and found.spans else ([], ids)
+        return id_spans.inside(ids, id_spans.parse_spans(found.spans)) if found and found.spans else ([], ids)
 
     def _take_turns(self, connection: sa.Connection) -> None:
         """Wait for other planners of this table: a lease by spans locks no message."""
@@ -392,5 +392,5 @@ class LeasedTable:
         if self.kind is int and ids[-1] - ids[0] + 1 == len(ids):  # the common case, and faster by a quarter
             return column.between(ids[0], ids[-1])
         if self.database.is_sqlite:
-            return column.in_(ids_on_sqlite.each(ids))
+            return column.in_(ids_on_sqlite.selected_ids(ids))
         return column == sa.any_(sa.cast(ids, postgresql.ARRAY(self.leases.c.id.type)))

@@ -22,12 +22,12 @@ READING_IDLE_S: Final = 3_600
 """Timeout of a reading transaction, which is idle while the task writes the messages. It locks no row."""
 
 
-Columns = Mapping[str, Sequence[Any]]
+QueueColumns = Mapping[str, Sequence[Any]]
 """Columns `id`, `data` and, if the queue has them, `metadata`, `partition` and `created`; and `attempts` if it may
 exceed 1."""
 
 
-def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[Columns]:
+def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id: str) -> Iterator[QueueColumns]:
     """Yield the messages of a share in batches."""
     leases, receives = table.leases, table.receives
     receive = sa.select(receives.c.id).where(receives.c.receive_id == receive_id)
@@ -64,7 +64,7 @@ def read(table: LeasedTable, connection: sa.Connection, share: Share, receive_id
                 yield part
 
 
-def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any]) -> Iterator[Columns]:
+def _fetched(table: LeasedTable, connection: sa.Connection, query: sa.Select[Any]) -> Iterator[QueueColumns]:
     names = query.selected_columns.keys()
     if table.database.is_sqlite:
         yield from _by_size(connection.execute(query).cursor, names)
@@ -110,7 +110,7 @@ def _row_as_json(table: LeasedTable) -> sa.ColumnElement[Any]:
     return sa.func.json_object(*members)
 
 
-def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[Columns]:
+def _by_size(cursor: Any, names: Sequence[str]) -> Iterator[QueueColumns]:
     """Fetch few rows first, and more if they are small: all rows of a fetch are in memory at once."""
     step = 16
     while rows := cursor.fetchmany(min(step, ROWS_PER_BATCH)):

@@ -8,7 +8,7 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.control.database import Database, parse
+from pipeline_platform.control.database import Database, parse_url
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.options import host
 
@@ -126,7 +126,7 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
 
 def place_of(url: str, schema: str | None, name: str) -> str:
     """Return the canonical name of a table, for `Source.places`."""
-    address = parse(url)
+    address = parse_url(url)
     if address.get_backend_name() == "sqlite":
         return f"table {name.lower()!r} of {os.path.realpath(str(address.database))}"
     server = str(address.query.get("host", address.host or ""))

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 from pipeline_platform.connectors.table_queue import queue_reading, queue_tables
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
-from pipeline_platform.control.database import parse
+from pipeline_platform.control.database import parse_url
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
@@ -70,7 +70,7 @@ class TableQueue(LeasedSource):
     @field_validator("url")
     @classmethod
     def _names_a_database(cls, url: str) -> str:
-        return parse(url).render_as_string(hide_password=False)
+        return parse_url(url).render_as_string(hide_password=False)
 
     @model_validator(mode="after")
     def _has_partitions(self) -> Self:
@@ -303,7 +303,7 @@ class TableQueue(LeasedSource):
             left += table.database.write(lambda connection, part=part: act(table, connection, part))  # type: ignore[misc]
         return [Refused(str(id_), LOST, lost=True) for id_ in left]
 
-    def _batch(self, columns: queue_reading.Columns, receive_id: str) -> pa.RecordBatch:
+    def _batch(self, columns: queue_reading.QueueColumns, receive_id: str) -> pa.RecordBatch:
         ids, notes, attempts = columns["id"], columns.get("metadata"), columns.get("attempts")
         sequence = pa.array(ids, pa.int64()) if isinstance(ids[0], int) else None
         id_strings = pa.array(map(str, ids)) if sequence is None else sequence.cast(pa.string())

@@ -72,7 +72,7 @@ class ControlResource(dg.ConfigurableResource[ControlStore]):
                         store.let_go(store.run_id)
 
 
-def values_of(resource: dg.ConfigurableResource[Any]) -> dict[str, Any]:
+def resource_options(resource: dg.ConfigurableResource[Any]) -> dict[str, Any]:
     """Return the options of a resource, with `dg.EnvVar` replaced by the value of its variable."""
 
     def value(given: Any) -> Any:

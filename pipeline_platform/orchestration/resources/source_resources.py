@@ -6,22 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
 
 import dagster as dg
 from pydantic import BaseModel, Field, create_model
 from pydantic.fields import FieldInfo
 
 from pipeline_platform.orchestration.resources.addresses import QUIET
-from pipeline_platform.orchestration.resources.lake_resources import values_of
+from pipeline_platform.orchestration.resources.lake_resources import resource_options
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 
-_CONNECTORS: dict[type, type[Source]] = {}
-"""Connectors by the class of their resource."""
-
 _LOOKED_AT: dict[tuple[type[Source], str], Source] = {}
-"""Open sources of sensors and checks in this process, by their options."""
+"""Open sources of sensors and checks, by their options: Dagster creates new resources for each tick."""
 
 
 @functools.cache  # resources of the same class with the same options are equal
@@ -42,6 +39,7 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
 
     class _SourceResource(dg.ConfigurableResource[Source]):
         model_config = QUIET
+        connector_class: ClassVar[type[Source]] = source
 
         def create_resource(self, context: dg.InitResourceContext) -> Source:
             # Defaults are left out: some connectors refuse an option that is set together with another.
@@ -63,7 +61,6 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
         for name, field in fields.items()
     }
     made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
-    _CONNECTORS[made] = source
     return cast("type[dg.ConfigurableResource[Source]]", made)
 
 
@@ -75,7 +72,7 @@ def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
 
 def connector_of(resource: Any) -> type[Source] | None:
     """Return the connector of a resource of `source_resource`; None for another resource."""
-    return _CONNECTORS.get(type(resource))
+    return getattr(type(resource), "connector_class", None)
 
 
 def places_of(resource: Any) -> frozenset[str]:
@@ -83,7 +80,7 @@ def places_of(resource: Any) -> frozenset[str]:
     connector = connector_of(resource)
     if connector is None or connector.places is Source.places:
         return frozenset()
-    fields, values = connector.model_fields, values_of(resource)
+    fields, values = connector.model_fields, resource_options(resource)
     with suppress(Exception):  # the run reports the error; connectors of the project may raise anything
         return connector(**{name: values[name] for name in fields if values[name] != _default(fields[name])}).places
     return frozenset()
@@ -144,7 +141,7 @@ class AcknowledgerResource(dg.ConfigurableResource[Acknowledger]):
         default=3, ge=1, description="Attempts of a run to acknowledge a message that the source refuses."
     )
     wait_s: float = Field(
-        default=1.0, ge=0, description="Seconds before the second attempt. Doubles after each attempt."
+        default=1.0, ge=0, description="Seconds before the second attempt. Doubles after each attempt, up to an hour."
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> Acknowledger:

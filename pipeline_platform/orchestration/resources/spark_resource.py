@@ -292,6 +292,7 @@ class _Held:
 
 _lock = threading.RLock()
 _current: _Held | None = None
+"""The session of this process: Spark allows one, whichever resource opened it."""
 
 
 def _hold(place: _Place) -> _Held:

@@ -98,7 +98,7 @@ def _ask(
     # A decided receive holds no messages but must be finished: it counts as one message.
     held, waits = sum(max(1, claim.messages) for claim in left), backlog.counted
     backlog = demand.with_left(backlog, held)
-    asks = demand.decide_all(backlog, bounds, under_way, waiting.waited(now))
+    asks = demand.next_asks(backlog, bounds, under_way, waiting.waited(now))
     if asks[0].demand and turn:
         asks = [demand.Ask(0, turn)]
     elif alone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -17,10 +18,12 @@ from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport
 from pipeline_platform.model.actions import EARLY_ACTIONS
 from pipeline_platform.model.failure import words
+from pipeline_platform.model.options import Backoff
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536
 """Messages that a task acknowledges at once. Their ids are in memory."""
+_LONGEST = timedelta(hours=1)
 _KEY = ("ack_ref", "ack_id")
 _READ, _NOT_TAKEN = only(OUTCOMES, *_KEY, "action", "outcome"), only(OUTCOMES, *_KEY)
 
@@ -45,7 +48,7 @@ class Acknowledger:
 
     Attributes:
         attempts: Maximum number of calls per group. Each call sends only the messages that are left.
-        wait_s: Pause in seconds before the second call. It doubles with each call.
+        wait_s: Pause in seconds before the second call. It doubles with each call, up to an hour.
     """
 
     attempts: int = 1
@@ -64,8 +67,9 @@ class Acknowledger:
         for attempt in range(self.attempts):
             if not left:
                 break
-            if attempt:
-                time.sleep(self.wait_s * 2 ** (attempt - 1))
+            if attempt and self.wait_s:
+                first = timedelta(seconds=self.wait_s)
+                time.sleep(Backoff(first=first, most=max(first, _LONGEST)).before(attempt + 1).total_seconds())
             lost = [refusal for refusal in answer.refused if refusal.lost]
             asked = _ask(source, ack_ref, action, left)
             answer = Answer(answer.acknowledged + asked.acknowledged, lost + asked.refused, asked.errors)

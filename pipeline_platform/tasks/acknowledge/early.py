@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from pipeline_platform.lake.early_acks import Entry, Key, Notes
+from pipeline_platform.lake.early_acks import AckKey, Entry, Notes
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.message import Message
@@ -22,7 +22,7 @@ def nobody(messages: Sequence[Message]) -> None:
     del messages
 
 
-def keys_of(rows: pa.RecordBatch) -> Iterator[Key]:
+def ack_keys(rows: pa.RecordBatch) -> Iterator[AckKey]:
     """Yield the source's keys of rows: `ack_ref` and `ack_id`."""
     return zip(rows.column("ack_ref").to_pylist(), rows.column("ack_id").to_pylist(), strict=True)
 
@@ -35,7 +35,7 @@ class EarlyAcks(ABC):
     """
 
     def __init__(self, ack_policy: AckPolicy) -> None:
-        self.acknowledged: dict[Key, Entry] = {}
+        self.acknowledged: dict[AckKey, Entry] = {}
         self._ack_policy, self._turn = ack_policy, threading.Lock()
 
     def __call__(self, messages: Sequence[Message]) -> None:
@@ -46,7 +46,7 @@ class EarlyAcks(ABC):
                 self.acknowledged |= self._acknowledge_now(left)
 
     @abstractmethod
-    def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+    def _acknowledge_now(self, messages: Mapping[AckKey, Message]) -> dict[AckKey, Entry]:
         """Acknowledge messages. Return the entries of those that the source accepted."""
 
     def among(self, rows: pa.RecordBatch, *, by_forks: bool) -> dict[int, Entry]:
@@ -54,13 +54,13 @@ class EarlyAcks(ABC):
         if by_forks:
             self.look()
         known = self.acknowledged
-        return {index: known[key] for index, key in enumerate(keys_of(rows)) if key in known} if known else {}
+        return {index: known[key] for index, key in enumerate(ack_keys(rows)) if key in known} if known else {}
 
     def look(self) -> None:
         """Update `acknowledged` with the acknowledgements of other processes."""
         return
 
-    def _entry(self, key: Key, message: Message) -> Entry:
+    def _entry(self, key: AckKey, message: Message) -> Entry:
         on_success, on_failure = message.actions or (None, None)
         if message.failure is None:
             return Entry(*key, on_success or self._ack_policy.on_success, failed=False)
@@ -69,7 +69,7 @@ class EarlyAcks(ABC):
         return Entry(*key, action, failed=True)
 
     @staticmethod
-    def _key(message: Message) -> Key:
+    def _key(message: Message) -> AckKey:
         value = message._state.delivery.value
         return value("ack_ref", message._row), value("ack_id", message._row)
 
@@ -87,7 +87,7 @@ class SourceEarlyAcks(EarlyAcks):
         """Read the acknowledgements of callback processes, earlier attempts of the task, and earlier steps."""
         self.acknowledged |= {key: entry for key, entry in self._notes.read().items() if entry.certain}
 
-    def _acknowledge_now(self, messages: Mapping[Key, Message]) -> dict[Key, Entry]:
+    def _acknowledge_now(self, messages: Mapping[AckKey, Message]) -> dict[AckKey, Entry]:
         entries = {key: self._entry(key, message) for key, message in messages.items()}
         path = self._notes.write(entries.values())
         # After the note: a run that fences the receive first closes the notes, then reads them.

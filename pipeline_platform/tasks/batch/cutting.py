@@ -8,22 +8,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure
 from pipeline_platform.model.message import Message, Trigger
-from pipeline_platform.model.options import BATCH_BYTES, BATCH_MESSAGES, Splitter
+from pipeline_platform.model.options import BATCH_MESSAGES, DEFAULT_BATCH_BYTES, Splitter
 from pipeline_platform.tasks.handle.source_order import dealt, in_source_order
 
 _GROUP = ["window", "partition", "batch_key"]
 _GROUPED = dict.fromkeys(_GROUP, pa.string())
 
-MESSAGES = pa.schema({**_GROUPED, "position": pa.int64(), "size": pa.int64(), "flush": pa.bool_()})
+TO_CUT = pa.schema({**_GROUPED, "position": pa.int64(), "size": pa.int64(), "flush": pa.bool_()})
 """Columns of a staged message. `position` counts messages in order of arrival; `size` is in bytes.
 
 `partition` is null, or the column is missing, if the batcher has no partitions.
 """
 
-_SAYS = ("kind", "reason", "traceback", "stage")
-FAILURE = pa.struct({**dict.fromkeys(_SAYS, pa.string()), "retry": pa.bool_()})
+FAILURE = pa.struct({**dict.fromkeys(FAILURE_COLUMNS, pa.string()), "retry": pa.bool_()})
 """A `Failure`."""
 
 _CUT = {"number": pa.int64(), "trigger": pa.string(), "size": pa.int64(), "rows": pa.list_(pa.int64())}
@@ -48,7 +47,7 @@ Read = Callable[[list[int]], Iterable[Message]]
 def cut(
     messages: pa.Table,
     batch_size: int | Splitter,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
     *,
     rest: Trigger = "flush",
     read: Read | None = None,
@@ -59,7 +58,7 @@ def cut(
     than `batch_bytes` (a larger message is a batch by itself), and after a message in mode `flush`.
 
     Args:
-        messages: Rows of `MESSAGES`. The result refers to them by index.
+        messages: Rows of `TO_CUT`. The result refers to them by index.
         batch_size: Maximum number of messages in a batch, or a splitter.
         batch_bytes: Maximum number of bytes in a batch.
         rest: Trigger of the last, incomplete batches.
@@ -88,7 +87,7 @@ def cut(
 def cut_and_deal(
     messages: pa.Table,
     batch_size: int | Splitter,
-    batch_bytes: int = BATCH_BYTES,
+    batch_bytes: int = DEFAULT_BATCH_BYTES,
     *,
     tasks: int = 1,
     rest: Trigger = "flush",

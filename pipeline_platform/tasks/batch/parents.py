@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.reader import RowRange, keys_of, only, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import Message
+from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure
+from pipeline_platform.model.message import MESSAGE_KEY, Message
 from pipeline_platform.tasks.handle.in_order import HandleInOrder
 from pipeline_platform.tasks.record.fan_out import ENDS, PARENTS
 from pipeline_platform.tasks.record.outcomes import Outcomes
@@ -53,9 +53,9 @@ class EndParents(HandleInOrder):
 
 def failed_keys(lake: Lake, ends: Sequence[RowRange]) -> pa.Array:
     """Return `keys_of` the source and id of the parents that failed."""
-    columns = only(ENDS, "source", "message_id", "kind")
+    columns = only(ENDS, *MESSAGE_KEY, "kind")
     every = (rows for file in ends for rows in row_groups(lake, file.path, columns))
-    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), "source", "message_id") for rows in every)
+    failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), *MESSAGE_KEY) for rows in every)
     return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
@@ -121,11 +121,8 @@ def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Messag
 
 def _failed(parent: Message, end: dict[str, Any]) -> Message:
     """Return a parent with the failure and the ack actions of its child."""
-    kind, reason, traceback, stage, batcher, key = (
-        str(end[name]) for name in ("kind", "reason", "traceback", "stage", "batcher", "batch_key")
-    )
-    failure = Failure(kind, reason, traceback, stage, bool(end["retry"]))
+    failure = Failure._make([*(str(end[name]) for name in FAILURE_COLUMNS), bool(end["retry"])])
     actions = (end["on_success"], end["on_failure"]) if end["on_success"] or end["on_failure"] else None
     child = parent._but(failure=failure, actions=actions)
-    child.batcher, child.batch_key = batcher, key
+    child.batcher, child.batch_key = str(end["batcher"]), str(end["batch_key"])
     return parent._failed_as(child)

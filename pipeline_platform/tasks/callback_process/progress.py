@@ -31,6 +31,7 @@ end_process = os._exit
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 _callback_process = 0
+"""Process id of the callback process: native code of a callback may fork, and its child returns here."""
 _is_copy = False
 """Whether this process was forked from a callback process by a callback."""
 

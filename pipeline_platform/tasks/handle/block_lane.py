@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.blocks import ROUTING, as_arrow, as_block, given, name_of
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BULK, DEFAULT, BatchMode
+from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMode
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.row_lane import LANE, oversized, too_large
 from pipeline_platform.tasks.record.outcomes import Outcomes
-from pipeline_platform.tasks.record.routed import FIELD, KEPT, RoutedRows, failure_of, fields_of_all
+from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all
 
 _Permitted = Callable[[int], tuple[int, float]]
 
@@ -180,7 +180,7 @@ class BlockLane:
         if not block.num_rows:
             return
         received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}
-        columns = {name: received.column(name) for name in ("position", *KEPT)}
+        columns = {name: received.column(name) for name in ("position", *DELIVERY_KEY)}
         columns |= {name: column[name] for name in ("batcher", "batch_key")}
         columns["_failure"] = self._failure(block)
         columns |= {FIELD + name: column[name] for name in fields}

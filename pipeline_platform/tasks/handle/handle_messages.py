@@ -22,11 +22,9 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
 
-UNREAD = ("receive_id", "first_receive_id", "published_at")
-"""Columns of received messages that handling does not read."""
-
-READ = pa.schema([*(field for field in MESSAGES if field.name not in UNREAD), ("position", pa.int64())])
-"""Columns of received messages that handling reads."""
+_UNREAD = ("receive_id", "first_receive_id", "published_at")
+READ = pa.schema([*(field for field in MESSAGES if field.name not in _UNREAD), ("position", pa.int64())])
+"""Columns of received messages that tasks read, and their positions."""
 
 BLOCK_ROWS = 8_192
 """Minimum number of messages in a block. Recording has a fixed cost of a millisecond per block."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.message import MESSAGE_KEY
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -97,7 +98,7 @@ def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     """
     from pyspark.sql import functions as f
 
-    key = ["source", "message_id"]
+    key = list(MESSAGE_KEY)
     # A redelivery may be in the same receive as the first delivery, whose lease expired meanwhile.
     handled = received.groupBy(*key).agg(f.min(f.struct("redelivered", "position")).alias("handled"))
     again = received.where("redelivered").join(handled, key)

@@ -14,28 +14,27 @@ from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.blocks import ROUTING
-from pipeline_platform.model.message import DEFAULT, MESSAGES
+from pipeline_platform.model.message import DEFAULT, DELIVERY_KEY, MESSAGE_KEY, PAYLOAD
 from pipeline_platform.model.options import Processors
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.portions import portions
-from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
+from pipeline_platform.tasks.by_position import ByPosition, RowPositions, checksum
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.calling_step import CallingStep
-from pipeline_platform.tasks.handle.handle_messages import UNREAD
+from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import oversized
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
-from pipeline_platform.tasks.record.routed import FIELD, KEPT, ROUTES, RoutedRows, fields_of_all
+from pipeline_platform.tasks.record.routed import FIELD, ROUTES, RoutedRows, fields_of_all
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from pipeline_platform.control.pace import Pace
 
-RECEIVED = pa.schema([*(field for field in MESSAGES if field.name not in UNREAD), ("position", pa.int64())])
-"""Columns of a message that `handle_messages` gets, besides the routing."""
-GROUP_BYTES = 64 * 2**20
+_DELIVERY = [name for name in READ.names if name not in (*PAYLOAD, "window", "position")]
+_KEPT_BYTES = 64 * 2**20
 """Bytes of rows that a task keeps for its callback process. Spark delivers rows once, and a crash needs them again."""
 
 
@@ -53,13 +52,13 @@ class ReadColumns:
         """Run task `index`."""
         repeats = Repeats.read(self.lake, self.repeats)
         options = self.options
-        for _, chunk in read_ranges(self.lake, self.parts[index], RECEIVED, options.chunk_size, options.chunk_bytes):
+        for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
             rows, *_ = repeats.split(chunk)
             if large := oversized(rows, self.options.max_message_bytes):
                 rows = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), pa.array(large))))
             while rows.num_rows:
                 count, _ = self.pace.permitted(rows.num_rows)
-                yield pa.RecordBatch.from_arrays(rows.slice(0, count).columns, schema=RECEIVED)
+                yield pa.RecordBatch.from_arrays(rows.slice(0, count).columns, schema=READ)
                 rows = rows.slice(count)
 
 
@@ -72,7 +71,7 @@ def read_locally(spark: SparkSession, lake: Lake, pipeline: str, files: Sequence
     for file in files:
         places += [f.lit(file.path.rsplit("/", 1)[1]), f.struct(f.lit(file.window), f.lit(first).cast("long"))]
         first += file.rows
-    stored = pa.schema([field for field in RECEIVED if field.name not in ("window", "position")])
+    stored = pa.schema([field for field in READ if field.name not in ("window", "position")])
     paths = [lake.uri(pipeline, file.table, file.path) for file in files]
     place = f.create_map(*places)[f.col("_metadata.file_name")]
     rows = spark.read.schema(from_arrow_schema(stored)).parquet(*paths)
@@ -132,7 +131,7 @@ def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame)
     """
     from pyspark.sql import functions as f
 
-    missing = offered(received.join(seen, ["source", "message_id"], "left_anti")).withColumns(
+    missing = offered(received.join(seen, list(MESSAGE_KEY), "left_anti")).withColumns(
         {"status": f.lit("failed"), "reason": f.lit("handle_messages did not return it")}
     )
     fields = {name: f.lit(None) for name in fields_of_all(pipeline) if name not in missing.columns}
@@ -152,7 +151,7 @@ class WriteColumns(CallingStep):
 
     def __call__(self, share: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition. Yield the manifest of each group of rows passed to a callback process."""
-        for group in portions(share, lambda batch: batch.nbytes, GROUP_BYTES):
+        for group in portions(share, lambda batch: batch.nbytes, _KEPT_BYTES):
             yield from super().__call__(group)
 
     def blocks(self, share: Sequence[pa.RecordBatch], skip: int) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -172,7 +171,7 @@ class WriteColumns(CallingStep):
         return ByPosition(self.lake, self.received)
 
 
-def _count(positions: Positions, outcomes: Outcomes) -> None:
+def _count(positions: RowPositions, outcomes: Outcomes) -> None:
     outcomes.report.positions += len(positions)
     outcomes.report.checksum += checksum(positions)
 
@@ -196,11 +195,11 @@ class _Rows:
     def write(self, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
         """Route rows and write them. Returns no rows as left."""
         positions = rows.column("position")
-        kept = dict(zip(DELIVERY, self._received.take(DELIVERY, positions.to_numpy()), strict=True))
+        kept = dict(zip(_DELIVERY, self._received.take(_DELIVERY, positions.to_numpy()), strict=True))
         columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}
         with outcomes.chunk(rows.num_rows):
             routed = RoutedRows(outcomes, self._window, positions, self._as_received)
-            routed.write(pa.RecordBatch.from_pydict(columns | {name: kept[name] for name in KEPT}))
+            routed.write(pa.RecordBatch.from_pydict(columns | {name: kept[name] for name in DELIVERY_KEY}))
         return ()
 
     def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
@@ -210,7 +209,7 @@ class _Rows:
 
     def _as_received(self, positions: pa.Array) -> pa.RecordBatch:
         at = positions.to_numpy()
-        columns = dict(zip(DELIVERY, self._received.take(DELIVERY, at), strict=True))
+        columns = dict(zip(_DELIVERY, self._received.take(_DELIVERY, at), strict=True))
         columns |= dict(zip(PAYLOAD, self._received.take(PAYLOAD, at), strict=True))
         columns |= {"position": positions, "window": pa.repeat(self._window, len(at))}
         return pa.RecordBatch.from_pydict(columns)

@@ -13,6 +13,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport, earliest
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.message import DELIVERY_KEY
 from pipeline_platform.source.contract import Share, Source, SourceError
 from pipeline_platform.source.patience import patiently
 
@@ -67,7 +68,7 @@ class ReadShares:
             yield from rest
 
     def _stamped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        for name in ("source", "message_id", "attempt", "ack_ref", "ack_id"):
+        for name in DELIVERY_KEY:
             if batch.column(name).null_count:  # later steps identify the message by these columns
                 raise SourceError(f"source {self.source.name} delivered a message without {name}: fix its connector")
         try:

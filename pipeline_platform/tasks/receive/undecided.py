@@ -10,7 +10,7 @@ from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import MESSAGES
-from pipeline_platform.tasks.acknowledge.early import keys_of
+from pipeline_platform.tasks.acknowledge.early import ack_keys
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.step import Step
@@ -47,7 +47,7 @@ class KeepForgotten(Step):
             outcomes.early_acks.acknowledged |= noted
             columns = MESSAGES.append(pa.field("position", pa.int64()))
             for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
-                gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in keys_of(block)]
+                gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in ack_keys(block)]
                 if any(gone):
                     rows, window = block.filter(pa.array(gone)), block.column("window")[0].as_py()
                     ids = pa.repeat(self.receive_id, rows.num_rows)

@@ -1,5 +1,6 @@
 """A block: messages that a callback has processed, and their state."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -41,9 +42,9 @@ class Block:
         self.messages[index] = self.messages[index].failed(failure)
         self.failed.append(index)
 
-    def take(self, names: list[str], indexes: list[int]) -> pa.RecordBatch:
+    def take(self, names: Sequence[str], indexes: list[int]) -> pa.RecordBatch:
         """Return some columns of some rows, in order. All rows are returned without a copy."""
-        columns = self.rows.select(names)
+        columns = self.rows.select(list(names))
         if self.at is not None:
             indexes = [self.at[index] for index in indexes]
         elif len(indexes) == columns.num_rows:

@@ -8,18 +8,15 @@ import pyarrow as pa
 
 from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.lake.task_report import TaskReport
-from pipeline_platform.model.failure import Failure, reason_of, words
-from pipeline_platform.model.message import Message
+from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure, reason_of, words
+from pipeline_platform.model.message import ATTEMPT_KEY, PAYLOAD, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.telemetry.spans import span
 
-IDENTITY = ["source", "message_id", "attempt"]
-PAYLOAD = ["data", "metadata", "partition", "sequence"]
 RECEIVING = "receive_messages"
 """Stage of failures before any callback. `handle_failed` cannot rescue them."""
-_WORDS = ("kind", "reason", "traceback", "stage")
 
 
 class Failures:
@@ -93,11 +90,11 @@ class Failures:
         """Write an `open` or `dead` event for each row, with its payload as delivered, not as callbacks changed it."""
         failed = [(message, message.failure or Failure("failed", "")) for message in messages]
         texts: dict[str, list[str]] = {
-            name: [words(getattr(failure, name)) for _, failure in failed] for name in _WORDS
+            name: [words(getattr(failure, name)) for _, failure in failed] for name in FAILURE_COLUMNS
         }
         texts |= {name: [words(getattr(message, name)) for message, _ in failed] for name in ("batcher", "batch_key")}
         retry, at = self._step.pipeline.retry, datetime.now(UTC)
-        sources, ids, attempts = (rows.column(name).to_pylist() for name in IDENTITY)
+        sources, ids, attempts = (rows.column(name).to_pylist() for name in ATTEMPT_KEY)
         dead = [
             not failure.retry or (retry is not None and retry.is_last(attempt))
             for (_, failure), attempt in zip(failed, attempts, strict=True)
@@ -123,7 +120,7 @@ class Failures:
 
     def _write(self, rows: pa.RecordBatch, window: str, at: datetime, states: Sequence[str], **columns: Any) -> None:
         count = rows.num_rows
-        columns |= {name: rows.column(name) for name in IDENTITY}
+        columns |= {name: rows.column(name) for name in ATTEMPT_KEY}
         columns["state"] = pa.array(states, pa.string())
         columns["at"] = pa.repeat(pa.scalar(at, FAILED.field("at").type), count)
         columns["receive_id"] = pa.repeat(self._step.receive_id, count)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from pipeline_platform.model.failure import words
-from pipeline_platform.model.message import Message
+from pipeline_platform.model.failure import FAILURE_COLUMNS, words
+from pipeline_platform.model.message import MESSAGE_KEY, Message
 
 MOST_CHILDREN = 10_000
 """Maximum number of children of a message. All are in memory at once."""
@@ -20,14 +20,13 @@ MOST_BYTES = 2**30
 PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64())])
 """Messages that wait for their children, and the bytes of their payloads."""
 
-_FAILURE = ("kind", "reason", "traceback", "stage")
 ENDS = pa.schema(
     [
         ("position", pa.int64()),
         ("child", pa.int32()),
         ("source", pa.string()),
         ("message_id", pa.string()),
-        *((name, pa.string()) for name in (*_FAILURE, "batcher", "batch_key", "on_success", "on_failure")),
+        *((name, pa.string()) for name in (*FAILURE_COLUMNS, "batcher", "batch_key", "on_success", "on_failure")),
         ("retry", pa.bool_()),
         ("may_rescue", pa.bool_()),
     ]
@@ -101,15 +100,15 @@ def ends_of(
     """
     may_rescue = {id(message) for message in rescuable}
     ended = [(row, message) for row, message in messages if message.failure is not None or message.actions]
-    taken = rows.select(["position", "source", "message_id"]).take(pa.array([row for row, _ in ended], pa.int64()))
+    taken = rows.select(["position", *MESSAGE_KEY]).take(pa.array([row for row, _ in ended], pa.int64()))
     cells = []
     for _, message in ended:
         failure, (on_success, on_failure) = message.failure, message.actions or (None, None)
-        why = (None,) * len(_FAILURE) if failure is None else tuple(map(words, failure[: len(_FAILURE)]))
+        why = (None,) * len(FAILURE_COLUMNS) if failure is None else tuple(map(words, failure[: len(FAILURE_COLUMNS)]))
         ends = words(message.batcher), words(message.batch_key), on_success, on_failure
         child = -1 if message.child is None else message.child
         cells.append((child, *why, *ends, failure and failure.retry, id(message) in may_rescue))
-    names = ["child", *_FAILURE, "batcher", "batch_key", "on_success", "on_failure", "retry", "may_rescue"]
+    names = ["child", *FAILURE_COLUMNS, "batcher", "batch_key", "on_success", "on_failure", "retry", "may_rescue"]
     table = dict(zip(names, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(names, ())
     return pa.RecordBatch.from_pydict(
         {**dict(zip(taken.schema.names, taken.columns, strict=True)), **{name: list(table[name]) for name in names}},

@@ -14,20 +14,18 @@ from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.failure import Failure, words
-from pipeline_platform.model.message import DEFAULT, Message
+from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, DELIVERY_KEY, PAYLOAD, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks, nobody
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
-from pipeline_platform.tasks.record.failures import IDENTITY, PAYLOAD, Failures
+from pipeline_platform.tasks.record.failures import Failures
 from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
-from pipeline_platform.tasks.record.staging import DELIVERY, staged_rows, staged_table
+from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows, staged_table
 from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.telemetry.spans import span
-
-_RECORDED = [*IDENTITY, "ack_ref", "ack_id"]
 
 
 class Outcomes:
@@ -268,11 +266,11 @@ class Outcomes:
         if self._columns.wait(name, batch_id):
             self.report.staged[name] += len(fitting)
             *handled, own = columns
-            rows = staged_rows(block.take(DELIVERY, fitting), handled, own, block.children(fitting))
+            rows = staged_rows(block.take(DELIVERED, fitting), handled, own, block.children(fitting))
             self._sink.write(staged_table(self.step.receive_id, name), block.window, rows)
         else:
             children = block.children(fitting)
-            self._write_columns(name, block.take(IDENTITY, fitting), block.window, columns, batch_id, children)
+            self._write_columns(name, block.take(ATTEMPT_KEY, fitting), block.window, columns, batch_id, children)
             block.done.extend(fitting)
 
     def _write_columns(
@@ -288,7 +286,7 @@ class Outcomes:
         count, row_type = rows.num_rows, self._columns.row_types.get(name)
         self.report.count_keys(name, columns[-1])
         names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
-        table = dict(zip(names, columns, strict=True)) | {column: rows.column(column) for column in IDENTITY}
+        table = dict(zip(names, columns, strict=True)) | {column: rows.column(column) for column in ATTEMPT_KEY}
         table["batch_id"] = pa.nulls(count, pa.string()) if batch_id is None else pa.repeat(batch_id, count)
         table["receive_id"] = pa.repeat(self.step.receive_id, count)
         table["child"] = pa.nulls(count, pa.int32()) if children is None else children
@@ -331,7 +329,7 @@ class Outcomes:
             if early or any(map(attrgetter("_state.actions"), block.messages)):
                 actions = [(block.messages[index].actions or (None,))[0] or ack_policy.on_success for index in done]
                 actions = [EARLY if index in early else action for index, action in zip(done, actions, strict=True)]
-            self._write_handled(block.take(_RECORDED, done), block.window, actions)
+            self._write_handled(block.take(DELIVERY_KEY, done), block.window, actions)
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
@@ -348,13 +346,13 @@ class Outcomes:
             if index in early:
                 actions[place], ends[place] = EARLY, not early[index].comes_back(ack_policy)
         outcomes = ["failed" if end else "returned" for end in ends]
-        self._write_outcomes(block.take(_RECORDED, failed), block.window, outcomes, actions)
+        self._write_outcomes(block.take(DELIVERY_KEY, failed), block.window, outcomes, actions)
         self.report.failed[block.window] += sum(ends)
         self.report.returned[block.window] += len(ends) - sum(ends)
         for message in losers:
             self.report.count_failure(message)
         if recorded := list(compress(failed, ends)):
-            rows = block.take([*IDENTITY, *PAYLOAD], recorded)
+            rows = block.take([*ATTEMPT_KEY, *PAYLOAD], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
 
     def _early(self, rows: pa.RecordBatch) -> dict[int, Entry]:
@@ -371,7 +369,7 @@ class Outcomes:
         self, rows: pa.RecordBatch, window: str, outcome: str | list[str], action: str | list[str]
     ) -> None:
         """Write the outcomes of rows. `outcome` and `action` are for all rows, or lists with a value per row."""
-        table = {name: rows.column(name) for name in _RECORDED}
+        table = {name: rows.column(name) for name in DELIVERY_KEY}
         for name, value in ("receive_id", self.step.receive_id), ("outcome", outcome), ("action", action):
             table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
         schema = pa.schema([field for field in OUTCOMES if field.name != "window"])

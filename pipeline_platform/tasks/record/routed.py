@@ -23,9 +23,6 @@ FIELD = "."
 ROUTES = ("position", "batcher", "batch_key", "_failure")
 """Columns of the routing. A row has failed if its `_failure` is not null."""
 
-KEPT = ("source", "message_id", "attempt", "ack_ref", "ack_id")
-"""Columns of the delivery that are written."""
-
 _FIRST = 16
 """Payloads that are looked up first, while their size is unknown."""
 
@@ -71,7 +68,7 @@ class RoutedRows:
         """By position."""
 
     def write(self, rows: pa.RecordBatch) -> None:
-        """Write rows with the columns `ROUTES` and `KEPT`, and their fields'."""
+        """Write rows with the columns `ROUTES` and `DELIVERY_KEY`, and their fields'."""
         try:
             refuse_unreadable(ROUTES, map(rows.column, ROUTES))
         except ColumnError as error:

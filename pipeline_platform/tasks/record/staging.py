@@ -47,8 +47,8 @@ source's. The row of a `child` has no delivered payload, because thousands of ch
 CUT_BY = only(STAGED, "batch_key", "position", "size", "batch_mode", "source", "partition", "sequence", "own")
 """Columns that cutting reads."""
 
-DELIVERY = STAGED.names[: STAGED.names.index("position") + 1]
-_HANDLED = STAGED.names[len(DELIVERY) : STAGED.names.index("size")]
+DELIVERED = STAGED.names[: STAGED.names.index("position") + 1]
+_HANDLED = STAGED.names[len(DELIVERED) : STAGED.names.index("size")]
 
 
 def staged_table(receive_id: str, batcher: str) -> str:
@@ -73,7 +73,7 @@ def handled_columns(messages: Sequence[Message], model: ModelClass | None) -> li
 def staged_rows(
     delivered: pa.RecordBatch, handled: Sequence[pa.Array], own: pa.Array, child: pa.Array
 ) -> pa.RecordBatch:
-    """Combine the columns `DELIVERY`, the `handled_columns`, the partitions and the child numbers into rows."""
+    """Combine the columns `DELIVERED`, the `handled_columns`, the partitions and the child numbers into rows."""
     value, *_ = handled
     sizes = [pc.fill_null(pc.binary_length(column), 0).cast(pa.int64()) for column in (delivered.column("data"), value)]
     return pa.RecordBatch.from_arrays([*delivered.columns, *handled, pc.add(*sizes), own, child], schema=STAGED)
