@@ -10,6 +10,7 @@ from pydantic import Field
 from pipeline_platform.control.drain import drain
 from pipeline_platform.control.overrides import check_overrides
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
@@ -79,22 +80,22 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
     Raises:
         PipelineError: The producer is unknown, an option is not an option of a producer, or a value is out of bounds.
     """
-    producers, key = pipeline.producers_of(config.producer), pipeline.limits_key(config.producer)
+    producer = BoundProducer(pipeline, config.producer)
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
-    check_overrides(pipeline, changes, config.producer)
-    limit = _limit(pipeline, control, config)
+    check_overrides(producer, changes)
+    limit = _limit(producer, control, config)
     if config.reset:
         control.reset_overrides(pipeline, config.producer)
-        for name in producers:
-            control.set_rate_limiting(pipeline.limits_key(name), None)
+        for each in producer.each:
+            control.set_rate_limiting(each.key, None)
     if now := str(control.override(pipeline, changes, config.producer)):
-        log(f"{key}: set at run time: {now}")
+        log(f"{producer.key}: set at run time: {now}")
     if limit is not None:  # only the given parts: another process may set the other part at the same moment
-        own = producers[config.producer].rate_limiting
+        own = producer.options.rate_limiting
         allowed, seconds = config.allowed_messages, config.interval_s
         interval = None if seconds is None else timedelta(seconds=seconds)
-        control.update_rate_limiting(key, own, allowed_messages=allowed, interval=interval)
-    reason = config.reason or "changed in Dagster"
+        control.update_rate_limiting(producer.key, own, allowed_messages=allowed, interval=interval)
+    key, reason = producer.key, config.reason or "changed in Dagster"
     match config.activity:
         case Activity.pause:
             control.pause(key, reason)
@@ -105,18 +106,18 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
             log(f"Resumed {key}" if still is None else f"{key} is still paused: {still}")
         case Activity.drain:
             reason = config.reason or control.paused(key) or reason
-            log(drain(control, pipeline, reason, config.producer, log=log))
+            log(drain(control, producer, reason, log=log))
 
 
-def _limit(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig) -> RateLimiting | None:
+def _limit(producer: BoundProducer, control: ControlStore, config: LimitsConfig) -> RateLimiting | None:
     """Return the rate limit with the config's changes; None if it changes nothing."""
-    allowed, seconds, key = config.allowed_messages, config.interval_s, pipeline.limits_key(config.producer)
+    allowed, seconds, key = config.allowed_messages, config.interval_s, producer.key
     if allowed is None and seconds is None:
         return None
-    producers = pipeline.producers_of(config.producer)
-    if config.producer not in producers:
-        raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {', '.join(producers)}")
-    own = producers[config.producer].rate_limiting
+    if producer.is_whole_pipeline:
+        names = ", ".join(producer.pipeline.producers)
+        raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {names}")
+    own = producer.options.rate_limiting
     before = own if config.reset else control.rate_limiting(key, own)
     if before is None and (allowed is None or seconds is None):
         raise PipelineError(f"{key} has no rate limit. Set both allowed_messages and interval_s")

@@ -114,6 +114,6 @@ def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
         NotifyAuthor, "here", lambda task, *share: looked.add(bool(task.outcomes)) or here(task, *share)
     )
     monkeypatch.setattr(Hearing, "heard", [])
-    flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)
+    flow = replace(in_a_new_process(lake, *payloads), producer=Hearing)
     finish(flow, handled(flow))
     assert (Hearing.heard, looked) == (payloads[:told], {looks_at})
