@@ -56,8 +56,8 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict
     from pipeline_platform.run.receive_state import Phase, ReceiveState
 
     next_steps = {
-        Phase.PLANNED: "receive", Phase.RECEIVED: "handle", Phase.HANDLED: "batch, decide", Phase.DECIDED: "publish",
-        Phase.PUBLISHED: "acknowledge",
+        Phase.BEGUN: "receive", Phase.LEASED: "handle", Phase.HANDLED: "batch", Phase.BATCHED: "decide",
+        Phase.DECIDED: "publish", Phase.PUBLISHED: "acknowledge",
     }  # fmt: skip
     flow, control, now = opened.flow(pipeline), opened.control, datetime.now(UTC)
     held = [*control.over(pipeline.name, of_all=True), *control.in_flight(pipeline.name, of_all=True)]

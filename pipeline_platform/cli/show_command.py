@@ -1,6 +1,8 @@
 """`pipeline-platform show`: the current options of pipelines, including changes at run time."""
 
+import inspect
 import json
+from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -16,7 +18,8 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import Options
 
-_OWN = ("partition_by", "retry", "dead_letters", "retry_schedule", "max_failed_share", "acks_immediately", "retention")
+_ELSEWHERE = ("name", "producer", "producers", "processors", "batchers", "context")
+"""Options of the class that are shown separately; the context is not shown, because it may contain secrets."""
 
 
 def show(
@@ -45,8 +48,8 @@ def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:
         now = {"rate_limiting": limit, "paused": control.paused(key), "set_at_run_time": control.overrides(key)}
         producers[producer.name] = dict(control.options_of(producer)) | now
     batchers = {name: {"class": type(batcher).__name__, **dict(batcher)} for name, batcher in pipeline.batchers.items()}
-    own_options = {name: getattr(pipeline, name) for name in (*_OWN, "window_cron", "shutdown")}
-    return {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers, **own_options}
+    items = {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers}
+    return items | _own(pipeline)
 
 
 def _plain(value: object) -> object:
@@ -73,12 +76,13 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
     for name, batcher in pipeline.batchers.items():
         model = batcher.table_schema.__name__ if batcher.table_schema else "JSON"
         lines.append(f"batcher {name}: {type(batcher).__name__} of {model}, {_options(batcher, 'table_schema')}")
-    if own_options := _own(pipeline):
-        lines.append(f"options: {own_options}")
+    own_options = _own(pipeline)
+    windows, shutdown = own_options.pop("window_cron"), own_options.pop("shutdown")
+    if given := _named((name, value) for name, value in own_options.items() if value != getattr(Pipeline, name)):
+        lines.append(f"options: {given}")
     tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
     lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
-    shutdown = duration(pipeline.shutdown.total_seconds())
-    return [*lines, f"windows: {pipeline.window_cron} (cron, UTC)", f"shutdown: {shutdown}"]
+    return [*lines, f"windows: {windows} (cron, UTC)", f"shutdown: {_spelt(shutdown)}"]
 
 
 def _limits(control: ControlStore, producer: BoundProducer) -> list[str]:
@@ -95,15 +99,19 @@ def _limits(control: ControlStore, producer: BoundProducer) -> list[str]:
     return lines
 
 
-def _own(pipeline: type[Pipeline]) -> str:
-    """Return the class's options that differ from the defaults."""
-    given = {name: getattr(pipeline, name) for name in _OWN}
-    return ", ".join(f"{name} {_spelt(value)}" for name, value in given.items() if value != getattr(Pipeline, name))
+def _own(pipeline: type[Pipeline]) -> dict[str, Any]:
+    """Return the options of the class, without those that are shown separately."""
+    names = inspect.get_annotations(Pipeline)
+    return {name: getattr(pipeline, name) for name in names if name not in _ELSEWHERE}
 
 
 def _options(options: BaseModel, *but: str) -> str:
     """Return the options that are set, by name."""
-    return ", ".join(f"{name} {_spelt(value)}" for name, value in options if value is not None and name not in but)
+    return _named((name, value) for name, value in options if value is not None and name not in but)
+
+
+def _named(options: Iterable[tuple[str, object]]) -> str:
+    return ", ".join(f"{name} {_spelt(value)}" for name, value in options)
 
 
 def _spelt(value: object) -> str:
@@ -114,4 +122,8 @@ def _spelt(value: object) -> str:
         return duration(value.total_seconds())
     if isinstance(value, Options):
         return f"{type(value).__name__}({_options(value)})"
+    if isinstance(value, Mapping):
+        return f"({_named(value.items())})"
+    if isinstance(value, list | tuple):
+        return " ".join(map(_spelt, value))
     return getattr(value, "__qualname__", None) or str(value)

@@ -215,7 +215,7 @@ def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> Rows:
         try:
             if state.record:
                 kind = "undecided receives" if state.phase < Phase.DECIDED else "unfinished receives"
-                phase = state.phase.name.lower().replace("_", " ")
+                phase = state.phase.name.lower()
                 found[kind].append(f"{receive_id[:8]} of run {state.record.run_id[:8]} ({phase})")
         except ReceiveError as error:
             found["unreadable receives"].append(str(error))

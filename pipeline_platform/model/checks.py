@@ -1,132 +1,46 @@
 """Checks of a pipeline's class when it is built, and of the pipelines of a deployment together."""
 
 import inspect
-import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, NoReturn
 
-from pydantic import BaseModel
-
 from pipeline_platform.model import cron
+from pipeline_platform.model.attribute_checks import check_called, check_names, check_shape
 from pipeline_platform.model.blocks import KINDS, ROUTING, annotated, name_of
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.deprecated import OPTIONS as RENAMED
-from pipeline_platform.model.events import EVENTS, are_functions
 from pipeline_platform.model.fields import ModelClass
-from pipeline_platform.model.options import (
-    Batcher,
-    Processors,
-    Producer,
-    RateLimiting,
-    Retention,
-    Retry,
-    Splitter,
-    TableBatcher,
-)
-from pipeline_platform.model.partition import PARTITIONING, SOURCE, is_partitioning
+from pipeline_platform.model.option_types import NAME, requirement_of, requirements_of
+from pipeline_platform.model.options import Batcher, Producer, Splitter, TableBatcher
+from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.model.strict_options import (
-    CRON,
-    DURATION,
-    PipelineError,
-    Requirement,
-    did_you_mean,
-    is_duration,
-    nearest,
-    shown,
-)
+from pipeline_platform.model.strict_options import PipelineError, Requirement, did_you_mean, shown
 
 _Class = type[Any]
 """A subclass of `Pipeline` whose attributes are not checked yet."""
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
-_NAMED = "1 to 63 lower-case letters, digits and _, starting with a letter"
-_OWNER = re.compile(r"team:.+|[\w.%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,7}")  # Dagster's own rule
-_OWNED = Requirement("an e-mail address or 'team:<name>'")
-_WITHIN = {
-    field.alias or name: model.__name__
-    for model in (Retry, Retention, TableBatcher, Batcher, RateLimiting, Processors, Producer)
-    for name, field in model.model_fields.items()
-}
-"""Options of other options, and the class that each belongs to: as attributes of a pipeline they have no effect."""
 _FIRST_YEAR, _WINDOWS = 1970, 1_000_000
 """Bounds of `first_window`: Dagster lists all partitions on the page of an asset, which hangs beyond them."""
 RESERVED_TABLES = frozenset({"messages", "outcomes", "failed"})
 """Tables of every pipeline, whose names a batcher cannot have."""
 SYSTEM_COLUMNS = ("source", "message_id", "attempt", "batch_key", "batch_id", "receive_id", "window", "child")
 """Columns that the platform adds to the table of a batcher, whose names a field cannot have."""
-_DEFERRED: Mapping[Callable[[Any], bool], str] = {
-    inspect.iscoroutinefunction: "an async function",
-    inspect.isasyncgenfunction: "an async generator",
-    inspect.isgeneratorfunction: "a generator",
-}
-"""Functions that do not return their result directly."""
-
-
-def _is(kind: Any) -> Callable[[object], bool]:
-    return lambda value: isinstance(value, kind)
-
-
-def _is_share(value: Any) -> bool:
-    return value is None or (type(value) in (int, float) and 0 <= value <= 1)
-
-
-_OPTIONS: Mapping[str, tuple[Callable[[Any], object], Requirement]] = {
-    "name": (
-        lambda value: isinstance(value, str) and _NAME.fullmatch(value),
-        Requirement(_NAMED, "Change it: tables and assets are named after it."),
-    ),
-    "producer": (_is(Producer | None), Requirement("a Producer(...)")),
-    "producers": (_is(Mapping), Requirement("a dict of Producer(...) by name")),
-    "processors": (_is(Processors), Requirement("a Processors(...)")),
-    "retention": (_is(Retention), Requirement("a Retention(...)")),
-    "context": (_is(BaseModel | None), Requirement("an instance of a pydantic model", "Use, for example, Settings().")),
-    "max_failed_share": (_is_share, Requirement("None, or a share of failed messages from 0.0 to 1.0")),
-    "window_cron": (cron.is_cron, CRON),
-    "retry": (_is(Retry | None), Requirement("a Retry(max_attempts=...)")),
-    "dead_letters": (
-        lambda value: value is None or (type(value) is str and value),
-        Requirement("the key of a source among the resources", "Use, for example, 'orders_dead'."),
-    ),
-    "retry_schedule": (
-        lambda value: value is None or cron.is_cron(value),
-        Requirement(f"{CRON.must_be} or None", CRON.fix),
-    ),
-    "acks_immediately": (_is(bool), Requirement("True or False")),
-    "shutdown": (is_duration, DURATION),
-    "first_window": (
-        lambda value: value is None or (isinstance(value, datetime) and value.utcoffset() is not None),
-        Requirement("a datetime with a time zone", "Use, for example, datetime(2026, 1, 1, tzinfo=UTC)."),
-    ),
-    "telemetry": (
-        are_functions,
-        Requirement("a dict of functions by event, none of them async", f"Valid events: {', '.join(EVENTS)}."),
-    ),
-    "owners": (_is(list | tuple), Requirement("a tuple of owners", "Use, for example, ('team:data',).")),
-    "batchers": (_is(Mapping), Requirement("a dict of Batcher(...) and TableBatcher(schema=...) by name")),
-    "partition_by": (is_partitioning, PARTITIONING),
-}
-"""Requirement of each option of the class, with the function that tests it."""
 
 
 def check_class(cls: _Class, base: _Class) -> None:
     """Raise a `PipelineError` if a class is not a valid pipeline; `base` is `Pipeline` itself."""
-    _check_names(cls, base)
-    for option, (fits, requirement) in _OPTIONS.items():
-        if not fits(value := getattr(cls, option, None)):
+    requirements, callbacks = requirements_of(base), _callbacks(base)
+    check_names(cls, base, list(requirements), callbacks)
+    for option, requirement in requirements.items():
+        if not requirement.is_valid(value := getattr(cls, option, None)):
             _refuse(cls, option, requirement.error(value))
     _check_first_window(cls)
     _check_producers(cls)
-    for owner in cls.owners:
-        if not isinstance(owner, str) or not _OWNER.fullmatch(owner):
-            _refuse(cls, "owners", f"an owner {_OWNED.error(owner)}")
-    for callback in _callbacks(base):
+    for callback in callbacks:
         if _is_written(cls, base, callback):
-            _check_shape(cls, callback, tuple(inspect.signature(vars(base)[callback]).parameters)[1:])
+            check_shape(cls, callback, tuple(inspect.signature(vars(base)[callback]).parameters)[1:])
     if cls.__init__ is not object.__init__:
-        _check_shape(cls, "__init__", ())
+        check_shape(cls, "__init__", ())
     _check_lane(cls, base)
     _check_batchers(cls, base)
     _check_order(cls)
@@ -193,79 +107,6 @@ def _is_written(cls: _Class, base: _Class, callback: str) -> bool:
     return inspect.getattr_static(cls, callback) is not vars(base)[callback]
 
 
-def _check_names(cls: _Class, base: _Class) -> None:
-    """Refuse attributes whose names resemble an option or a callback."""
-    options, callbacks = list(inspect.get_annotations(base)), _callbacks(base)
-    classes = [parent for parent in cls.__mro__ if parent not in base.__mro__]
-    for owner, name, value in ((parent, *item) for parent in classes for item in vars(parent).items()):
-        if name.startswith("_") or name in options or name in callbacks or name in RENAMED:
-            continue
-        rename = f"or rename your attribute to _{name}."
-        if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
-            why = f"is an option of {_WITHIN[name]}(...), not of the class. Set it there, {rename}"
-        elif meant := _meant_within(name, value):
-            why = f"is not an option. Did you mean {meant!r} of {_WITHIN[meant]}(...)? Set it there, {rename}"
-        elif name in vars(base):
-            why = "overrides a method of Pipeline that is not a callback. Rename yours."
-        elif meant := nearest(name, [*options, *callbacks]):
-            kind = "option" if meant in options else "callback"
-            why = f"is not an option or callback. Did you mean the {kind} {meant!r}? Use that name, {rename}"
-        else:
-            continue
-        _refuse(owner, name, why)
-
-
-def _meant_within(name: str, value: object) -> str | None:
-    """Return the option of other options that an int or a timedelta is meant for; None for other values."""
-    meant = nearest(name, [option for option in _WITHIN if "_" in option], 0.9)
-    is_meant = meant and type(value) in (int, timedelta) and name.count("_") <= meant.count("_")
-    return meant if is_meant else None
-
-
-def _check_shape(cls: _Class, name: str, arguments: Sequence[str]) -> None:
-    """Refuse a callback that cannot be called with these arguments, or does not return its result directly."""
-    path, written = f"{cls.__qualname__}.{name}", inspect.getattr_static(cls, name)
-    fix = f"Write def {name}({', '.join(('self', *arguments))})."
-    if isinstance(written, property | cached_property):
-        getter = written.fget if isinstance(written, property) else written.func
-        if getter and _misfit(getter, ["self"]):
-            raise PipelineError(f"{path}: must be a method, got a property. {fix}")
-        return  # only an instance can return its value
-    try:
-        # Bind it to an instance whose __init__ did not run: no code of the author runs here.
-        called = written.__get__(object.__new__(cls), cls) if hasattr(type(written), "__get__") else written
-    except Exception:  # a custom descriptor that needs a real instance
-        return
-    if not callable(called):
-        raise PipelineError(f"{path}: must be a method, got {shown(called)}. {fix}")
-    _check_called(path, called, arguments)
-
-
-def _check_called(path: str, called: Callable[..., Any], arguments: Sequence[str]) -> None:
-    of = called if inspect.isroutine(called) else type(called).__call__
-    for is_kind, kind in _DEFERRED.items():
-        if is_kind(called) or is_kind(of):
-            fix = "Write a plain function, without async and yield."
-            raise PipelineError(f"{path}: must return its result directly, got {kind}. {fix}")
-    if misfit := _misfit(called, arguments):
-        wanted = f"be callable with ({', '.join(arguments)})" if arguments else "be callable without arguments"
-        raise PipelineError(f"{path}: must {wanted}, got the parameters {misfit}. Change its signature.")
-
-
-def _misfit(called: Callable[..., Any], arguments: Sequence[str]) -> str | None:
-    """Return the parameters of a function that cannot be called with these arguments; None if it can."""
-    try:
-        # The outermost function is called; a wrapped function may get more arguments.
-        signature = inspect.signature(called, follow_wrapped=False)
-    except ValueError:  # a function in C without a signature
-        return None
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        return str(signature)
-    return None
-
-
 def _check_first_window(cls: _Class) -> None:
     """Refuse a first window that makes more partitions than Dagster can list."""
     if (first := cls.first_window) is None:
@@ -285,14 +126,14 @@ def _check_producers(cls: _Class) -> None:
         fix = "Remove one of them, or unset an inherited one by producer = None or producers = {}."
         raise PipelineError(f"{cls.__qualname__}: must have either producer or producers, got both. {fix}")
     if not has_one and not cls.producers:
-        requirement = Requirement("a Producer(...)", "Set it, or set producers to a dict of producers by name.")
-        _refuse(cls, "producer", requirement.error(None))
+        fix = "Set it, or set producers to a dict of producers by name."
+        _refuse(cls, "producer", requirement_of(Producer)._replace(fix=fix).error(None))
     for name, producer in cls.producers.items():
-        if not isinstance(name, str) or not _NAME.fullmatch(name):
-            requirement = Requirement(_NAMED, "Change it: a sensor and limits are named after it.")
+        if not NAME.is_valid(name):
+            requirement = NAME._replace(fix="Change it: a sensor and limits are named after it.")
             _refuse(cls, "producers", f"a name {requirement.error(name)}")
         if not isinstance(producer, Producer):
-            _refuse(cls, f"producers[{name!r}]", Requirement("a Producer(...)").error(producer))
+            _refuse(cls, f"producers[{name!r}]", requirement_of(Producer).error(producer))
 
 
 def _check_lane(cls: _Class, base: _Class) -> None:
@@ -334,8 +175,8 @@ def _check_rescue(cls: _Class, base: _Class) -> None:
 def _check_batchers(cls: _Class, base: _Class) -> None:
     for batcher, options in cls.batchers.items():
         key = f"batchers[{batcher!r}]"
-        if not isinstance(batcher, str) or not _NAME.fullmatch(batcher) or batcher in RESERVED_TABLES:
-            must_be = f"{_NAMED}, and not {', '.join(sorted(RESERVED_TABLES))}"
+        if not NAME.is_valid(batcher) or batcher in RESERVED_TABLES:
+            must_be = f"{NAME.must_be}, and not {', '.join(sorted(RESERVED_TABLES))}"
             requirement = Requirement(must_be, "Change it: a table is named after it.")
             _refuse(cls, "batchers", f"a name {requirement.error(batcher)}")
         if not isinstance(options, Batcher | TableBatcher):
@@ -347,7 +188,7 @@ def _check_batchers(cls: _Class, base: _Class) -> None:
             why = "a Batcher(...) requires the callback handle_batch. Write it, or use TableBatcher(schema=...)."
             _refuse(cls, key, why)
         if isinstance(options, Batcher) and isinstance(options.batch_size, Splitter):
-            _check_called(f"{cls.__qualname__}.{key}.batch_size.step", options.batch_size.step, ("message", "acc"))
+            check_called(f"{cls.__qualname__}.{key}.batch_size.step", options.batch_size.step, ("message", "acc"))
     # An inherited handle_batch is allowed: it may serve other subclasses of the base.
     if "handle_batch" in vars(cls) and not any(isinstance(options, Batcher) for options in cls.batchers.values()):
         why = "is never called, because no batcher is a Batcher(...). Remove it, or use a Batcher(...)."

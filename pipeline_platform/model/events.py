@@ -3,7 +3,9 @@
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pipeline_platform.model.strict_options import Requirement
 
 
 class Fields(NamedTuple):
@@ -66,9 +68,17 @@ class Event:
 Function = Callable[[Event], object]
 
 
-def are_functions(value: object) -> bool:
-    """Whether a value is valid for the option `telemetry`."""
+def _are_functions(value: object) -> bool:
     return isinstance(value, Mapping) and all(
         name in EVENTS and callable(function) and not inspect.iscoroutinefunction(function)
         for name, function in value.items()
     )
+
+
+Functions = Annotated[
+    Mapping[str, Function],
+    Requirement(
+        "a dict of functions by event, none of them async", f"Valid events: {', '.join(EVENTS)}.", _are_functions
+    ),
+]
+"""Type of the option `telemetry`."""

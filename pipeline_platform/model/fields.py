@@ -8,21 +8,19 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 from msgspec import Struct
 from msgspec.structs import FieldInfo, asdict
 from msgspec.structs import fields as fields_of_struct
-from pydantic import BaseModel, PlainValidator
+from pydantic import BaseModel
 
-from pipeline_platform.model.strict_options import Requirement, RequirementError
+from pipeline_platform.model.strict_options import Requirement
 
 ModelClass = type[BaseModel] | type[Struct]
 MODELS = (BaseModel, Struct)
-
-
-def _model(model: object) -> ModelClass:
-    if isinstance(model, type) and issubclass(model, MODELS):
-        return model
-    raise RequirementError(Requirement("a class of pydantic models or a msgspec.Struct class"))
-
-
-Schema = Annotated[ModelClass, PlainValidator(_model)]
+Schema = Annotated[
+    ModelClass,
+    Requirement(
+        "a class of pydantic models or a msgspec.Struct class",
+        is_valid=lambda model: isinstance(model, type) and issubclass(model, MODELS),
+    ),
+]
 """Type of the option `schema`."""
 
 

@@ -7,17 +7,13 @@ from copy import deepcopy
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    Field,
-    PlainValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, model_validator
 
 from pipeline_platform.model.fields import Schema
 from pipeline_platform.model.message import Message
+from pipeline_platform.model.option_types import Cron, Duration
 from pipeline_platform.model.partition import PartitionBy
-from pipeline_platform.model.strict_options import Cron, Duration, Options, Requirement, RequirementError
+from pipeline_platform.model.strict_options import Options, Requirement
 
 _SPREAD = 0.25
 """Largest random addition to a pause, as a part of it: messages that failed together are not retried together."""
@@ -241,6 +237,20 @@ class Overrides(Options):
         return own if self.max_runs is None else own.model_copy(update={"max_runs": self.max_runs})
 
 
+def _is_copyable(value: Any) -> bool:
+    try:
+        deepcopy(value)
+    except Exception:  # of the author's class
+        return False
+    return True
+
+
+_Copyable = Annotated[
+    Any,
+    Requirement("a value that copy.deepcopy can copy", "Use plain data: each batch starts with a copy.", _is_copyable),
+]
+
+
 class Splitter(Options):
     """A rule that ends batches by the content of their messages, for example by a sum or at a change of day.
 
@@ -259,29 +269,19 @@ class Splitter(Options):
     messages.
     """
 
-    initial: Any = Field(description="Accumulator at the start of a batch. Each batch gets a copy.")
+    initial: _Copyable = Field(description="Accumulator at the start of a batch. Each batch gets a copy.")
     step: Callable[[Message, Any], tuple[Literal["emit", "cont"], Any]] = Field(
         description="Function of a message and the accumulator."
     )
 
-    @field_validator("initial")
-    @classmethod
-    def _copies(cls, initial: Any) -> Any:
-        try:
-            deepcopy(initial)
-        except Exception as error:
-            raise RequirementError(_COPYABLE) from error
-        return initial
 
-
-_COPYABLE = Requirement("a value that copy.deepcopy can copy", "Use plain data: each batch starts with a copy.")
-_SIZE = Requirement(f"an int from 1 to {BATCH_MESSAGES:,} or a Splitter(...)")
-
-
-def _size(size: object) -> int | Splitter:
-    if isinstance(size, Splitter) or (type(size) is int and 1 <= size <= BATCH_MESSAGES):
-        return size
-    raise RequirementError(_SIZE)
+_BatchSize = Annotated[
+    int | Splitter,
+    Requirement(
+        f"an int from 1 to {BATCH_MESSAGES:,} or a Splitter(...)",
+        is_valid=lambda size: isinstance(size, Splitter) or (type(size) is int and 1 <= size <= BATCH_MESSAGES),
+    ),
+]
 
 
 class Batcher(Options):
@@ -297,7 +297,7 @@ class Batcher(Options):
     """
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled in parallel.")
-    batch_size: Annotated[int | Splitter, PlainValidator(_size)] = Field(
+    batch_size: _BatchSize = Field(
         100, description="Most messages in a batch; or a Splitter, which ends batches by their content."
     )
     batch_bytes: int = Field(

@@ -4,18 +4,14 @@ import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator
-
-from pipeline_platform.model.strict_options import Requirement, RequirementError
+from pipeline_platform.model.message import Message
+from pipeline_platform.model.strict_options import Requirement
 
 SOURCE: Literal["source"] = "source"
 """The value of `partition_by` that keeps the partitions of the source."""
 
-PARTITIONING = Requirement(f"{SOURCE!r} or a function of one message that returns its partition, an int of 0 or more")
 
-
-def is_partitioning(value: object) -> bool:
-    """Whether a value is valid for `partition_by`; None keeps no order."""
+def _is_partitioning(value: object) -> bool:
     if value is None or (isinstance(value, str) and value == SOURCE):
         return True
     if not callable(value) or inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
@@ -29,13 +25,13 @@ def is_partitioning(value: object) -> bool:
     return True
 
 
-def _checked(value: object) -> object:
-    if not is_partitioning(value):
-        raise RequirementError(PARTITIONING)
-    return value
-
-
-PartitionBy = Annotated[Any, AfterValidator(_checked)]
+PartitionBy = Annotated[
+    Callable[[Message], int] | Literal["source"] | None,
+    Requirement(
+        f"{SOURCE!r} or a function of one message that returns its partition, an int of 0 or more",
+        is_valid=_is_partitioning,
+    ),
+]
 """`None`, `"source"`, or a function of a message, which Spark tasks call."""
 
 

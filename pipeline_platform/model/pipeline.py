@@ -1,11 +1,9 @@
 """Base class of pipelines; options and callbacks are checked when a subclass is built."""
 
-from __future__ import annotations
-
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from typing import Any, ClassVar, Literal
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -13,10 +11,21 @@ from pydantic_core import ErrorDetails
 from pipeline_platform.model.blocks import KINDS, annotated, name_of
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.deprecated import rename_options
-from pipeline_platform.model.events import Event
+from pipeline_platform.model.events import Functions
 from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.option_types import (
+    Context,
+    Cron,
+    Duration,
+    Name,
+    Owners,
+    Share,
+    SourceKey,
+    ZonedDatetime,
+    requirement_of,
+)
 from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
-from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.model.partition import SOURCE, PartitionBy
 from pipeline_platform.model.strict_options import PipelineError, did_you_mean, reason_of, shown
 
 __all__ = ["Pipeline", "PipelineError"]
@@ -32,57 +41,70 @@ class Pipeline:
     You may add methods and constants. A name that resembles an option or a callback (`prosessors`, `handle_fialed`) is
     refused as a mistake, and so is an option of another class (`max_runs`). Start yours with an underscore, write it in
     capitals, or choose a different name.
-
-    Attributes:
-        name: Name of the pipeline, in lower case: part of the names of assets, tables, jobs and limits. Never change
-            it: the data is stored under it.
-        producer: The source of messages, and the limits, patience and schedule of its runs.
-        producers: Producers by name, instead of `producer`, for several sources. Each has its own runs and limits.
-            Never change a name while one of its receives is unfinished.
-        processors: Size of a run, and how messages are handled.
-        batchers: Batchers by name. Without batchers, a handled message leaves only its outcome.
-        partition_by: Partition of a message; messages of a partition are handled in order. `"source"` uses the
-            partitions of the source. A function gets a message and returns its partition, an int of 0 or more. It must
-            be a lambda, a function of the module or a `staticmethod`, and runs after `transform`; if it raises, only
-            that message fails. `processors` and each `Batcher` can set their own; a function of a `Batcher` runs after
-            `handle_message`. None: no order.
-        context: An instance of a pydantic model, passed to every callback. A run can override its fields.
-        window_cron: Cron schedule in UTC of the starts of windows; hourly by default. It cannot change once there is
-            data.
-        first_window: Start of the first window, with its time zone. It cannot become later once there is data. None:
-            the window in which the definitions are first loaded, which the control store keeps.
-        retention: Ages at which windows are deleted.
-        max_failed_share: Share of failed messages (0.0 to 1.0) above which a run ends red, after everything is
-            published and acknowledged. 0.0 for any failure; None for never.
-        retry: Attempts and pauses of automatic retries. None: no automatic retry.
-        dead_letters: Key of a source to which dead messages are sent, with the reason. None: they are not sent.
-        retry_schedule: Cron schedule in UTC of a retry of all failures that are not dead. None: no schedule.
-        acks_immediately: Whether callbacks may call `ack_immediately`. Their tasks then get the source with its
-            credentials.
-        shutdown: Time for which a run that must stop (`pipeline-platform drain`, a termination) still starts messages.
-        telemetry: Functions by event that get this pipeline's events in the process where they happen:
-            `{"batch": on_batch}`. See `docs/run/telemetry.md`.
-        owners: Owners of the assets: e-mail addresses or `team:<name>`.
     """
 
-    name: ClassVar[str]
-    producer: ClassVar[Producer]
+    name: ClassVar[Name]
+    """Name of the pipeline, in lower case: part of the names of assets, tables, jobs and limits. Never change it: the
+    data is stored under it."""
+
+    # None in a class with `producers`, which may inherit a producer.
+    producer: ClassVar[Annotated[Producer, requirement_of(Producer | None)]]
+    """The source of messages, and the limits, patience and schedule of its runs."""
+
     producers: ClassVar[Mapping[str, Producer]] = {}
+    """Producers by name, instead of `producer`, for several sources. Each has its own runs and limits. Never change a
+    name while one of its receives is unfinished."""
+
     processors: ClassVar[Processors] = Processors()
+    """Size of a run, and how messages are handled."""
+
     batchers: ClassVar[Mapping[str, Batcher | TableBatcher]] = {}
-    partition_by: ClassVar[Callable[[Message], int] | Literal["source"] | None] = None
-    context: ClassVar[BaseModel | None] = None
-    window_cron: ClassVar[str] = "0 * * * *"
-    first_window: ClassVar[datetime | None] = None
+    """Batchers by name. Without batchers, a handled message leaves only its outcome."""
+
+    partition_by: ClassVar[PartitionBy] = None
+    """Partition of a message; messages of a partition are handled in order. `"source"` uses the partitions of the
+    source. A function gets a message and returns its partition, an int of 0 or more. It must be a lambda, a function of
+    the module or a `staticmethod`, and runs after `transform`; if it raises, only that message fails. `processors` and
+    each `Batcher` can set their own; a function of a `Batcher` runs after `handle_message`. None: no order."""
+
+    context: ClassVar[Context | None] = None
+    """An instance of a pydantic model, passed to every callback. A run can override its fields."""
+
+    window_cron: ClassVar[Cron] = "0 * * * *"
+    """Cron schedule in UTC of the starts of windows; hourly by default. It cannot change once there is data."""
+
+    first_window: ClassVar[ZonedDatetime | None] = None
+    """Start of the first window, with its time zone. It cannot become later once there is data. None: the window in
+    which the definitions are first loaded, which the control store keeps."""
+
     retention: ClassVar[Retention] = Retention()
-    max_failed_share: ClassVar[float | None] = None
+    """Ages at which windows are deleted."""
+
+    max_failed_share: ClassVar[Share | None] = None
+    """Share of failed messages (0.0 to 1.0) above which a run ends red, after everything is published and acknowledged.
+    0.0 for any failure; None for never."""
+
     retry: ClassVar[Retry | None] = None
-    dead_letters: ClassVar[str | None] = None
+    """Attempts and pauses of automatic retries. None: no automatic retry."""
+
+    dead_letters: ClassVar[SourceKey | None] = None
+    """Key of a source to which dead messages are sent, with the reason. None: they are not sent."""
+
+    retry_schedule: ClassVar[Cron | None] = None
+    """Cron schedule in UTC of a retry of all failures that are not dead. None: no schedule."""
+
     acks_immediately: ClassVar[bool] = False
-    shutdown: ClassVar[timedelta] = timedelta(seconds=30)
-    retry_schedule: ClassVar[str | None] = None
-    telemetry: ClassVar[Mapping[str, Callable[[Event], object]]] = {}
-    owners: ClassVar[Sequence[str]] = ()
+    """Whether callbacks may call `ack_immediately`. Their tasks then get the source with its credentials."""
+
+    shutdown: ClassVar[Duration] = timedelta(seconds=30)
+    """Time for which a run that must stop (`pipeline-platform drain`, a termination) still starts messages."""
+
+    telemetry: ClassVar[Functions] = {}
+    """Functions by event that get this pipeline's events in the process where they happen: `{"batch": on_batch}`. See
+    `docs/run/telemetry.md`."""
+
+    owners: ClassVar[Owners] = ()
+    """Owners of the assets: e-mail addresses or `team:<name>`."""
 
     def __init_subclass__(cls, *, abstract: bool = False, **kwargs: object) -> None:
         """Check the options and callbacks of a class when it is built.

@@ -1,20 +1,15 @@
 """Base class of all options: strict values, and errors that name the option, its value and the fix."""
 
 import difflib
-from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from annotated_types import Ge, Le
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-
-from pipeline_platform.model import cron
-
-_LONGEST = timedelta(days=36_500)
-"""A century. Adding it to the present time stays within the range of `datetime`."""
+from pydantic_core.core_schema import CoreSchema, no_info_plain_validator_function
 
 
 class PipelineError(ValueError):
@@ -22,18 +17,35 @@ class PipelineError(ValueError):
 
 
 class Requirement(NamedTuple):
-    """A rule for the value of an option: the end of a sentence `must be ...`, and how to fix a value that breaks it."""
+    """A rule for the value of an option. In the `Annotated` type of an option it refuses a value that is not valid.
+
+    Attributes:
+        must_be: End of a sentence `must be ...`.
+        fix: How to fix a value that is not valid.
+        is_valid: Whether a value is valid. All values are valid by default: the caller has found an invalid value.
+    """
 
     must_be: str
     fix: str = ""
+    is_valid: Callable[[Any], object] = lambda _: True
 
     def error(self, value: object) -> str:
         """Return the error for a value, without the name of the option."""
         return f"must be {self.must_be}, got {shown(value)}.{self.fix and f' {self.fix}'}"
 
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return the schema of a field that has this rule."""
+
+        def checked(value: Any) -> Any:
+            if not self.is_valid(value):
+                raise RequirementError(self)
+            return value
+
+        return no_info_plain_validator_function(checked)
+
 
 class RequirementError(ValueError):
-    """A value breaks the requirement of an option. Raised by validators; `Options` adds the option and the value."""
+    """A value breaks the rule of an option. Raised by validators; `Options` adds the option and the value."""
 
     def __init__(self, requirement: Requirement) -> None:
         self.requirement = requirement
@@ -70,36 +82,6 @@ def shown(value: object) -> str:
     return text if len(text) <= 200 else f"{text[:200]} (...)"
 
 
-DURATION = Requirement(
-    f"a positive timedelta of at most {_LONGEST.days:,} days", "Use, for example, timedelta(seconds=30)."
-)
-
-
-def is_duration(value: object) -> bool:
-    """Whether a value is valid for a duration."""
-    return isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST
-
-
-def _duration(duration: timedelta) -> timedelta:
-    if not is_duration(duration):
-        raise RequirementError(DURATION)
-    return duration
-
-
-Duration = Annotated[timedelta, AfterValidator(_duration)]
-
-CRON = Requirement("a cron schedule", cron.FIX)
-
-
-def _cron(schedule: str) -> str:
-    if not cron.is_cron(schedule):
-        raise RequirementError(CRON)
-    return schedule
-
-
-Cron = Annotated[str, AfterValidator(_cron)]
-
-
 class Options(BaseModel):
     """Base class of options: unknown names are refused, values are not converted, instances are immutable.
 
@@ -125,10 +107,15 @@ class Options(BaseModel):
             raise PipelineError(" ".join(_error(kind, option, list(each)) for option, each in by_option)) from None
 
 
+def call_of(options: type[Options]) -> str:
+    """Return the call that creates options, with the names of the required options."""
+    required = [f"{name}=..." for name, field in _by_name(options).items() if field.is_required()]
+    return f"{options.__name__}({', '.join(required) or '...'})"
+
+
 _BY_TYPE = {
     "string_type": Requirement("a str"),
     "string_too_short": Requirement("a str that is not empty"),
-    "time_delta_type": DURATION,
     "bool_type": Requirement("True or False"),
     "callable_type": Requirement("callable"),
 }

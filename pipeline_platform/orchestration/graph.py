@@ -42,7 +42,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     """
     keys = asset_keys(pipeline)
     receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, keys)
-    handle = _step_op(pipeline, "handle_messages", _handle, Phase.RECEIVED)
+    handle = _step_op(pipeline, "handle_messages", _handle, Phase.LEASED)
     has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
     batches = [_step_op(pipeline, "handle_batches", _handle_batches, Phase.HANDLED)] if has_batches else []
     handle_failed = _step_op(pipeline, "handle_failed", _handle_failed, Phase.BATCHED)

@@ -1,6 +1,7 @@
 """The receive of a Dagster run: its own, or the one that a run before it decided and could not finish."""
 
-from collections.abc import Iterator
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,16 +74,16 @@ def receive_of(
     Raises:
         FencedError: The receive of this run was fenced.
     """
-    flow, tags = flow_of(BoundProducer(pipeline), context), RunTags.of(pipeline)
-    own, earlier = _receive_ids(context, tags.receive_id)
+    flow, tags, lineage = flow_of(BoundProducer(pipeline), context), RunTags.of(pipeline), _lineage(context)
+    own, earlier = _receive_ids([each.get(tags.receive_id) for each in lineage])
     if own:
         state = ReceiveState(flow, own)
         if (receive := state.receive) is None:
-            if not state.transaction.is_decided and _tags(context)[tags.demand] != "0":
+            if not state.transaction.is_decided and lineage[0].get(tags.demand) != "0":
                 raise FencedError.of(own)
             return flow, None
         flow = flow_of(BoundProducer(pipeline, receive.producer), context)
-        if state.phase is not Phase.PLANNED:
+        if state.phase is not Phase.BEGUN:
             return flow, receive
         earlier = own  # the step that leased did not finish
     if earlier:
@@ -96,37 +97,37 @@ def receive_of(
         elif state.transaction.is_decided and config is None:
             context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
             return flow, None
-    return _received(pipeline, context, config or _config_of(pipeline, context))
+    return _received(pipeline, context, config or _config_of(pipeline, context), ChainMap(*lineage))
 
 
-def _receive_ids(context: dg.AssetExecutionContext, tag: str) -> tuple[str | None, str | None]:
-    """Return the ids of the run's own receive and of that of the run that it re-executes, as far as there are any."""
-    run_ids = []
+def _lineage(context: dg.AssetExecutionContext) -> list[dict[str, str]]:
+    """Return the present tags of the run, of the run that it re-executes, and so on."""
+    lineage = []
     run_id: str | None = context.run.run_id
-    while run_id and (run := context.instance.get_run_by_id(run_id)):  # with the tags that it has now
-        run_ids.append(run.tags.get(tag))
+    while run_id and (run := context.instance.get_run_by_id(run_id)):
+        lineage.append(dict(run.tags))
         run_id = run.parent_run_id
-    own, *before = run_ids
-    # A re-execution starts with a copy of the tags of the run before it.
-    copied = bool(before) and own == before[0]
+    return lineage or [dict(context.run.tags)]
+
+
+def _receive_ids(receive_ids: Sequence[str | None]) -> tuple[str | None, str | None]:
+    """Return the id of the run's own receive, and of the last one before it, by the tags of its lineage."""
+    own, *before = receive_ids
+    copied = bool(before) and own == before[0]  # a re-execution starts with a copy of the tags
     return None if copied else own, next(filter(None, before), None)
 
 
-def _tags(context: dg.AssetExecutionContext) -> dict[str, str]:
-    run = context.instance.get_run_by_id(context.run.run_id)
-    return dict((run or context.run).tags)
-
-
 def _received(
-    pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig
-) -> tuple[Flow, Receive | None]:
+    pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig, inherited: Mapping[str, str]
+) -> tuple[Flow, Receive]:
+    """Begin a receive of this run and lease its messages. `inherited` are the tags of the run's lineage."""
     tags = RunTags.of(pipeline)
     if context.job_def.name == f"{pipeline.name}_{FORMER_RETRY}":
         context.log.warning(f"The job {context.job_def.name} is deprecated. Use {pipeline.name}_retry.")
     only_failed = context.selected_asset_keys == {dg.AssetKey([pipeline.name, "failed"])}
-    default = context.run.tags.get(tags.origin, "failed" if only_failed else "source")
+    default = inherited.get(tags.origin, "failed" if only_failed else "source")
     origin: Origin = (config.origin or RunOrigin(default)).value
-    producer = BoundProducer(pipeline, config.producer or context.run.tags.get(tags.producer, ""))
+    producer = BoundProducer(pipeline, config.producer or inherited.get(tags.producer, ""))
     if origin == "source" and producer.is_whole_pipeline:
         producer = with_most_waiting(pipeline, context.resources, context.log.info)
     flow = flow_of(producer, context)

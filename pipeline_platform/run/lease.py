@@ -74,7 +74,7 @@ def working(flow: Flow, receive: Receive) -> Iterator[None]:
 
 def _is_fenced(flow: Flow, receive: Receive) -> bool:
     try:
-        return ReceiveState(flow, receive.receive_id).phase is Phase.GIVEN_UP
+        return ReceiveState(flow, receive.receive_id).phase is Phase.FENCED
     except Exception:  # the step's own error is the one to report
         _LOG.exception("could not look up whether receive %s is fenced", receive.receive_id)
         return False

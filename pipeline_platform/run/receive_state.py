@@ -13,9 +13,9 @@ from pipeline_platform.run.flow import Flow
 class Phase(IntEnum):
     """Progress of a receive. The comments say what follows."""
 
-    GIVEN_UP = 0  # nothing: it was fenced, and its messages were released
-    PLANNED = 1  # its messages are leased and written
-    RECEIVED = 2  # they are handled; a receive without messages is acknowledged at once
+    FENCED = 0  # nothing: it was fenced, and its messages were released
+    BEGUN = 1  # its messages are leased and written
+    LEASED = 2  # they are handled; a receive without messages is acknowledged at once
     HANDLED = 3  # they are batched
     BATCHED = 4  # its outcomes are decided
     DECIDED = 5  # its tables are published, by its run or any later one
@@ -58,15 +58,15 @@ class ReceiveState:
         """
         ledger, receive, is_decided = self._flow.ledger, self.receive, self.transaction.is_decided
         if receive is None:
-            return Phase.ACKNOWLEDGED if is_decided else Phase.GIVEN_UP
+            return Phase.ACKNOWLEDGED if is_decided else Phase.FENCED
         if is_decided:
             is_published = decision.is_published(self._flow.tables, receive, ledger.manifest(receive))
             return Phase.PUBLISHED if is_published else Phase.DECIDED
         if self.transaction.mark == FENCED:
-            return Phase.GIVEN_UP
+            return Phase.FENCED
         steps = ledger.steps(receive)
         if "handle" not in steps:
-            return Phase.RECEIVED if "receive" in steps else Phase.PLANNED
+            return Phase.LEASED if "receive" in steps else Phase.BEGUN
         manifest = ledger.manifest(receive)
         return Phase.BATCHED if manifest.rows("messages") == manifest.rows("outcomes") else Phase.HANDLED
 

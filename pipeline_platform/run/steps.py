@@ -223,7 +223,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
     files = manifest.of_table("outcomes") if intake.is_outside else []
     state = ReceiveState(flow, receive.receive_id)
-    if receive.demand and (manifest.files or state.phase is not Phase.RECEIVED):
+    if receive.demand and (manifest.files or state.phase is not Phase.LEASED):
         _expect_published(state, receive)
     letters = dead_letters.send(flow, receive, manifest)
     not_taken = notifying.notify(flow, receive) if files else NotTaken()
@@ -268,7 +268,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
 
 
 def _expect_published(state: ReceiveState, receive: Receive) -> None:
-    if state.phase is Phase.GIVEN_UP:
+    if state.phase is Phase.FENCED:
         raise FencedError.of(receive.receive_id)
     if state.phase < Phase.PUBLISHED:
         phase = state.phase.name.lower()

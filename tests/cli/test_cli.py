@@ -103,7 +103,7 @@ def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_fini
     leased(keeping, "published0000000", b"three").work().decide().publish()
     leased(keeping, "finished00000000", b"four").finish()
     said = lines(cli("status"))
-    assert " undecided receives   begun000 of run run (planned), handled0 of run run (handled)" in said
+    assert " undecided receives   begun000 of run run (begun), handled0 of run run (batched)" in said
     finish = "decided0 of run run (decided), publishe of run run (published)"
     assert [line for line in said if line.startswith(f" unfinished receives  {finish}; ")]
 
@@ -154,7 +154,7 @@ def test_status_names_a_receive_that_cannot_be_read_and_tells_the_rest(cli, keep
     keeping.lake.write("keeping/_receives/ab12/receive.json", b"{")
     shown = cli("status", "keeping").stdout
     assert "unreadable receives" in shown
-    assert "_receives/ab12/receive.json is no record of a receive" in " ".join(shown.split())
+    assert "_receives/ab12/receive.json: not a valid record" in " ".join(shown.split())
     assert "undecided receives   cd34" in shown
 
 
@@ -168,7 +168,7 @@ AWAY = "AWS Error NETWORK_CONNECTION during ListObjectsV2 operation: curlCode: 7
             OSError(f"When listing objects under key 'lake/told/_receives/' in bucket 'b': {AWAY}"),
             f"The lake did not answer for about 120 s ({AWAY}). Check that the store is running.",
         ),
-        (ReceiveError("_receives/ab12/receive.json is no record of a receive"), None),
+        (ReceiveError("_receives/ab12/receive.json: not a valid record"), None),
     ],
 )
 def test_a_lake_that_is_away_or_holds_what_cannot_be_read_is_told_in_a_line(monkeypatch, capsys, raised, line):

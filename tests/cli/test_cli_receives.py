@@ -26,7 +26,7 @@ def runs(tmp_path, control, beside):
 def test_receives_tell_run_next_step_messages_and_lease(runs):
     found = {row["receive"]: row for row in json.loads(runs("receives", "--json").stdout)}
     assert {receive: (row["run"], row["step"], row["messages"]) for receive, row in found.items()} == {
-        "held": ("run of held", "batch, decide", 7),
+        "held": ("run of held", "decide", 7),
         "left": ("run of left", "receive", 7),
         "begun": ("run of begun", "receive", 7),
         "unclaimed": ("run", "publish", 1),

@@ -166,7 +166,7 @@ def test_failures_are_chosen_by_a_range_of_time(cli, tmp_path, launched):
     assert launched == []
     assert cli("failures", "retry", "keeping", *range_).exit_code == 0
     assert [tags["dagster/partition"] for _, _, tags in launched] == [FAR]
-    assert cli("failures", "close", "keeping", *range_, "--why", "test").stdout == "1 failure closed.\n"
+    assert cli("failures", "close", "keeping", *range_, "--why", "test").stdout == "Closed 1 failure.\n"
     assert cli("failures", "retry", "keeping", "--window", WINDOW, *range_).exit_code == 2
 
 

@@ -2,11 +2,13 @@
 
 import json
 from datetime import timedelta
+from typing import ClassVar
 
 import pytest
 
 from pipeline_platform.cli.main import main
 from pipeline_platform.model.options import Overrides, RateLimiting
+from pipeline_platform.model.pipeline import Pipeline
 from tests.fixtures.pipelines_under_test import Coasts, Lettered, Talkative, Told
 from tests.fixtures.small_lake import Memory
 
@@ -24,6 +26,7 @@ def test_show_tells_what_a_pipeline_is_made_of(cli):
         "  processors: handle_message by row; concurrency 2, max_demand 50, chunk_size 1,000, ",
         "  batcher lines: TableBatcher of Line, batch_size 1,000,000",
         "  batcher letters: Batcher of JSON, concurrency 1, batch_size 3",
+        "  options: first_window 2025-01-01 00:00:00+00:00, owners team:tests",
         "  tables: told/messages, told/outcomes, told/lines, told/letters, told/failed",
         "  windows: 0 * * * * (cron, UTC)",
         "  shutdown: 1 s",
@@ -56,9 +59,27 @@ def test_show_names_functions_and_what_the_class_itself_says(beside):
     cli = beside(Talkative, Lettered, queue=Memory())
     talkative, lettered = cli("show", "talkative").stdout, cli("show", "lettered").stdout
     assert "batch_size Splitter(initial 0, step by_three)" in talkative
-    assert "  options: retry Retry(max_attempts 1, backoff Backoff(" in lettered
+    assert ", retry Retry(max_attempts 1, backoff Backoff(" in lettered
     assert ", dead_letters letters" in lettered
-    assert "options:" not in talkative, "it says nothing of its own"
+    assert "retry" not in talkative, "an option with its default is not shown"
+
+
+def test_show_names_the_functions_of_telemetry(beside):
+    class Heard(Told):
+        name = "heard"
+        telemetry: ClassVar = {"batch": print, "decide": print}
+
+    cli = beside(Heard, queue=Memory())
+    assert ", telemetry (batch print, decide print), owners " in cli("show", "heard").stdout
+    assert json.loads(cli("show", "heard", "--json").stdout)["pipelines"]["heard"]["telemetry"] == {
+        "batch": "print",
+        "decide": "print",
+    }
+
+
+def test_show_as_json_contains_each_option_of_the_class_except_the_context(cli):
+    shown = json.loads(cli("show", "told", "--json").stdout)["pipelines"]["told"]
+    assert set(Pipeline.__annotations__) - set(shown) == {"name", "producer", "context"}
 
 
 def test_show_tells_what_is_changed_and_of_which_producer(cli, control):
@@ -92,7 +113,7 @@ def test_scale_changes_options_says_what_is_changed_and_takes_it_back(cli, contr
         (["told", "--max-runs", "0"], "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
         (["told", "--reset", "--max-runs", "2"], "--reset cannot be combined with other options."),
         (["coasts", "--max-runs", "2"], "max_runs applies to a single producer. Name one of east, west"),
-        (["coasts", "--producer", "north", "--max-runs", "2"], "no producer has the name 'north'"),
+        (["coasts", "--producer", "north", "--max-runs", "2"], "has no producer 'north'"),
     ],
 )
 def test_scale_refuses_what_cannot_hold(cli, arguments, said):

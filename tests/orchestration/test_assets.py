@@ -37,7 +37,7 @@ def test_the_asset_graph_reads_like_the_pipeline():
         assert list(spec.owners) == ["team:tests"]
         assert spec.group_name == "told"
         assert spec.partitions_def is not None
-    assert "Lines of text, which may ask to fail" in (specs["messages"].description or "")
+    assert "Lines of text" in (specs["messages"].description or "")
     assert "Columns: `Line`" in (specs["lines"].description or "")
     assert "batches of up to 3" in (specs["letters"].description or "")
     assert "retry those that are open" in (specs["failed"].description or "")

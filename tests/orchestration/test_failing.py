@@ -31,7 +31,7 @@ def first_line(error: Exception) -> str:
 
 @pytest.mark.parametrize(
     "error",
-    [PipelineError("no room"), SourceError("no route"), OutageError("away"), FencedError.given_up("r")],
+    [PipelineError("no room"), SourceError("no route"), OutageError("away"), FencedError.of("r")],
 )
 def test_the_first_line_is_the_reason(error):
     assert first_line(error) == f"{type(error).__name__}: {error}"

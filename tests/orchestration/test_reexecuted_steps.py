@@ -161,7 +161,7 @@ def test_a_re_execution_that_fails_is_re_executed_itself(location):
 
 
 def test_a_red_run_of_which_all_is_acknowledged_is_re_executed_to_no_effect(location, monkeypatch):
-    monkeypatch.setattr(Told, "max_failed_share", "any")
+    monkeypatch.setattr(Told, "max_failed_share", 0.0)
     location.enqueue("one", "two", "letter a", "fail")
     red = location.run("told_pull")
     assert red.status == FAILURE

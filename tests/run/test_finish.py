@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
@@ -112,7 +113,7 @@ def test_a_receive_is_finished_from_every_phase(filled, phase):
 
     assert finish_others(flow) == [receive.receive_id]
 
-    ended = Phase.ACKNOWLEDGED if phase in ("decided", "published") else Phase.GIVEN_UP
+    ended = Phase.ACKNOWLEDGED if phase in ("decided", "published") else Phase.FENCED
     assert ReceiveState(flow, receive.receive_id).phase is ended
     assert flow.ledger.unfinished() == []
     run(flow)
@@ -172,7 +173,7 @@ def test_a_crash_before_the_fence_leaves_the_receive_to_the_next_run(filled, mon
     with pytest.raises(SystemExit):
         finish_now(flow, first)
     run(flow)
-    assert ReceiveState(flow, first.receive_id).phase is Phase.GIVEN_UP
+    assert ReceiveState(flow, first.receive_id).phase is Phase.FENCED
     assert_each_once(flow)
 
 
@@ -225,3 +226,43 @@ def test_handled_messages_are_not_handled_again(filled):
     before = flow.ledger.manifest(receive)
     steps.advance(replace(flow, producer=BoundProducer(Quick)), receive, Phase.BATCHED)
     assert flow.ledger.manifest(receive) == before
+
+
+OWNER = 1 << 32 | 0xABCD
+"""Owner of a receive that a re-execution took over, as release 0.2 numbered it."""
+
+
+def hand_over(flow: Flow, receive: Receive) -> None:
+    """Move the manifests of a receive to the folder of an owner, as a re-execution under release 0.2 did."""
+    owned = receive.model_copy(update={"owner": OWNER})
+    for step in flow.ledger.steps(receive):
+        flow.ledger.write(owned, step, flow.ledger.manifest(receive, step))
+        flow.lake.remove_file(f"{flow.ledger.folder(receive.receive_id)}/{step}.parquet")
+
+
+def test_a_receive_that_a_re_execution_of_release_0_2_decided_is_finished(filled):
+    flow = filled(Obedient, PAYLOADS)
+    receive = worked(flow)
+    files = flow.ledger.manifest(receive).of_table("outcomes")
+    hand_over(flow, receive)
+    outcomes = flow.tables["outcomes"]
+    outcomes.swap(outcomes.open(), receive.receive_id, files, state=OWNER << 2 | DECIDED)
+    flow.control.let_go("test")
+
+    assert finish_others(replace(flow)) == [receive.receive_id]
+
+    assert_each_once(flow)
+
+
+def test_an_undecided_receive_that_release_0_2_took_over_is_released(filled):
+    flow = filled(Obedient, PAYLOADS)
+    receive = worked(flow)
+    hand_over(flow, receive)
+    outcomes = flow.tables["outcomes"]
+    outcomes.swap(outcomes.open(), receive.receive_id, [], state=OWNER << 2 | 3)
+    flow.control.let_go("test")
+
+    assert finish_others(replace(flow)) == [receive.receive_id]
+    run(flow)
+
+    assert_each_once(flow)

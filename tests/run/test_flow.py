@@ -64,7 +64,7 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("one too many", "got 3 rows and returned 4"),
+        ("one too many", "returned 4 rows for 3 messages"),
         ("one for another", "more than once"),
         ("one too many and two lost", "more than once"),
         ("position", "changed the column position"),

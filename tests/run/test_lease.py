@@ -174,14 +174,14 @@ def test_a_receive_goes_through_its_phases_and_is_acknowledged_only_once_it_is_p
     seen.append(ReceiveState(flow, "r1").phase)
     steps.acknowledge(flow, run.receive)
 
-    passed = [Phase.PLANNED, Phase.RECEIVED, Phase.BATCHED, Phase.DECIDED, Phase.PUBLISHED, Phase.ACKNOWLEDGED]
+    passed = [Phase.BEGUN, Phase.LEASED, Phase.BATCHED, Phase.DECIDED, Phase.PUBLISHED, Phase.ACKNOWLEDGED]
     assert [*seen, ReceiveState(flow, "r1").phase] == passed
 
 
 def test_a_receive_whose_run_died_before_its_decision_is_given_up(flow):
     Run(flow.tables, Memory(deliveries_=numbered(b"one")), "r1").work()
     assert finish_others(flow) == ["r1"]
-    assert ReceiveState(flow, "r1").phase is Phase.GIVEN_UP
+    assert ReceiveState(flow, "r1").phase is Phase.FENCED
 
 
 def test_a_receive_that_one_table_does_not_show_is_not_published(flow, monkeypatch):

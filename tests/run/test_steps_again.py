@@ -149,10 +149,10 @@ def test_nothing_is_decided_where_a_step_was_left_out(filled, origin):
     if origin == "messages":
         run(flow)
     receive = received(flow, origin=origin)
-    with pytest.raises(UnhandledError, match=r"2 messages and the outcomes of 0.*from `handle_messages` on"):
+    with pytest.raises(UnhandledError, match="has 2 messages, but outcomes of 0"):
         steps.decide(flow, receive)
     steps.handle_messages(flow, receive)
-    with pytest.raises(UnhandledError, match="2 messages and the outcomes of 1"):
+    with pytest.raises(UnhandledError, match="has 2 messages, but outcomes of 1"):
         steps.decide(flow, receive)
     steps.batch_messages(flow, receive, "batches")
     publish(flow, receive)

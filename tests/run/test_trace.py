@@ -127,7 +127,7 @@ def test_a_life_names_the_receive_that_holds_the_message_and_how_far_it_is(flow)
         assert unfinished.lease_until
         assert unfinished.lease_until > unfinished.started_at
         phases.append(unfinished.phase)
-    assert phases == ["received", "batched", "decided", "published"]
+    assert phases == ["leased", "batched", "decided", "published"]
     assert (one(flow, "1").run_id, one(flow, "1").acknowledged_at) == ("test", None)
 
     steps.acknowledge(flow, receive)
@@ -160,7 +160,7 @@ def printed(flow, monkeypatch):
 
 def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
     first = "second has not received message 3, or its windows are older than retention.messages (30 days)."
-    assert printed("3").splitlines() == [first, "Now at queue: waits"]
+    assert printed("3").splitlines() == [first, "Now at queue: waiting"]
     run(flow)
     run(flow, "failed")
 
