@@ -1,8 +1,9 @@
 """Latency of one message, from the sensor's evaluation to the end of the run, with a warm Spark.
 
-Run it as `python -m benchmarks.latency [--rounds N]`. The benchmark starts a daemon that evaluates a table queue. One
-message at a time is sent to the queue, in turns with a run of an empty job that another sensor requests, which shows
-the cost of Dagster alone.
+Run it as `python -m benchmarks.latency [--rounds N] [--dagsters-launcher]`. It starts a daemon that evaluates
+a table queue. One message at a time is sent to the queue, in turns with a run of an empty job that another sensor
+requests, which shows the cost of Dagster alone. With `--dagsters-launcher` runs start in new processes, without
+`StandbyRunLauncher`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import dagster as dg
+import yaml
 
 from benchmarks.events import payloads
 from benchmarks.latency_location import CALLS, queue_options
@@ -34,11 +36,14 @@ PAUSE_S = 6
 
 
 @contextmanager
-def daemon(folder: Path) -> Iterator[dg.DagsterInstance]:
+def daemon(folder: Path, *, standby: bool = True) -> Iterator[dg.DagsterInstance]:
     """Run Dagster's daemon with the benchmark's location; yield its instance."""
     home = folder / "dagster"
     home.mkdir()
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    settings = yaml.safe_load((ROOT / "dagster.yaml").read_text())
+    if not standby:
+        del settings["run_launcher"]
+    (home / "dagster.yaml").write_text(json.dumps(settings))
     module = {"module_name": "benchmarks.latency_location", "working_directory": str(ROOT)}
     (folder / "workspace.yaml").write_text(json.dumps({"load_from": [{"python_module": module}]}))
     os.environ["DAGSTER_HOME"] = str(home)
@@ -86,7 +91,7 @@ def next_run(instance: dg.DagsterInstance, job: str, seen: set[str]) -> tuple[fl
     raise TimeoutError(f"{job}: no run within {PATIENCE_S} s")
 
 
-def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
+def measure(rounds: int, *, standby: bool) -> dict[str, list[tuple[float, float]]]:
     """Let messages and empty runs take turns; return the seconds from evaluation and from start to the end."""
     times: dict[str, list[tuple[float, float]]] = {"one message": [], "empty run": []}
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
@@ -95,7 +100,7 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
         queue.create()
         spark_server.start(folder / "spark")
         try:
-            with daemon(folder) as instance:
+            with daemon(folder, standby=standby) as instance:
                 seen: set[str] = set()
                 for turn in range(rounds + 1):
                     for name, job in (("one message", "single_pull"), ("empty run", "empty")):
@@ -119,10 +124,12 @@ def main() -> None:
     """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--dagsters-launcher", action="store_true")
+    given = parser.parse_args()
+    rounds = given.rounds
     median = {
         name: [statistics.median(column) for column in zip(*took, strict=True)]
-        for name, took in measure(rounds).items()
+        for name, took in measure(rounds, standby=not given.dagsters_launcher).items()
     }
     print(f"\nmedians of {rounds} rounds, from the sensor's evaluation to the run's end (and from its start)\n")
     for name, (whole, running) in median.items():

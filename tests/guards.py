@@ -128,10 +128,10 @@ control/demand.py: control/test_demand.py
     if limits.permits is not None:
 control/drain.py: control/test_drain.py
     store.pause(key, reason)
-tasks/callback_process/calling_step.py: tasks/test_callback_process.py
+tasks/calling_step.py: tasks/test_callback_process.py
     if all(is_whole( => if True or all(is_whole(
     _FORKS = 3 => _FORKS = 1
-tasks/callback_process/isolation.py: tasks/test_isolation.py
+tasks/isolation.py: tasks/test_isolation.py
     if len(begun) == 1 and death.in_time and death.tries > 1:
     if begun_in_vain <= BEGUN_AGAIN * len(rows): => if True:
 tasks/callback_process/fork.py: tasks/test_timeouts.py
@@ -154,7 +154,7 @@ tasks/acknowledge/acknowledger.py: tasks/test_acknowledge.py
     except Exception as error => except ZeroDivisionError as error
 tasks/acknowledge/acknowledger.py: run/test_steps_again.py lake/test_broken_receives.py
     if self.withhold_duplicates:
-tasks/record/early.py: tasks/test_early.py
+tasks/acknowledge/early.py: tasks/test_early.py
     if not self._notes.is_open():
     if key not in self.acknowledged} => }
     _replace(certain=False) => _replace(certain=True)

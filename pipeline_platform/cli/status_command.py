@@ -126,10 +126,7 @@ def _backlog(state: ProducerState) -> Rows:
     lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
     free = waiting._replace(messages=state.at_source)  # "in flight" counts the others
     backlog = f"unknown: {name} does not report it" if free.messages is None else f"{free} in {name}"
-    rows: Rows = {"backlog": backlog, "oldest": oldest, **lost}
-    if waiting.others is None:
-        rows["other deployments"] = "unknown: the source does not report other readers"
-    return rows
+    return {"backlog": backlog, "oldest": oldest, **lost}
 
 
 def _state(control: ControlStore, key: str, otherwise: str) -> Rows:

@@ -24,8 +24,7 @@ def create(
     with loading.opened() as opened:
         queue = _queue(opened, key)
         queue.create(payload)
-        beside = ", ".join(f"{queue.table}_{name}" for name in ("leases", "receives", "readers"))
-        say(f"{key} is ready: table {queue.table!r} with {beside}.")
+        say(f"{key} is ready: table {queue.table!r} with {queue.table}_leases and {queue.table}_receives.")
 
 
 @app.command()

@@ -127,12 +127,6 @@ class Database:
         with self._named_errors(), transaction(self._engine(), immediate=False) as connection:
             yield connection
 
-    @contextmanager
-    def alone(self) -> Iterator[sa.Connection]:
-        """Open a connection in autocommit mode, which saves the round trips for BEGIN and COMMIT."""
-        with self._named_errors(), self._engine().connect() as connection:
-            yield connection.execution_options(isolation_level="AUTOCOMMIT")
-
     def write(
         self, work: Callable[[sa.Connection], T], *, before: Callable[[sa.Connection], object] | None = None
     ) -> T:
@@ -165,16 +159,12 @@ class Database:
         """Return the time in microseconds since the epoch: by the server's clock, or this machine's for SQLite."""
         return int(connection.execute(sa.select(self.clock())).scalar_one())
 
-    @property
-    def fixed_now(self) -> int | None:
-        """Time of a test's clock in microseconds; None for the database's clock."""
-        return None if self._now is None else round(self._now() * 1_000_000)
-
     def clock(self) -> sa.ColumnElement[int]:
         """Return the time of `now` as an expression, for use in a statement."""
-        fixed = time.time_ns() // 1_000 if self.is_sqlite and self._now is None else self.fixed_now
-        if fixed is not None:
-            return sa.literal(fixed)
+        if self._now is not None:
+            return sa.literal(round(self._now() * 1_000_000))
+        if self.is_sqlite:
+            return sa.literal(time.time_ns() // 1_000)
         return sa.cast(sa.extract("epoch", sa.func.clock_timestamp()) * 1_000_000, sa.BigInteger)
 
     def close(self) -> None:

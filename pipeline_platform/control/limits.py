@@ -13,9 +13,9 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
-from pipeline_platform.control.permits import take_at_once
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.model.safe_text import printable
+from pipeline_platform.model.strict_options import PipelineError
 
 _NO_REASON = "no reason given"
 
@@ -91,12 +91,6 @@ class Throttle(Database):
         """
         if wanted < 1:
             raise ValueError(f"wanted must be at least 1, got {wanted}.")
-        if not self.is_sqlite:
-            with self.alone() as connection:
-                held, stops_at, now = take_at_once(connection, limits, wanted, stops, self.fixed_now)
-            left = {key: free for key, (_, free) in held.items() if free is not None}
-            if len(left) == len(held):  # else an interval has no row yet
-                return _granted({key: limit for key, (limit, _) in held.items()}, left, wanted, stops_at, now)
         with self.writing() as connection:
             hold, stops_at, now = self._look(connection, limits, stops)
             if not hold or (stops_at is not None and stops_at <= now):
@@ -180,19 +174,11 @@ class Throttle(Database):
         None leaves a part unchanged. Concurrent changes of the other part are kept.
 
         Raises:
-            ValueError: There is no limit and only a part is given, or a value is out of bounds (`PipelineError`).
+            PipelineError: There is no limit and only a part is given, or a value is out of bounds.
         """
-        given = {"allowed_messages": allowed_messages, "interval": interval}
-        changed = {name: value for name, value in given.items() if value is not None}
         with self.writing() as connection:
             lock(connection, pipeline)
-            before = _limit(connection, pipeline, default)
-            if before is None and len(changed) < len(given):
-                raise ValueError(
-                    f"{pipeline}: there is no rate_limiting to change. Set allowed_messages and interval together with "
-                    "set_rate_limiting."
-                )
-            after = RateLimiting(**{**(before.model_dump() if before else {}), **changed})
+            after = changed_limit(pipeline, _limit(connection, pipeline, default), allowed_messages, interval)
             _set_limit(connection, pipeline, after)
         return after
 
@@ -248,6 +234,17 @@ def lock(connection: sa.Connection, pipeline: str) -> None:
     """Lock the pipeline's row until the end of the transaction; insert it first if it is missing."""
     connection.execute(insert(connection, _PIPELINES).values(pipeline=pipeline).on_conflict_do_nothing())
     connection.execute(sa.select(_PIPELINES.c.pipeline).where(_PIPELINES.c.pipeline == pipeline).with_for_update())
+
+
+def changed_limit(
+    pipeline: str, before: RateLimiting | None, allowed_messages: int | None, interval: timedelta | None
+) -> RateLimiting:
+    """Return a limit with the given parts changed. Raises as `Throttle.update_rate_limiting` does."""
+    given = {"allowed_messages": allowed_messages, "interval": interval}
+    changed = {name: value for name, value in given.items() if value is not None}
+    if before is None and len(changed) < len(given):
+        raise PipelineError(f"{pipeline} has no rate limit. Set both allowed_messages and interval")
+    return RateLimiting(**{**(before.model_dump() if before else {}), **changed})
 
 
 def interval_end(rate_limiting: RateLimiting, now: datetime) -> datetime:

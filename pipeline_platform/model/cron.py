@@ -31,48 +31,37 @@ _ITEM = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d+))?
 
 def is_cron(text: object) -> bool:
     """Whether this is a cron schedule: five fields of numbers, names, ranges and steps, or a nickname like `@daily`."""
-    if not isinstance(text, str):
+    fields = canonical(text).split() if isinstance(text, str) else []
+    if len(fields) != len(_FIELDS) or (fields[2] in ("30", "31") and fields[3] in ("2", "feb")):  # never
         return False
-    fields = text.lower().split()
-    if len(fields) != len(_FIELDS):
-        return text in _NICKNAMES
-    if fields[2] in ("30", "31") and fields[3] in ("2", "feb"):  # never
-        return False
-    return all(
-        _fits(item, allowed, names)
-        for field, (allowed, names) in zip(fields, _FIELDS, strict=True)
-        for item in field.split(",")
-    )
+    return all(_numbers(item, *kind) for field, kind in zip(fields, _FIELDS, strict=True) for item in field.split(","))
 
 
 def most_a_day(schedule: str) -> int:
     """Return how often a cron schedule fires on a day on which it fires."""
     minutes, hours = (
-        {n for item in field.split(",") for n in _numbers(item, allowed)}
-        for field, (allowed, _) in zip(canonical(schedule).split(), _FIELDS[:2], strict=False)
+        {number for item in field.split(",") for number in _numbers(item, *kind)}
+        for field, kind in zip(canonical(schedule).split(), _FIELDS[:2], strict=False)
     )
     return len(minutes) * len(hours)
 
 
-def _numbers(item: str, allowed: range) -> range:
+def canonical(schedule: str) -> str:
+    """Return the normal form of a cron schedule: five fields, lower case, one blank between them."""
+    text = " ".join(schedule.lower().split())
+    return _NICKNAMES.get(text, text)
+
+
+def _numbers(item: str, allowed: range, names: dict[str, int]) -> range:
+    """Return the numbers of an item of a field; empty if the item is not valid."""
     match = _ITEM.fullmatch(item)
-    assert match  # `is_cron` accepted the schedule
+    if match is None or match["step"] == "0":
+        return range(0)
     step = int(match["step"] or 1)
     if match["first"] is None:
         return allowed[::step]
-    first = int(match["first"])
-    last = int(match["last"]) if match["last"] else allowed[-1] if match["step"] else first
-    return range(first, last + 1, step)
-
-
-def canonical(schedule: str) -> str:
-    """Return the normal form of a cron schedule: five fields, lower case, one blank between them."""
-    return " ".join(_NICKNAMES.get(schedule, schedule).lower().split())
-
-
-def _fits(item: str, allowed: range, names: dict[str, int]) -> bool:
-    match = _ITEM.fullmatch(item)
-    if match is None or match["step"] == "0":
-        return False
-    bounds = [names.get(bound, int(bound) if bound.isdecimal() else -1) for bound in match.group(1, 2) if bound]
-    return all(bound in allowed for bound in bounds) and bounds == sorted(bounds)
+    given = [names.get(bound, int(bound) if bound.isdecimal() else -1) for bound in match.group(1, 2) if bound]
+    if not all(bound in allowed for bound in given):
+        return range(0)
+    last = given[-1] if match["last"] else allowed[-1] if match["step"] else given[0]
+    return range(given[0], last + 1, step)

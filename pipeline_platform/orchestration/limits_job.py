@@ -8,10 +8,11 @@ import dagster as dg
 from pydantic import Field
 
 from pipeline_platform.control.drain import drain
+from pipeline_platform.control.limits import changed_limit
 from pipeline_platform.control.overrides import check_overrides
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.options import Overrides, RateLimiting
+from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 
@@ -83,19 +84,25 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
     producer = BoundProducer(pipeline, config.producer)
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
     check_overrides(producer, changes)
-    limit = _limit(producer, control, config)
+    interval = None if config.interval_s is None else timedelta(seconds=config.interval_s)
+    limits = config.allowed_messages is not None or interval is not None
+    own, key = None, producer.key
+    if limits:
+        if producer.is_whole_pipeline:
+            names = ", ".join(pipeline.producers)
+            raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {names}")
+        own = producer.options.rate_limiting
+        before = own if config.reset else control.rate_limiting(key, own)
+        changed_limit(key, before, config.allowed_messages, interval)  # refuses it before anything is changed
     if config.reset:
         control.reset_overrides(pipeline, config.producer)
         for each in producer.each:
             control.set_rate_limiting(each.key, None)
     if now := str(control.override(pipeline, changes, config.producer)):
-        log(f"{producer.key}: set at run time: {now}")
-    if limit is not None:  # only the given parts: another process may set the other part at the same moment
-        own = producer.options.rate_limiting
-        allowed, seconds = config.allowed_messages, config.interval_s
-        interval = None if seconds is None else timedelta(seconds=seconds)
-        control.update_rate_limiting(producer.key, own, allowed_messages=allowed, interval=interval)
-    key, reason = producer.key, config.reason or "changed in Dagster"
+        log(f"{key}: set at run time: {now}")
+    if limits:  # only the given parts: another process may set the other part at the same moment
+        control.update_rate_limiting(key, own, allowed_messages=config.allowed_messages, interval=interval)
+    reason = config.reason or "changed in Dagster"
     match config.activity:
         case Activity.pause:
             control.pause(key, reason)
@@ -107,23 +114,3 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
         case Activity.drain:
             reason = config.reason or control.paused(key) or reason
             log(drain(control, producer, reason, log=log))
-
-
-def _limit(producer: BoundProducer, control: ControlStore, config: LimitsConfig) -> RateLimiting | None:
-    """Return the rate limit with the config's changes; None if it changes nothing."""
-    allowed, seconds, key = config.allowed_messages, config.interval_s, producer.key
-    if allowed is None and seconds is None:
-        return None
-    if producer.is_whole_pipeline:
-        names = ", ".join(producer.pipeline.producers)
-        raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {names}")
-    own = producer.options.rate_limiting
-    before = own if config.reset else control.rate_limiting(key, own)
-    if before is None and (allowed is None or seconds is None):
-        raise PipelineError(f"{key} has no rate limit. Set both allowed_messages and interval_s")
-    changed = {
-        **(before.model_dump() if before else {}),
-        **({} if allowed is None else {"allowed_messages": allowed}),
-        **({} if seconds is None else {"interval": timedelta(seconds=seconds)}),
-    }
-    return RateLimiting(**changed)

@@ -9,7 +9,7 @@ from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
-from pipeline_platform.tasks.acknowledge.notify_author import ROWS, NotifyAuthor, Stretch, not_taken_table
+from pipeline_platform.tasks.notify_author import ROWS, NotifyAuthor, Stretch, not_taken_table
 
 NOTIFIED = "heard"
 """Step of a receive whose manifest has the positions that `acknowledge` was notified of."""
@@ -20,7 +20,7 @@ class NotTaken(NamedTuple):
 
     Attributes:
         messages: Number of messages.
-        rows: Files with their ids; see `tasks.acknowledge.notify_author.NOT_TAKEN`.
+        rows: Files with their ids; see `tasks.notify_author.NOT_TAKEN`.
         errors: Sample of the errors that it raised.
         written: Manifest of the tasks; empty if there were no messages to notify of.
     """

@@ -1,4 +1,4 @@
-"""Marks that deployments leave at a source, to warn when several read it."""
+"""Marks that deployments leave at a log, to warn when several read it: each skips what the others commit."""
 
 import json
 import time

@@ -16,9 +16,9 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.model.windows import EARLIEST, window_key
 from pipeline_platform.source.contract import Source
-from pipeline_platform.tasks.acknowledge.notify_author import ENDED, ROWS, ended
-from pipeline_platform.tasks.callback_process.step import Step
 from pipeline_platform.tasks.handle.handle_messages import READ
+from pipeline_platform.tasks.notify_author import ENDED, ROWS, ended
+from pipeline_platform.tasks.record.step import Step
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.in_memory import EarlyCalls, Kept
 

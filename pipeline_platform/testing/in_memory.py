@@ -11,20 +11,20 @@ from pipeline_platform.model.message import DEFAULT, BatchInfo, BatchMode, Messa
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.tasks.acknowledge.early import EarlyAcks
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches
 from pipeline_platform.tasks.batch.parents import parents_of, with_ends
 from pipeline_platform.tasks.callback_process.fork import Written
-from pipeline_platform.tasks.callback_process.step import Step
 from pipeline_platform.tasks.handle.handle_messages import lane_of
 from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
 from pipeline_platform.tasks.handle.row_lane import LANE
 from pipeline_platform.tasks.handle.source_order import in_source_order
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.early import EarlyAcks
 from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, staged_table, to_be_cut
+from pipeline_platform.tasks.record.step import Step
 
 
 class EarlyCalls(EarlyAcks):

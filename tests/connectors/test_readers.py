@@ -9,7 +9,6 @@ from pipeline_platform.source import readers
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.readers import Reader
 from tests.fixtures.kafka_source import received
-from tests.fixtures.table_queue import receive
 
 
 @pytest.fixture
@@ -17,34 +16,7 @@ def stores(tmp_path):
     return [ControlStore(f"sqlite:///{tmp_path / name}.db") for name in ("blue", "green")]
 
 
-def test_deployments_that_share_a_table_are_reported_to_each_other(queue, stores, monkeypatch):
-    queue.enqueue([b"1", b"2"])
-    blue, green = (queue.model_copy() for _ in stores)
-    for source, store in zip((blue, green), stores, strict=True):
-        source.open(store)
-
-    receive(blue, "a", demand=1)
-
-    assert blue.backlog().others == ""
-    assert "blue.db), last seen" in green.backlog().others
-    assert green.backlog().others.endswith("UTC, also reads this source")
-    later = time.time() + readers.LATELY_S + 60
-    monkeypatch.setattr(readers.time, "time", lambda: later)
-    assert green.backlog().others == "", "one that was switched off is forgotten"
-
-
-def test_a_table_without_marks_can_be_read(queue, stores, run_sql, caplog):
-    queue.enqueue([b"1"])
-    queue.open(stores[0])
-    queue.backlog()
-    run_sql("DROP TABLE messages_readers")
-
-    assert len(receive(queue, "a")) == 1
-    assert queue.backlog().others is None
-    assert len([record for record in caplog.records if "Other deployments" in record.message]) == 1
-
-
-def test_deployments_that_share_a_group_are_reported_to_each_other(kafka, kafka_topic, stores):
+def test_deployments_that_share_a_group_are_reported_to_each_other(kafka, kafka_topic, stores, monkeypatch):
     blue = kafka(kafka_topic())
     green = blue.model_copy()
     blue.open(stores[0])
@@ -60,6 +32,10 @@ def test_deployments_that_share_a_group_are_reported_to_each_other(kafka, kafka_
     green.finish("b")
     assert "green.db), last seen" in blue.backlog().others
     assert "blue.db), last seen" in green.backlog().others, "a commit keeps the marks of others"
+    assert green.backlog().others.endswith("UTC, also reads this source")
+    later = time.time() + readers.LATELY_S + 60
+    monkeypatch.setattr(readers.time, "time", lambda: later)
+    assert green.backlog().others == "", "one that was switched off is forgotten"
 
 
 def test_a_source_without_marks_reports_no_other_deployments():

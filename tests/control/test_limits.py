@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline_platform.control.store import Grant, interval_end
 from pipeline_platform.model.options import RateLimiting
+from pipeline_platform.model.strict_options import PipelineError
 from tests.fixtures.control import MINUTE, TEN_A_MINUTE, names, one_store_for_all_examples
 
 
@@ -86,7 +87,7 @@ def test_a_part_of_a_limit_can_be_changed(store):
 
 
 def test_a_change_of_nothing_or_to_nothing_is_refused(store):
-    with pytest.raises(ValueError, match="no rate_limiting to change"):
+    with pytest.raises(PipelineError, match="flights has no rate limit"):
         store.update_rate_limiting("flights", None, allowed_messages=3)
     with pytest.raises(ValueError, match="allowed_messages"):
         store.update_rate_limiting("flights", TEN_A_MINUTE, allowed_messages=0)

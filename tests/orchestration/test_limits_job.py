@@ -45,7 +45,7 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     [
         ({"allowed_messages": -5, "interval_s": 1.0}, "RateLimiting.allowed_messages: must be an int from 1 to"),
         ({"allowed_messages": 5, "interval_s": 1e300}, "less than or equal to 3153600000"),
-        ({"allowed_messages": 5}, "told has no rate limit. Set both allowed_messages and interval_s"),
+        ({"allowed_messages": 5}, "told has no rate limit. Set both allowed_messages and interval"),
         ({"max_runs": 0}, "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
     ],
 )

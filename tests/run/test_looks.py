@@ -15,7 +15,7 @@ from pipeline_platform.lake.tables import Table
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
-from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
+from pipeline_platform.tasks.notify_author import NotifyAuthor
 from tests.fixtures.flow import finish, flow_of, handled
 from tests.fixtures.small_lake import Keeping, Memory, numbered, visible
 from tests.fixtures.telemetry import run_tasks_here

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline_platform import Batcher, Pipeline, Processors, Producer, TableBatcher
-from pipeline_platform.tasks.callback_process import calling_step
+from pipeline_platform.tasks import calling_step
 from pipeline_platform.tasks.callback_process.fork import Death, Give, Written, in_a_fork
 from pipeline_platform.tasks.callback_process.progress import Progress
 from pipeline_platform.tasks.handle.handle_messages import Handle

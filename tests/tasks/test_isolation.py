@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from pipeline_platform import Processors
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.tasks.callback_process import isolation
+from pipeline_platform.tasks import isolation
 from pipeline_platform.tasks.callback_process.fork import Death, Written
-from pipeline_platform.tasks.callback_process.isolation import BEGUN_AGAIN, Try, isolate
+from pipeline_platform.tasks.isolation import BEGUN_AGAIN, Try, isolate
 from pipeline_platform.tasks.record.staging import STAGED
 from tests.fixtures.fragile import Fragile, Gathering, harm
 from tests.fixtures.small_lake import Keeping, Row, handled, outcomes, rows_of

@@ -13,7 +13,6 @@ from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks.acknowledge.notify_author import NotifyAuthor
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.batch.parents import EndParents
@@ -27,6 +26,7 @@ from pipeline_platform.tasks.handle.in_order import (
 )
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 from pipeline_platform.tasks.handle.spark_lane import WriteColumns
+from pipeline_platform.tasks.notify_author import NotifyAuthor
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch

@@ -14,7 +14,7 @@ from pipeline_platform import Batcher, BatchInfo, Processors, TableBatcher
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.crossing import encode
 from pipeline_platform.model.message import BULK
-from pipeline_platform.tasks.callback_process.step import Step
+from pipeline_platform.tasks.record.step import Step
 from pipeline_platform.testing.in_memory import Kept
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, CALLS, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
 from tests.fixtures.small_lake import WINDOW, Memory, batch_of

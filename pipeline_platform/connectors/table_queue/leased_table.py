@@ -23,7 +23,6 @@ from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import id_spans, ids_on_sqlite
 from pipeline_platform.connectors.table_queue.id_spans import HOLE, IdSpan
-from pipeline_platform.connectors.table_queue.queue_readers import QueueReaders
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.source.contract import Share
 
@@ -44,7 +43,6 @@ class LeasedTable:
     queue: sa.TableClause
     leases: sa.Table
     receives: sa.Table
-    readers: QueueReaders
     kind: type[int] | type[str] | type[UUID]
     columns: Mapping[str, sa.ColumnClause[Any]]
     partitions_apart: bool = False

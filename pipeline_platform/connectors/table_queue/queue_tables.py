@@ -8,7 +8,6 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.connectors.table_queue.queue_readers import QueueReaders, readers_table
 from pipeline_platform.control.database import Database, parse
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.options import host
@@ -57,7 +56,6 @@ def open_table(
         id_ = str(options["id_column"])
         unique: list[Any] = [inspector.get_pk_constraint(name, schema=schema)["constrained_columns"]]
         unique += [constraint["column_names"] for constraint in inspector.get_unique_constraints(name, schema=schema)]
-        is_marked = inspector.has_table(f"{name}_readers", schema=schema)
         unique += [index["column_names"] for index in inspector.get_indexes(name, schema=schema) if index["unique"]]
     if [id_] not in unique:
         raise database.refusal(f"id_column must be unique, got {id_!r}. Set it to a primary key or a unique column.")
@@ -74,9 +72,8 @@ def open_table(
     id_type = found[id_]
     if database.is_sqlite:
         id_type = sa.Integer() if kind is int else sa.Text()
-    leases, receives, marks = _beside(schema, name, id_type, kind)
-    readers = QueueReaders(database, marks, is_there=is_marked)
-    return LeasedTable(database, queue, leases, receives, readers, kind, columns, partitions_apart)
+    leases, receives = _beside(schema, name, id_type, kind)
+    return LeasedTable(database, queue, leases, receives, kind, columns, partitions_apart)
 
 
 def database_at(what: str, url: str, *, create: bool) -> Database:
@@ -104,7 +101,7 @@ def _python_type(type_: sa.types.TypeEngine[Any]) -> type | None:
         return None
 
 
-def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], kind: type) -> tuple[sa.Table, ...]:
+def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], kind: type) -> tuple[sa.Table, sa.Table]:
     tables = sa.MetaData(schema=schema)
     leases = sa.Table(
         f"{name}_leases",
@@ -124,7 +121,7 @@ def _beside(schema: str | None, name: str, id_type: sa.types.TypeEngine[Any], ki
         sa.Column("spans", sa.Text),
         sqlite_autoincrement=True,
     )
-    return leases, receives, readers_table(tables, name)
+    return leases, receives
 
 
 def place_of(url: str, schema: str | None, name: str) -> str:

@@ -31,7 +31,7 @@ Payload = Literal["bytes", "json"]
 class TableQueue(LeasedSource):
     """Messages in a SQL table, leased to one receive at a time, oldest (lowest id) first.
 
-    `create` creates the tables; for an existing table, which it does not change, three small ones beside it.
+    `create` creates the tables; for an existing table, which it does not change, two small ones beside it.
     Acknowledging deletes a message's row: use an outbox table or a copy. On SQLite `create` also enables write-ahead
     logging, so that readers and the writer do not wait for each other; that requires a local disk.
     """
@@ -163,8 +163,7 @@ class TableQueue(LeasedSource):
         with table.database.reading() as connection:
             messages = table.count_waiting(connection, most)
             oldest = table.oldest_waiting(connection) if messages else None
-        others, at_least = self.others(table.readers.found()), most is not None and messages >= most
-        return Backlog(messages, self._time(oldest), at_least=at_least, others=others)
+        return Backlog(messages, self._time(oldest), at_least=most is not None and messages >= most)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Lease up to `demand` messages in equal shares: redeliveries first, then the oldest.
@@ -175,14 +174,10 @@ class TableQueue(LeasedSource):
             return []
         table = self._table()
         lease = (receive_id, self.lease_s, demand, concurrency)
-        me = self.deployment  # before the lease: an error after it would leave messages leased
-        shares = table.database.write(
+        return table.database.write(
             lambda connection: table.lease(connection, *lease),
             before=lambda connection: table.end_what_ran_out(connection, receive_id),
         )
-        if me:
-            table.readers.mark(me)
-        return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the messages of a share that the receive still leases: redeliveries first, then by id.

@@ -14,13 +14,13 @@ from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death, Limit
-from pipeline_platform.tasks.callback_process.isolation import Tries
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.callback_process.step import Sink
+from pipeline_platform.tasks.calling_step import CallingStep
+from pipeline_platform.tasks.isolation import Tries
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
+from pipeline_platform.tasks.record.step import Sink
 from pipeline_platform.tasks.record.tally import Tally
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20

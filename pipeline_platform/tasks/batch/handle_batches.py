@@ -21,11 +21,11 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
-from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death, Limit
-from pipeline_platform.tasks.callback_process.isolation import Tries, surely
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED
+from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.row_lane import checked
+from pipeline_platform.tasks.isolation import Tries, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import STAGED, staged_messages
 from pipeline_platform.telemetry.spans import span

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from pipeline_platform.lake.reader import RowRange, read_ranges, without
 from pipeline_platform.model.message import BULK, MESSAGES, BatchMode
-from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.callback_process.isolation import Tries, each_alone, surely
+from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.block_lane import BlockLane
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import Handler
+from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import RowRange, read_ranges, without
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
-from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.callback_process.isolation import Tries, each_alone, surely
+from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import oversized, too_large
+from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 

@@ -19,12 +19,12 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import DELIVERY, PAYLOAD, ByPosition, Positions, checksum
-from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.callback_process.isolation import Tries, each_alone, surely
+from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import UNREAD
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import oversized
+from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.routed import FIELD, KEPT, ROUTES, RoutedRows, fields_of_all
 

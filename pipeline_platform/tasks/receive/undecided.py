@@ -9,10 +9,10 @@ from pipeline_platform.lake.early_acks import Notes
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import MESSAGES
-from pipeline_platform.tasks.callback_process.step import Step
+from pipeline_platform.tasks.acknowledge.early import keys_of
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS
-from pipeline_platform.tasks.record.early import keys_of
 from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.step import Step
 
 _STORED = [name for name in MESSAGES.names if name != "window"]
 

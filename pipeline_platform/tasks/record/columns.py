@@ -16,9 +16,9 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import SOURCE, partition_of
 from pipeline_platform.tasks.callback_process.progress import Watch
-from pipeline_platform.tasks.callback_process.step import Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.staging import handled_columns
+from pipeline_platform.tasks.record.step import Step
 
 
 class Columns:

@@ -11,7 +11,7 @@ from pipeline_platform.model.failure import Failure, reason_of, words
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import Watch
-from pipeline_platform.tasks.callback_process.step import Sink, Step
+from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.tasks.record.tally import Tally
 from pipeline_platform.telemetry.spans import span
 

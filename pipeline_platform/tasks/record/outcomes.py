@@ -15,14 +15,14 @@ from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import DEFAULT, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.tasks.acknowledge.early import EarlyAcks, nobody
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
-from pipeline_platform.tasks.callback_process.step import Sink, Step
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
-from pipeline_platform.tasks.record.early import EarlyAcks, nobody
 from pipeline_platform.tasks.record.failures import IDENTITY, PAYLOAD, Failures
 from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
 from pipeline_platform.tasks.record.staging import DELIVERY, staged_rows, staged_table
+from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.tasks.record.tally import Tally
 from pipeline_platform.telemetry.spans import span
 

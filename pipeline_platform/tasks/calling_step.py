@@ -22,11 +22,11 @@ from pipeline_platform.lake.reader import is_whole
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.spark import environment
 from pipeline_platform.tasks.callback_process.fork import Death, Give, Limit, Written, in_a_fork
-from pipeline_platform.tasks.callback_process.isolation import Call, Tries
 from pipeline_platform.tasks.callback_process.output import captured
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Progress, Watch, end_copy
-from pipeline_platform.tasks.callback_process.step import Sink, Step
+from pipeline_platform.tasks.isolation import Call, Tries
 from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.tasks.record.tally import Tally
 
 Rows = Iterator[pa.RecordBatch]

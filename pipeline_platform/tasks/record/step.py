@@ -15,7 +15,7 @@ from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import row_type
 from pipeline_platform.source.contract import Source
-from pipeline_platform.tasks.record.early import EarlyAcks, SourceEarlyAcks
+from pipeline_platform.tasks.acknowledge.early import EarlyAcks, SourceEarlyAcks
 from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 

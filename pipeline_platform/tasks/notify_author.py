@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges, without
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
-from pipeline_platform.tasks.callback_process.calling_step import CallingStep
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.callback_process.isolation import Tries, surely
+from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import READ
+from pipeline_platform.tasks.isolation import Tries, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 ROWS = 1_000
