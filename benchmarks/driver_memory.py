@@ -20,6 +20,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
@@ -40,7 +41,7 @@ def run_once(
     resource_ = SparkResource(remote=WARM, state_folder=spark_folder, packages=["benchmarks"])
     with closing(resource_) as spark:
         control = ControlStore(f"sqlite:///{root}/control.sqlite")
-        flow = Flow(Events, queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
+        flow = Flow(BoundProducer(Events), queue, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
         receive = begin(flow, origin=origin, run_id="bench", windows=["2026-11-21T0000"], demand=demand)
         steps.receive_messages(flow, receive)
         steps.handle_messages(flow, receive)

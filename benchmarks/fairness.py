@@ -21,6 +21,7 @@ from benchmarks.handling import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
@@ -36,7 +37,7 @@ def busy(folder: Path, spark: SparkResource) -> int:
     queue.create()
     queue.enqueue(b"%d" % number for number in range(MESSAGES))
     control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-    flow = Flow(Waiting, queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
+    flow = Flow(BoundProducer(Waiting), queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
     receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW])
     steps.receive_messages(flow, receive)
     steps.handle_messages(flow, receive)

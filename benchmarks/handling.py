@@ -35,6 +35,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
@@ -102,7 +103,7 @@ class Bench:
         """Return a pipeline in its own folder, or in the shared folder."""
         folder = folder or self.root
         control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-        return Flow(pipeline, queue, Lake(root=f"{folder}/lake"), control, lambda: self.session)
+        return Flow(BoundProducer(pipeline), queue, Lake(root=f"{folder}/lake"), control, lambda: self.session)
 
     def queue(self, name: str, folder: Path | None = None) -> TableQueue:
         """Return a queue that contains all messages."""

@@ -28,6 +28,7 @@ from benchmarks.kafka import PARTITIONS, WINDOW, topic_at
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
@@ -104,7 +105,7 @@ def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: in
     root.mkdir()
     source = KafkaSource(name="kafka", bootstrap_servers=servers, group_id=uuid4().hex, topics=(topic,))
     control = ControlStore(f"sqlite:///{root}/control.sqlite")
-    flow = Flow(ByStruct, source, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
+    flow = Flow(BoundProducer(ByStruct), source, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
     receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=messages)
     for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
         step(flow, receive)

@@ -22,6 +22,7 @@ from benchmarks.handling import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
@@ -50,7 +51,9 @@ def requests(
         for number in range(runs):
             queue.enqueue(payloads(messages))
             before, took, started = len(server.requests()), {}, time.monotonic()
-            flow = Flow(Events, queue, lake, control, lambda: spark.spark_session)  # as in a separate process
+            flow = Flow(
+                BoundProducer(Events), queue, lake, control, lambda: spark.spark_session
+            )  # as in a separate process
             receive = begin(flow, origin="source", run_id=str(number), windows=[WINDOW])
             took["begin"] = time.monotonic() - started
             for step in STEPS:

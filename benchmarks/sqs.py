@@ -34,6 +34,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
@@ -185,7 +186,9 @@ def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
                 url = sqs.create_queue(endpoint, f"one-{uuid.uuid4().hex[:8]}")
                 source = SqsSource(name="queue", queue_url=url, endpoint_url=endpoint)
                 control = ControlStore(f"sqlite:///{root}/{name[:2]}.sqlite")
-                flow = flows[name] = Flow(LongKnown, source, Lake(root=f"{root}/{name[:2]}"), control, lambda: session)
+                flow = flows[name] = Flow(
+                    BoundProducer(LongKnown), source, Lake(root=f"{root}/{name[:2]}"), control, lambda: session
+                )
                 if rows:
                     write_history(flow, rows)
             for turn in range(rounds + 1):

@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.bound_producer import BoundProducer
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -56,7 +56,7 @@ def known(instance: Instance) -> dg.DagsterInstance | None:
     return None if isinstance(instance, str | Exception) else instance
 
 
-def asking(pipeline: type[Pipeline], producer: str, instance: Instance) -> str:
+def asking(producer: BoundProducer, instance: Instance) -> str:
     """Return whether runs of a producer that is not paused are requested, in words that follow `is`."""
     from pipeline_platform.orchestration.sensors.asking import not_asked_for
 
@@ -65,7 +65,7 @@ def asking(pipeline: type[Pipeline], producer: str, instance: Instance) -> str:
     try:
         if isinstance(instance, Exception):
             raise instance
-        why = not_asked_for(pipeline, producer, instance)
+        why = not_asked_for(producer, instance)
     except Exception as error:  # any error of the instance's storage
         return f"not paused; unknown whether runs are requested: Dagster does not answer ({type(error).__name__})"
     return "active: runs are requested" if why is None else f"not paused, but no runs are requested: {why}"

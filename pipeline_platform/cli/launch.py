@@ -7,6 +7,7 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.planned_runs import Launched, PlannedRun, launch_all
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection, State
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import expect_window
 
@@ -84,6 +85,6 @@ def plan_retries(
     for neighbours in contiguous(pipeline, waiting):
         messages = sum(waiting[window] for window in neighbours)
         expected = min(messages, opened.control.processors_of(pipeline).per_run)
-        request = run_request(pipeline, "failed", neighbours, expected=expected, selection=selection)
+        request = run_request(BoundProducer(pipeline), "failed", neighbours, expected=expected, selection=selection)
         runs.append(PlannedRun(neighbours, messages, request))
     return runs

@@ -1,7 +1,7 @@
 """`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: changes of a pipeline at run time."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated
@@ -14,9 +14,8 @@ from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.options import Overrides, Producer
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source.contract import SourceError
 
@@ -31,72 +30,53 @@ _Of = Annotated[str, typer.Option("--producer", help="Only this producer of the 
 
 
 @contextmanager
-def chosen_pipeline(
+def chosen_producer(
     name: str, producer: str, *, as_json: bool = False
-) -> Iterator[tuple[loading.Deployment, type[Pipeline]]]:
-    """Open the deployment and yield it with a pipeline. Refuse an unknown producer."""
+) -> Iterator[tuple[loading.Deployment, BoundProducer]]:
+    """Open the deployment, and yield it with a producer; without a name, the only producer or the whole pipeline."""
     with loading.opened() as opened:
         pipeline = opened.pipeline(name)
         try:
-            pipeline.producers_of(producer)
+            of = BoundProducer(pipeline, producer)
         except PipelineError as error:
             raise typer.BadParameter(str(error), param_hint="--producer") from None
         say(f"Control store: {opened.control}", err=as_json)
-        yield opened, pipeline
-
-
-@contextmanager
-def _of(
-    name: str, producer: str, *, as_json: bool = False
-) -> Iterator[tuple[ControlStore, str, Mapping[str, Producer]]]:
-    """Yield the control store, the key of the producer or of the whole pipeline, and its producers by key."""
-    with chosen_pipeline(name, producer, as_json=as_json) as (opened, pipeline):
-        of_keys = {pipeline.limits_key(key): options for key, options in pipeline.producers_of(producer).items()}
-        yield opened.control, pipeline.limits_key(producer), of_keys
+        yield opened, of
 
 
 def pause(pipeline: Name, reason: PauseReason = "paused on the command line", producer: _Of = "") -> None:
     """Pause a pipeline: runs receive no more messages. Messages that a run has received are still handled."""
-    with _of(pipeline, producer) as (control, key, _):
-        control.pause(key, reason)
-        in_flight = control.in_flight(key, of_all=not producer)
+    with chosen_producer(pipeline, producer) as (opened, of):
+        opened.control.pause(of.key, reason)
+        in_flight = opened.control.in_flight(of.key, of_all=not producer)
     messages = counted(sum(claim.messages for claim in in_flight), "message")
     runs = counted(len(in_flight), "run")
     rest = f"{messages} in {runs} will still be handled" if in_flight else "No messages are in flight"
-    say(f"Paused {key}: {reason}. {rest}.")
+    say(f"Paused {of.key}: {reason}. {rest}.")
 
 
 def resume(pipeline: Name, producer: _Of = "") -> None:
     """Resume a paused pipeline. A producer that was paused with --producer stays paused until resumed with it."""
-    with dagster_instance() as instance, chosen_pipeline(pipeline, producer) as (opened, of):
-        control, key = opened.control, of.limits_key(producer)
+    with dagster_instance() as instance, chosen_producer(pipeline, producer) as (opened, of):
+        control, key = opened.control, of.key
         before = control.paused(key)
         control.resume(key)
-        still = {name: why for name in of.producers_of(producer) if (why := control.paused(of.limits_key(name)))}
         if before and not control.paused(key):
             say(f"Resumed {key}.")
         elif not before:
             say(f"{key} was not paused.")
-        for name, options in of.producers_of(producer).items():
-            paused = still.get(name)
-            say(f"{of.limits_key(name)} {_resumed(opened, of, name, options, instance, paused)}")
+        for each in of.each:
+            say(f"{each.key} {_resumed(opened, each, instance)}")
 
 
-def _resumed(
-    opened: loading.Deployment,
-    pipeline: type[Pipeline],
-    producer: str,
-    options: Producer,
-    instance: Instance,
-    paused: str | None,
-) -> str:
-    if paused:
+def _resumed(opened: loading.Deployment, producer: BoundProducer, instance: Instance) -> str:
+    if paused := opened.control.paused(producer.key):
         return f"is still paused: {paused}"
     try:
-        opened.sources[options.source].backlog()
+        opened.sources[producer.source].backlog()
     except SourceError as error:
-        return f"is not paused, but no runs are requested: {options.source} {error.summary}: {error}"
-    return f"is {asking(pipeline, producer, instance)}."
+        return f"is not paused, but no runs are requested: {producer.source} {error.summary}: {error}"
+    return f"is {asking(producer, instance)}."
 
 
 def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "") -> None:
@@ -105,9 +85,9 @@ def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "") -> Non
     Runs start messages for another `shutdown` (an option of the pipeline). Handled messages are batched, published and
     acknowledged. Other messages are released to the source. The pipeline stays paused until `resume`.
     """
-    with chosen_pipeline(pipeline, producer) as (opened, of):
-        reason = reason or opened.control.paused(of.limits_key(producer)) or "drained on the command line"
-        say(drain_and_wait(opened.control, of, reason, producer, log=say))
+    with chosen_producer(pipeline, producer) as (opened, of):
+        reason = reason or opened.control.paused(of.key) or "drained on the command line"
+        say(drain_and_wait(opened.control, of, reason, log=say))
 
 
 def limit(
@@ -124,12 +104,12 @@ def limit(
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
         raise typer.BadParameter(f"--interval must be {_SHORTEST_S} to {_LONGEST_S} seconds, got {interval}.")
     span = None if interval is None else timedelta(seconds=interval)
-    with _of(pipeline, producer, as_json=as_json) as (control, key, producers):
-        if key not in producers:
-            names = ", ".join(each.partition("/")[2] for each in producers)
+    with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
+        if of.is_whole_pipeline:
+            names = ", ".join(of.pipeline.producers)
             several = f"{pipeline} has a rate limit per producer. Choose one of {names}."
             raise typer.BadParameter(several, param_hint="--producer")
-        own = producers[key].rate_limiting
+        control, key, own = opened.control, of.key, of.options.rate_limiting
         if reset:
             control.set_rate_limiting(key, None)
         elif allowed is not None or span is not None:
@@ -163,10 +143,10 @@ def scale(
         changes = Overrides(**given)
         if reset and any(value is not None for value in given.values()):
             raise PipelineError("--reset cannot be combined with other options.")
-        with chosen_pipeline(pipeline, producer, as_json=as_json) as (opened, of):
+        with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
             if reset:
-                opened.control.reset_overrides(of, producer)
-            now, key = opened.control.override(of, changes, producer), of.limits_key(producer)
+                opened.control.reset_overrides(of.pipeline, producer)
+            now, key = opened.control.override(of.pipeline, changes, producer), of.key
     except PipelineError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:

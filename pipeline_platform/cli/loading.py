@@ -19,6 +19,7 @@ import yaml
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
@@ -130,7 +131,7 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
 
     built, named = load(module), location_of(module or chosen_module()).module
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
-    sources = {producer.source for pipeline in built.pipelines for producer in pipeline.producers_of().values()}
+    sources = {producer.source for pipeline in built.pipelines for producer in BoundProducer.all_of(pipeline)}
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
     with ExitStack() as set_up:
         try:

@@ -13,6 +13,7 @@ from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.run_progress import follow
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -113,9 +114,9 @@ def carry_out(
         raise typer.Exit(1)
 
 
-def refuse_paused(control: ControlStore, pipeline: type[Pipeline], producer: str = "", *, ignore_pause: bool) -> None:
-    """Raise a `SetUpError` if a run of a pipeline or of its producer would take no messages because of a pause."""
-    key = pipeline.limits_key(producer)
+def refuse_paused(control: ControlStore, producer: BoundProducer, *, ignore_pause: bool) -> None:
+    """Raise a `SetUpError` if a run of a producer or of the whole pipeline would take no messages due to a pause."""
+    key = producer.key
     reason = control.paused(key)
     if reason is None:
         return

@@ -8,12 +8,13 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.failure_commands import Name
-from pipeline_platform.cli.limit_commands import chosen_pipeline
+from pipeline_platform.cli.limit_commands import chosen_producer
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.planned_runs import DryRun, IgnorePause, PlannedRun, Wait, carry_out, refuse_paused
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.demand import no_room
 from pipeline_platform.control.quota import Quota
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.backlog import ENDLESS
 from pipeline_platform.source.contract import SourceError
@@ -46,51 +47,43 @@ def pull(
     from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
     from pipeline_platform.orchestration.jobs import run_request
 
-    with chosen_pipeline(pipeline, producer) as (opened, of):
-        producer = producer or _largest(opened, of)
-        refuse_paused(opened.control, of, producer, ignore_pause=ignore_pause)
-        messages = _room(opened, of, producer, demand, explain=dry_run)
+    with chosen_producer(pipeline, producer) as (opened, named):
+        of = _largest(opened, named.pipeline) if named.is_whole_pipeline else named
+        refuse_paused(opened.control, of, ignore_pause=ignore_pause)
+        messages = _room(opened, of, demand, explain=dry_run)
         try:
-            window = window_now(of)
+            window = window_now(of.pipeline)
         except NoWindowError as error:
             raise loading.SetUpError(str(error)) from None
-        request = run_request(
-            of, "source", [window], expected=messages, demand=demand, producer=producer, ignore_pause=ignore_pause
-        )
-        source = of.producers_of(producer)[producer].source
+        request = run_request(of, "source", [window], expected=messages, demand=demand, ignore_pause=ignore_pause)
         carry_out(
-            of,
-            f"{of.name}_pull",
+            of.pipeline,
+            f"{pipeline}_pull",
             [PlannedRun([window], messages, request)],
-            lambda run: f"pulls up to {counted(run.messages, 'message')} from {source} into window {run.windows[0]}",
+            lambda run: f"pulls up to {counted(run.messages, 'message')} from {of.source} into window {run.windows[0]}",
             "message",
             dry_run=dry_run,
             wait=wait,
         )
 
 
-def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> str:
-    """Return the producer with the largest backlog; an empty name if the pipeline has one producer."""
+def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> BoundProducer:
+    """Return the producer with the largest backlog."""
     from pipeline_platform.orchestration.producer_choice import with_most_waiting
 
-    if not pipeline.producers:
-        return ""
     resources = SimpleNamespace(**opened.sources, control=opened.control)
     producer = with_most_waiting(pipeline, resources, lambda _: None)
-    say(f"Pulling from producer {producer}, which has the largest backlog. Use --producer to choose.", err=True)
+    say(f"Pulling from producer {producer.name}, which has the largest backlog. Use --producer to choose.", err=True)
     return producer
 
 
-def _room(
-    opened: loading.Deployment, pipeline: type[Pipeline], producer: str, demand: int | None, *, explain: bool
-) -> int:
+def _room(opened: loading.Deployment, producer: BoundProducer, demand: int | None, *, explain: bool) -> int:
     """Return the most messages that a run could lease now, whatever its source has; with `explain`, print why."""
     from pipeline_platform.orchestration.sensors.producer_state import state_of
 
-    quota = Quota(pipeline, opened.control, producer)
-    source = opened.sources[pipeline.producers_of(producer)[producer].source]
+    quota, source = Quota(producer, opened.control), opened.sources[producer.source]
     with dagster_instance() as instance:
-        state = state_of(pipeline, producer, source, opened.control, known(instance))
+        state = state_of(producer, source, opened.control, known(instance))
     used = state.in_flight.of_capacity
     free = max(0, quota.capacity - used)
     asked = quota.for_a_pull() if demand is None else demand

@@ -9,9 +9,8 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Name
-from pipeline_platform.cli.limit_commands import chosen_pipeline
+from pipeline_platform.cli.limit_commands import chosen_producer
 from pipeline_platform.cli.terminal import say
-from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import Source, SourceError
 
@@ -40,23 +39,18 @@ def push(
     producer: Annotated[str, typer.Option(help="Producer of the source. Required if the pipeline has several.")] = "",
 ) -> None:
     """Send messages to the source of a pipeline."""
-    with chosen_pipeline(pipeline, producer) as (opened, of):
-        source = opened.sources[_producer(of, producer)]
+    with chosen_producer(pipeline, producer) as (opened, of):
+        if of.is_whole_pipeline:
+            names = ", ".join(of.pipeline.producers)
+            several = f"{pipeline} has several producers. Choose one of {names}."
+            raise typer.BadParameter(several, param_hint="--producer")
+        source = opened.sources[of.source]
         try:
-            sent = _push(source, file, of.processors.max_message_bytes, from_line, has_metadata=metadata)
+            sent = _push(source, file, of.pipeline.processors.max_message_bytes, from_line, has_metadata=metadata)
         except SourceError as error:
             say(str(error), err=True)
             raise typer.Exit(1) from None
     say(f"Sent {loading.counted(sent, 'message')} to {source.name}.")
-
-
-def _producer(pipeline: type[Pipeline], producer: str) -> str:
-    producers = pipeline.producers_of(producer)
-    if len(producers) > 1:
-        several = f"{pipeline.name} has several producers. Choose one of {', '.join(producers)}."
-        raise typer.BadParameter(several, param_hint="--producer")
-    (only,) = producers.values()
-    return only.source
 
 
 def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> int:

@@ -21,6 +21,7 @@ from pipeline_platform.cli.time_range import Since, Until, windows_between
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.lake.replay_preview import ReplayedWindow, decided_messages, preview
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 
 _Windows = Annotated[list[str] | None, typer.Option("--window", help="Replay this window; repeat it for others.")]
@@ -46,7 +47,7 @@ def replay(
         of = opened.pipeline(pipeline)
         windows = windows_between(of, since, until) or window or []
         _check_known(of, windows)
-        refuse_paused(opened.control, of, ignore_pause=ignore_pause)
+        refuse_paused(opened.control, BoundProducer(of), ignore_pause=ignore_pause)
         say(f"Counting messages of {counted(len(windows), 'window')} in {opened.lake.root}.", err=True)
         tables = Tables(opened.lake, of)
         messages = decided_messages(tables, windows) if tables["outcomes"].exists() else {}
@@ -86,10 +87,11 @@ def _runs(
     from pipeline_platform.orchestration.asset_windows import contiguous
     from pipeline_platform.orchestration.jobs import run_request
 
-    capacity, runs = Quota(pipeline, opened.control).capacity, []
+    whole = BoundProducer(pipeline)
+    capacity, runs = Quota(whole, opened.control).capacity, []
     for windows in contiguous(pipeline, messages):
         count = sum(messages[window] for window in windows)
-        request = run_request(pipeline, "messages", windows, expected=min(count, capacity), ignore_pause=ignore_pause)
+        request = run_request(whole, "messages", windows, expected=min(count, capacity), ignore_pause=ignore_pause)
         runs.append(PlannedRun(windows, count, request))
     return runs
 

@@ -14,6 +14,7 @@ from pipeline_platform.cli.failure_commands import Json
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import Options
 
@@ -41,11 +42,11 @@ def show(
 def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:
     """Return the current options. `set_at_run_time` are the overrides of the class's options."""
     producers = {}
-    for name, own in pipeline.producers_of().items():
-        key = pipeline.limits_key(name)
-        limit = control.rate_limiting(key, own.rate_limiting)
+    for producer in BoundProducer.all_of(pipeline):
+        key = producer.key
+        limit = control.rate_limiting(key, producer.options.rate_limiting)
         now = {"rate_limiting": limit, "paused": control.paused(key), "set_at_run_time": control.overrides(key)}
-        producers[name] = dict(control.producer_of(pipeline, name)) | now
+        producers[producer.name] = dict(control.options_of(producer)) | now
     batchers = {name: {"class": type(batcher).__name__, **dict(batcher)} for name, batcher in pipeline.batchers.items()}
     items = {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers}
     return items | _own(pipeline)
@@ -60,12 +61,12 @@ def _plain(value: object) -> object:
 
 def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
     control, lines = opened.control, []
-    for name, own in pipeline.producers_of().items():
-        kind = type(opened.sources[own.source]).__name__
-        options = _options(control.producer_of(pipeline, name), "source", "rate_limiting")
-        lines.append(f"producer {name}: " if name else "producer: ")
-        lines[-1] += f"{own.source} ({kind}), {options}"
-        lines += [f"  {line}" for line in _limits(control, pipeline, name)]
+    for producer in BoundProducer.all_of(pipeline):
+        kind = type(opened.sources[producer.source]).__name__
+        options = _options(control.options_of(producer), "source", "rate_limiting")
+        lines.append(f"producer {producer.name}: " if producer.name else "producer: ")
+        lines[-1] += f"{producer.source} ({kind}), {options}"
+        lines += [f"  {line}" for line in _limits(control, producer)]
     lane = "handle_messages in Spark" if pipeline.uses_columns() else "handle_message by row"
     if kind := pipeline.block_type():
         lane = f"handle_messages by block ({name_of(kind)})"
@@ -84,14 +85,14 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
     return [*lines, f"windows: {windows} (cron, UTC)", f"shutdown: {_spelt(shutdown)}"]
 
 
-def _limits(control: ControlStore, pipeline: type[Pipeline], producer: str) -> list[str]:
-    key, own = pipeline.limits_key(producer), pipeline.producers_of(producer)[producer].rate_limiting
+def _limits(control: ControlStore, producer: BoundProducer) -> list[str]:
+    key, own = producer.key, producer.options.rate_limiting
     limit, lines = control.rate_limiting(key, own), []
     if limit:
         origin = "" if limit == own else ", set at run time"
         every = duration(limit.interval.total_seconds())
         lines.append(f"rate limit: {loading.counted(limit.allowed_messages, 'message')} every {every}{origin}")
-    if producer and (at_run_time := str(control.overrides(key))):
+    if producer.name and (at_run_time := str(control.overrides(key))):
         lines.append(f"set at run time: {at_run_time}")
     if paused := control.paused(key):
         lines.append(f"paused: {paused}")

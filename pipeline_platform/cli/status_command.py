@@ -22,7 +22,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.options import Producer
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.spark.late_tasks import late_tasks
@@ -84,19 +84,20 @@ def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: I
 
     rows, control = _Rows(), opened.control
     _asking(instance, lambda asked: end_claims(asked, control, pipeline.name) if asked else None)
-    for name, producer in pipeline.producers_of().items():
-        key, looked = pipeline.limits_key(name), (pipeline, name, opened.sources[producer.source], control)
+    for producer in BoundProducer.all_of(pipeline):
+        looked = producer, opened.sources[producer.source], control
         state = _asking(instance, lambda asked, looked=looked: state_of(*looked, asked))  # type: ignore[misc]
-        held = _in_flight(control, key, state.in_flight.to_lease, opened.spark_ui)
-        asks = asking(pipeline, name, instance)
+        held = _in_flight(control, producer.key, state.in_flight.to_lease, opened.spark_ui)
+        asks = asking(producer, instance)
         if isinstance(state.backlog, SourceError):
             asks = f"not paused, but no runs are requested: the source {state.backlog.summary}"
-        own_rows = {"now": state.sentence, **_backlog(state), **_limits(control, key, producer, asks), **held}
-        rows |= {f"{name}: {label}" if name else label: value for label, value in own_rows.items()}
-    if pipeline.producers:
+        own_rows = {"now": state.sentence, **_backlog(state), **_limits(control, producer, asks), **held}
+        name = f"{producer.name}: " if producer.name else ""
+        rows |= {f"{name}{label}": value for label, value in own_rows.items()}
+    if (whole := BoundProducer(pipeline)).is_whole_pipeline:
         at_run_time = str(control.overrides(pipeline.name))
         rows |= {"set at run time": at_run_time} if at_run_time else {}
-        to_lease = _asking(instance, lambda asked: in_flight(pipeline, asked, control)).to_lease
+        to_lease = _asking(instance, lambda asked: in_flight(whole, asked, control)).to_lease
         held = _in_flight(control, pipeline.name, to_lease, opened.spark_ui)
         common_rows = {**_state(control, pipeline.name, "not paused"), **held}
         rows |= {f"retries, replays: {label}": value for label, value in common_rows.items()}
@@ -136,16 +137,17 @@ def _state(control: ControlStore, key: str, otherwise: str) -> _Rows:
     return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
 
 
-def _limits(control: ControlStore, key: str, producer: Producer, asks: str) -> _Rows:
+def _limits(control: ControlStore, producer: BoundProducer, asks: str) -> _Rows:
+    key, own = producer.key, producer.options.rate_limiting
     rows = _state(control, key, asks)
     if at_run_time := str(control.overrides(key)):
         rows["set at run time"] = at_run_time
-    limit = control.rate_limiting(key, producer.rate_limiting)
+    limit = control.rate_limiting(key, own)
     if limit is None:
         return {**rows, "rate limit": "none"}
     left = control.spare(key, limit, timedelta(0)) or 0
     every = duration(limit.interval.total_seconds())
-    origin = "" if limit == producer.rate_limiting else ", set at run time"
+    origin = "" if limit == own else ", set at run time"
     rows["rate limit"] = f"{loading.counted(limit.allowed_messages, 'message')} every {every}{origin}"
     return {**rows, "permits": f"{left:,} left in the current interval"}
 

@@ -13,6 +13,7 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name, happened
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import SYSTEM_COLUMNS
 from pipeline_platform.source.contract import Source, SourceError
 
@@ -34,7 +35,7 @@ def trace(
     with loading.opened() as opened:
         of = opened.pipeline(pipeline)
         deliveries = deliveries_of(opened.flow(of), message_id, source)
-        keys = dict.fromkeys(producer.source for producer in of.producers_of().values())
+        keys = dict.fromkeys(producer.source for producer in BoundProducer.all_of(of))
         sources = [opened.sources[key] for key in keys if source in (None, opened.sources[key].name)]
         at_source = {each.name: _asked(each, message_id) for each in sources}
     if as_json:

@@ -7,14 +7,13 @@ from datetime import UTC, datetime
 from pipeline_platform.control.claims import Claim
 from pipeline_platform.control.demand import count
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.bound_producer import BoundProducer
 
 
 def drain(
     store: ControlStore,
-    pipeline: type[Pipeline],
+    producer: BoundProducer,
     reason: str,
-    producer: str = "",
     *,
     log: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
@@ -27,17 +26,16 @@ def drain(
 
     Args:
         store: The control store.
-        pipeline: The pipeline to drain.
+        producer: The producer or the whole pipeline.
         reason: Readable reason of the pause.
-        producer: Name of the producer to drain; empty for the whole pipeline.
         log: Called with the current runs each time that they change.
         sleep: Waits, in seconds; for tests.
 
     Returns:
         The result in words.
     """
-    key = pipeline.limits_key(producer)
-    store.drain(key, reason, pipeline.shutdown)
+    key = producer.key
+    store.drain(key, reason, producer.pipeline.shutdown)
     before = ""
     while live := under_way(store, key):
         now, stops_at = datetime.now(UTC), store.draining(key)

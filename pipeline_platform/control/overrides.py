@@ -4,6 +4,7 @@ import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
@@ -28,17 +29,18 @@ class Overriding(Database):
 
     def override(self, pipeline: type[Pipeline], changes: Overrides, producer: str = "") -> Overrides:
         """Change options that `check_overrides` accepts, and return all changed options. None leaves one unchanged."""
-        check_overrides(pipeline, changes, producer)
-        key = pipeline.limits_key(producer)
+        bound = BoundProducer(pipeline, producer)
+        check_overrides(bound, changes)
         with self.writing() as connection:
             if values := changes.model_dump(exclude_none=True):
-                upsert = insert(connection, _OVERRIDES).values(key=key, **values)
+                upsert = insert(connection, _OVERRIDES).values(key=bound.key, **values)
                 connection.execute(upsert.on_conflict_do_update(index_elements=["key"], set_=values))
-            return _overrides(connection, key)
+            return _overrides(connection, bound.key)
 
     def reset_overrides(self, pipeline: type[Pipeline], producer: str = "") -> None:
         """Restore the options of the class; for a pipeline, those of its producers, too."""
-        keys = [pipeline.limits_key(name) for name in {producer, *pipeline.producers_of(producer)}]
+        bound = BoundProducer(pipeline, producer)
+        keys = [each.key for each in (bound, *bound.each)]
         with self.writing() as connection:
             connection.execute(sa.delete(_OVERRIDES).where(_OVERRIDES.c.key.in_(keys)))
 
@@ -51,29 +53,25 @@ class Overriding(Database):
         """Return the current options of a pipeline's processors."""
         return self.overrides(pipeline.name).processors(pipeline.processors)
 
-    def producer_of(self, pipeline: type[Pipeline], name: str = "") -> Producer:
-        """Return the current options of a producer.
-
-        Raises:
-            PipelineError: There is no producer of this name.
-        """
-        return self.overrides(pipeline.limits_key(name)).producer(pipeline.producers_of(name)[name])
+    def options_of(self, producer: BoundProducer) -> Producer:
+        """Return the current options of a producer."""
+        return self.overrides(producer.key).producer(producer.options)
 
 
-def check_overrides(pipeline: type[Pipeline], changes: Overrides, producer: str) -> None:
+def check_overrides(producer: BoundProducer, changes: Overrides) -> None:
     """Check that options are changed at the level they belong to.
 
     Raises:
         PipelineError: `concurrency` or `max_demand` with a producer, or `max_runs` without the name of a producer.
     """
-    if producer and (changes.concurrency is not None or changes.max_demand is not None):
+    name = producer.pipeline.name
+    if producer.name and (changes.concurrency is not None or changes.max_demand is not None):
         raise PipelineError(
-            f"{pipeline.name}: concurrency and max_demand apply to the whole pipeline. Omit producer {producer}."
+            f"{name}: concurrency and max_demand apply to the whole pipeline. Omit producer {producer.name}."
         )
-    if changes.max_runs is not None and producer not in pipeline.producers_of(producer):
-        raise PipelineError(
-            f"{pipeline.name}: max_runs applies to a single producer. Name one of {', '.join(pipeline.producers)}."
-        )
+    if changes.max_runs is not None and producer.is_whole_pipeline:
+        names = ", ".join(producer.pipeline.producers)
+        raise PipelineError(f"{name}: max_runs applies to a single producer. Name one of {names}.")
 
 
 def _overrides(connection: sa.Connection, key: str) -> Overrides:

@@ -8,34 +8,33 @@ from typing import Any
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.run_size import RATE_RUNS, rate_of, run_size
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.bound_producer import BoundProducer
 
 
 @dataclass(frozen=True)
 class Quota:
     """Capacity of a producer's runs, by its options and the control store.
 
-    Without a producer: capacity of backfills and replays, together with the runs of all producers.
+    For the whole pipeline: capacity of backfills and replays, together with the runs of all producers.
     """
 
-    pipeline: type[Pipeline]
+    producer: BoundProducer
     control: ControlStore
-    producer: str = ""
 
     @property
     def key(self) -> str:
         """The key in the control store."""
-        return self.pipeline.limits_key(self.producer)
+        return self.producer.key
 
     @property
     def per_run(self) -> int:
         """Greatest number of messages in a run; a replay may handle more."""
-        return self.control.processors_of(self.pipeline).per_run
+        return self.control.processors_of(self.producer.pipeline).per_run
 
     @property
     def per_pull(self) -> int:
         """Greatest number of messages in a run from the source, limited by `target_run_time`, too."""
-        processors = self.control.processors_of(self.pipeline)
+        processors = self.control.processors_of(self.producer.pipeline)
         if processors.target_run_time is None:
             return processors.per_run
         return run_size(processors, rate_of(self.control.ended(self.key, last=RATE_RUNS)))
@@ -43,13 +42,11 @@ class Quota:
     @property
     def capacity(self) -> int:
         """Messages that all runs may have in flight at once."""
-        names = self.pipeline.producers_of(self.producer)
-        return self.per_run * sum(self.control.producer_of(self.pipeline, name).max_runs for name in names)
+        return self.per_run * sum(self.control.options_of(producer).max_runs for producer in self.producer.each)
 
     def for_a_pull(self) -> int:
         """Return the demand of a run that was given none: its greatest size, or the permits during the run."""
-        (producer,) = self.pipeline.producers_of(self.producer).values()
-        spare = self.control.spare(self.key, producer.rate_limiting, RUN_LASTS)
+        spare = self.control.spare(self.key, self.producer.options.rate_limiting, RUN_LASTS)
         # More would be leased for longer than a run should last.
         return self.per_pull if spare is None else min(self.per_pull, spare)
 

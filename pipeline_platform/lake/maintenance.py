@@ -12,6 +12,7 @@ from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import CommitConflictError, Table, Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
 from pipeline_platform.model.windows import window_key
 
@@ -61,7 +62,7 @@ def maintain(
         log(f"Skipped retention and vacuum: {error}")
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
-    deduplicate_for = max(producer.deduplicate_for for producer in tables.pipeline.producers_of().values())
+    deduplicate_for = max(producer.options.deduplicate_for for producer in BoundProducer.all_of(tables.pipeline))
     # A replay reads decided messages from `outcomes`, for as long as messages are kept.
     outcomes = None if retention.messages is None else max(retention.messages, deduplicate_for)
     keep_for = {"messages": retention.messages, "failed": retention.failed, "outcomes": outcomes}

@@ -3,11 +3,12 @@
 import inspect
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from pipeline_platform.model import cron
 from pipeline_platform.model.attribute_checks import check_called, check_names, check_shape
 from pipeline_platform.model.blocks import BLOCK_TYPES, ROUTING, annotated, name_of
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import SYSTEM_COLUMNS
@@ -48,7 +49,7 @@ def check_class(cls: _Class, base: _Class) -> None:
 def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) -> None:
     """Raise a `PipelineError` if pipelines, or producers of one pipeline, conflict with each other."""
     names: dict[str, _Class] = {}
-    pulling: list[_Pulling] = []
+    pulling: list[BoundProducer] = []
     for pipeline in pipelines:
         if not isinstance(pipeline, type):
             kind = type(pipeline).__qualname__
@@ -56,12 +57,10 @@ def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) ->
         if not hasattr(pipeline, "name"):
             kind = pipeline.__qualname__
             raise PipelineError(f"pipelines: must not contain an abstract base, got {kind}. Use a subclass of it.")
-        for name, producer in pipeline.producers_of().items():
-            option = f"producers[{name!r}]" if name else "producer"
-            added = _Pulling(pipeline, option, producer.source, pipeline.limits_key(name).replace("/", "_"))
-            if added.key not in resources:
-                hint = did_you_mean(added.key, sorted(resources), "keys")
-                _refuse(pipeline, f"{option}.source", f"no resource has the key {added.key!r}. {hint}")
+        for added in BoundProducer.all_of(pipeline):
+            if added.source not in resources:
+                hint = did_you_mean(added.source, sorted(resources), "keys")
+                _refuse(pipeline, f"{added.option}.source", f"no resource has the key {added.source!r}. {hint}")
             if other := names.get(pipeline.name):
                 why = f"must be unique, got {pipeline.name!r}, the name of {other.__qualname__}. Rename one of them."
                 _refuse(pipeline, "name", why)
@@ -71,37 +70,21 @@ def check_together(pipelines: Sequence[_Class], resources: Mapping[str, Any]) ->
         names[pipeline.name] = pipeline
 
 
-class _Pulling(NamedTuple):
-    """A producer in the comparison with others.
-
-    Attributes:
-        pipeline: Its class.
-        option: The option of the class that contains it.
-        key: Key of its source.
-        prefix: Prefix of the names of its sensors.
-    """
-
-    pipeline: _Class
-    option: str
-    key: str
-    prefix: str
-
-
-def _check_apart(added: _Pulling, other: _Pulling, resources: Mapping[str, Any]) -> None:
+def _check_apart(added: BoundProducer, other: BoundProducer, resources: Mapping[str, Any]) -> None:
     """Raise a `PipelineError` if two producers share a source, the name of a source, or the names of sensors."""
-    source, theirs, option = resources[added.key], resources[other.key], f"{added.option}.source"
+    source, theirs, option = resources[added.source], resources[other.source], f"{added.option}.source"
     same = other.pipeline is added.pipeline
     owner = f"{other.pipeline.__qualname__}{f'.{other.option}' if same or other.pipeline.producers else ''}"
-    if added.key == other.key or source == theirs:
-        what = "is also" if added.key == other.key else f"is equal to {other.key!r},"
+    if added.source == other.source or source == theirs:
+        what = "is also" if added.source == other.source else f"is equal to {other.source!r},"
         why = (
-            f"{added.key!r} {what} the source of {owner}. Each message would reach only one of them: "
+            f"{added.source!r} {what} the source of {owner}. Each message would reach only one of them: "
             "use two sources, or one pipeline with two batchers."
         )
         _refuse(added.pipeline, option, why)
     if getattr(source, "name", None) == getattr(theirs, "name", ""):
         why = (
-            f"{added.key!r} has the name {source.name!r}, like the source of {owner}. "
+            f"{added.source!r} has the name {source.name!r}, like the source of {owner}. "
             "Rename one of them: messages and log positions are stored by the name of their source."
         )
         _refuse(added.pipeline, option, why)
@@ -219,12 +202,11 @@ def _check_order(cls: _Class) -> None:
         _refuse(cls, option, requirement.error(cls.partitioning()))
     if not cls.takes_turns(leases_partitions=True):
         return
-    for name, producer in cls.producers_of().items():
-        if producer.max_runs > 1:
-            option = f"producers[{name!r}].max_runs" if name else "producer.max_runs"
+    for producer in BoundProducer.all_of(cls):
+        if producer.options.max_runs > 1:
             must_be = "1 if partition_by is a function, because runs then take turns"
             requirement = Requirement(must_be, f"Remove it, or use partition_by={SOURCE!r}.")
-            _refuse(cls, option, requirement.error(producer.max_runs))
+            _refuse(cls, f"{producer.option}.max_runs", requirement.error(producer.options.max_runs))
 
 
 def _unfit(model: ModelClass, *, columns: bool) -> str | None:

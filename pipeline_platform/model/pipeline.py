@@ -220,33 +220,10 @@ class Pipeline:
         return bool(used) and not (leases_partitions and all(by == SOURCE for by in used))
 
     @classmethod
-    def producers_of(cls, name: str = "") -> Mapping[str, Producer]:
-        """Return the producer of this name; without a name, all producers by name. The name of `producer` is `""`.
-
-        Raises:
-            PipelineError: There is no producer of this name.
-        """
-        if not cls.producers and not name:
-            return {"": cls.producer}
-        if not name:
-            return cls.producers
-        if name not in cls.producers:
-            hint = "Leave the name out: its only producer has no name."
-            if cls.producers:
-                hint = did_you_mean(name, cls.producers, "producers")
-            raise PipelineError(f"{cls.name}: has no producer {name!r}. {hint}")
-        return {name: cls.producers[name]}
-
-    @classmethod
     def batch_timeout(cls) -> timedelta | None:
         """Return the shortest `batch_timeout` of its batchers; None without any."""
         timeouts = (batcher.batch_timeout for batcher in cls.batchers.values() if isinstance(batcher, Batcher))
         return min(filter(None, timeouts), default=None)
-
-    @classmethod
-    def limits_key(cls, producer: str = "") -> str:
-        """Return the key of a producer in the control store; without a name, of the pipeline or its only producer."""
-        return f"{cls.name}/{producer}" if producer else cls.name
 
     @classmethod
     def description(cls) -> str:

@@ -10,6 +10,7 @@ import dagster as dg
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.checks import check_together
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
@@ -176,7 +177,7 @@ def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -
     key = pipeline.dead_letters
     if key is None:
         return
-    own = [producer.source for producer in pipeline.producers_of().values()]
+    own = [producer.source for producer in BoundProducer.all_of(pipeline)]
     connector = connector_of(resources.get(key))
     if key not in resources:
         meant = nearest(key, resources, 0.6)
@@ -195,14 +196,13 @@ def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -
 
 def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
     """Refuse `acks_immediately` if tasks cannot acknowledge single messages of a source."""
-    for name, producer in pipeline.producers_of().items() if pipeline.acks_immediately else ():
+    for producer in BoundProducer.all_of(pipeline) if pipeline.acks_immediately else ():
         connector = connector_of(resources[producer.source])
         if connector is None or (connector.in_tasks and connector.acknowledges_by_id):
             continue
-        option = f"producers[{name!r}].source" if name else "producer.source"
         why = "only the run's own process can acknowledge" if connector.acknowledges_by_id else "takes only positions"
         raise PipelineError(
-            f"{pipeline.__qualname__}.acks_immediately is True: {option} {producer.source!r} is a "
+            f"{pipeline.__qualname__}.acks_immediately is True: {producer.option}.source {producer.source!r} is a "
             f"{connector.__name__}, which {why}. Remove the option, or pull from a source that leases messages"
         )
 
@@ -215,14 +215,13 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
     }
     places = {f"{place}.partition_by": getattr(option, "partition_by", None) for place, option in options.items()}
     by_source = [place for place, by in {"partition_by": pipeline.partition_by, **places}.items() if by == SOURCE]
-    for name, producer in pipeline.producers_of().items() if by_source else ():
+    for producer in BoundProducer.all_of(pipeline) if by_source else ():
         connector = connector_of(resource := resources[producer.source])
         given = {field: getattr(resource, field) for field in connector.model_fields} if connector else {}
         if connector and (why := connector.without_partitions(given)):
-            option = f"producers[{name!r}].source" if name else "producer.source"
             raise PipelineError(
-                f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {option} {producer.source!r} is a "
-                f"{connector.__name__}, {why}, or partition by a function of the message"
+                f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {producer.option}.source {producer.source!r} "
+                f"is a {connector.__name__}, {why}, or partition by a function of the message"
             )
 
 
@@ -245,8 +244,8 @@ def pipeline_definitions(
     named: Container[str],
 ) -> dg.Definitions:
     """Return the definitions of a pipeline, without sensors that are `named` already."""
-    messages, producers = asset_keys(pipeline)["messages"], pipeline.producers_of()
-    connectors = filter(None, (connector_of(resources[producer.source]) for producer in producers.values()))
+    messages, producers = asset_keys(pipeline)["messages"], BoundProducer.all_of(pipeline)
+    connectors = filter(None, (connector_of(resources[producer.source]) for producer in producers))
     kinds = {connector.__name__.removesuffix("Source").lower() for connector in connectors}
     windows = windows_of(pipeline)  # assets in `given` were built before the first window was known
 
@@ -257,17 +256,17 @@ def pipeline_definitions(
 
     (assets,) = dg.map_asset_specs(completed, [given.get(messages) or pipeline_assets(pipeline)])
     sensors = [
-        *(producer_sensor(pipeline, name) for name in producers),
-        *(backlog_sensor(pipeline, name) for name, own in producers.items() if own.oldest_allowed or own.schedule),
+        *(producer_sensor(pipeline, producer.name) for producer in producers),
+        *(backlog_sensor(each) for each in producers if each.options.oldest_allowed or each.options.schedule),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
     ]
     return dg.Definitions(
         assets=[assets],
-        asset_checks=[*run_checks(pipeline), *(backlog_check(pipeline, name) for name in producers)],
+        asset_checks=[*run_checks(pipeline), *map(backlog_check, producers)],
         jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
         sensors=[sensor for sensor in sensors if sensor.name not in named],
         schedules=[
-            *(pull_schedule(pipeline, own.schedule, name) for name, own in producers.items() if own.schedule),
+            *(pull_schedule(producer, cron) for producer in producers if (cron := producer.options.schedule)),
             *([retry_schedule(pipeline, pipeline.retry_schedule)] if pipeline.retry_schedule else []),
             maintenance_schedule(pipeline),
         ],

@@ -5,6 +5,7 @@ from typing import Any
 
 import dagster as dg
 
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
@@ -38,11 +39,11 @@ def check_given(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any
             given = type(resources[key]).__name__  # the value may be a secret
             raise PipelineError(f"resources[{key!r}] must be {kind.__name__}(...), got a value of type {given}")
     for pipeline in pipelines:
-        for name, producer in pipeline.producers_of().items() if hasattr(pipeline, "producers_of") else ():
+        for producer in BoundProducer.all_of(pipeline) if hasattr(pipeline, "producers") else ():
             resource = resources.get(producer.source)
             if isinstance(resource, (*_KINDS.values(), dg.ConfigurableIOManager, str)):
                 raise PipelineError(
-                    f"{pipeline.__qualname__}.{_option(name)} is {producer.source!r}: that resource is a "
+                    f"{pipeline.__qualname__}.{producer.option}.source is {producer.source!r}: that resource is a "
                     f"{type(resource).__name__}, not a source. Make a resource of a connector with source_resource(...)"
                 )
 
@@ -66,14 +67,15 @@ def check_places(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, An
     """
     read: dict[str, tuple[type[Pipeline], str]] = {}
     for pipeline in pipelines:
-        for name, producer in pipeline.producers_of().items():
+        for producer in BoundProducer.all_of(pipeline):
             for place in places_of(resources[producer.source]):
                 if place in read:
                     other, key = read[place]
                     raise PipelineError(
-                        f"{pipeline.__qualname__}.{_option(name)} is {producer.source!r}: it reads {place}, and so "
-                        f"does {key!r}, the source of {other.__qualname__}. Each would get a part of the messages. "
-                        "Give each pipeline its own queue, or handle both kinds of messages in one pipeline, by batcher"
+                        f"{pipeline.__qualname__}.{producer.option}.source is {producer.source!r}: it reads {place}, "
+                        f"and so does {key!r}, the source of {other.__qualname__}. Each would get a part of the "
+                        "messages. Give each pipeline its own queue, or handle both kinds of messages in one "
+                        "pipeline, by batcher"
                     )
             read |= dict.fromkeys(places_of(resources[producer.source]), (pipeline, producer.source))
     for pipeline in pipelines:
@@ -85,7 +87,3 @@ def check_places(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, An
                     f"{pipeline.__qualname__}.dead_letters is {pipeline.dead_letters!r}: it writes to {place}, from "
                     "which the pipeline pulls, and would receive its dead messages again. Use another source"
                 )
-
-
-def _option(producer: str) -> str:
-    return f"producers[{producer!r}].source" if producer else "producer.source"

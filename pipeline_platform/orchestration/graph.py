@@ -8,6 +8,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Batcher, Splitter
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.safe_text import printable
@@ -71,7 +72,7 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
 
 
 def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
-    sources = ", ".join(f"`{producer.source}`" for producer in pipeline.producers_of().values())
+    sources = ", ".join(f"`{producer.source}`" for producer in BoundProducer.all_of(pipeline))
     pulls = f"Materialising it pulls from {sources}."
     descriptions = {
         "messages": f"Every delivery from {sources}, as received. {pulls}\n\n{pipeline.description()}",
@@ -96,7 +97,7 @@ def _size(options: Batcher) -> str:
 
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """Return the decorator of an op without outputs: ops share data through the lake, by receive."""
-    sources = {producer.source for producer in pipeline.producers_of().values()}
+    sources = {producer.source for producer in BoundProducer.all_of(pipeline)}
     letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
     keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing, io_manager_key=IO_MANAGER), **options}

@@ -10,6 +10,7 @@ from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 
 REPLAY_TAG = "pipeline_platform/replay"
@@ -47,9 +48,9 @@ class RunTags(NamedTuple):
         return cls(*(f"pipeline_platform.{field}/{pipeline.name}" for field in cls._fields))
 
 
-def named(pipeline: type[Pipeline], producer: str) -> str:
-    """Return the prefix of the names of a producer's sensors and schedules."""
-    return pipeline.limits_key(producer).replace("/", "_")
+def producer_tag(producer: BoundProducer) -> dict[str, str]:
+    """Return the tag of a run with the name of its producer; empty without a name."""
+    return {RunTags.of(producer.pipeline).producer: producer.name} if producer.name else {}
 
 
 def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], *origins: Origin) -> dg.RunsFilter:
@@ -57,20 +58,18 @@ def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], *
     return dg.RunsFilter(tags={RunTags.of(pipeline).origin: list(origins or get_args(Origin))}, statuses=list(statuses))
 
 
-def runs_by_producer(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], producer: str) -> dg.RunsFilter:
-    """Return a filter for runs of a producer. Without a name: for runs without a producer, or all of an only one."""
-    tags = RunTags.of(pipeline)
-    if producer:
-        return dg.RunsFilter(tags={tags.origin: "source", tags.producer: producer}, statuses=list(statuses))
-    others: tuple[Origin, ...] = ("failed", "messages") if pipeline.producers else ()
-    return runs_of(pipeline, statuses, *others)
+def runs_by_producer(producer: BoundProducer, statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:
+    """Return a filter for runs with a claim of a producer. Retries and replays count for an only producer, too."""
+    if producer.name:
+        tags = {RunTags.of(producer.pipeline).origin: "source", **producer_tag(producer)}
+        return dg.RunsFilter(tags=tags, statuses=list(statuses))
+    return runs_of(producer.pipeline, statuses, *(("failed", "messages") if producer.is_whole_pipeline else ()))
 
 
 def receive_config(
-    pipeline: type[Pipeline],
+    producer: BoundProducer,
     origin: Origin,
     demand: int | None = None,
-    producer: str = "",
     selection: Selection = ALL,
     *,
     ignore_pause: bool = False,
@@ -80,12 +79,12 @@ def receive_config(
     given = {
         "origin": origin,
         "demand": demand,
-        "producer": producer or None,
+        "producer": producer.name or None,
         "failures": failures or None,
         "ignore_pause": ignore_pause or None,
     }
     config = {name: value for name, value in given.items() if value is not None}
-    return {"ops": {pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
+    return {"ops": {producer.pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
 
 
 REFUSED: dict[type[Pipeline], str] = {}
@@ -100,13 +99,12 @@ def refuse_changed_models(pipeline: type[Pipeline]) -> None:
 
 
 def run_request(
-    pipeline: type[Pipeline],
+    producer: BoundProducer,
     origin: Origin,
     windows: Sequence[str],
     expected: int,
     demand: int | None = None,
     run_key: str | None = None,
-    producer: str = "",
     selection: Selection = ALL,
     *,
     ignore_pause: bool = False,
@@ -114,27 +112,26 @@ def run_request(
     """Return the request for a run on contiguous windows.
 
     Args:
-        pipeline: The class.
+        producer: Producer to pull from; the whole pipeline for retries and replays.
         origin: Origin of the messages.
         windows: Partition keys, in order.
         expected: Messages that count as in flight until the run has claimed its capacity.
         demand: Maximum number of messages; None for as many as a run may receive.
         run_key: Key of the request; the requests of one tick of a schedule need different keys.
-        producer: Producer to pull from, if the pipeline has several.
         selection: Open failures that a retry selects.
         ignore_pause: Whether the run receives messages even if the pipeline is paused.
 
     Raises:
         SchemaChangeError: A model of the pipeline no longer fits its table.
     """
-    refuse_changed_models(pipeline)
-    tags, partition = RunTags.of(pipeline), windows[0] if len(windows) == 1 else None
+    refuse_changed_models(producer.pipeline)
+    tags, partition = RunTags.of(producer.pipeline), windows[0] if len(windows) == 1 else None
     bounds = {f"{_RANGE}_start": windows[0], f"{_RANGE}_end": windows[-1]}
-    pulls_from = {tags.producer: producer} if producer else {}
+    own = {tags.origin: origin, tags.demand: str(expected), **producer_tag(producer)}
     return dg.RunRequest(
         run_key,
-        receive_config(pipeline, origin, demand, producer, selection, ignore_pause=ignore_pause),
-        {tags.origin: origin, tags.demand: str(expected), **pulls_from, **NO_RETRIES, **({} if partition else bounds)},
+        receive_config(producer, origin, demand, selection, ignore_pause=ignore_pause),
+        {**own, **NO_RETRIES, **({} if partition else bounds)},
         partition_key=partition,
     )
 

@@ -11,6 +11,7 @@ from pipeline_platform.control.drain import drain
 from pipeline_platform.control.limits import changed_limit
 from pipeline_platform.control.overrides import check_overrides
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
@@ -80,22 +81,23 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
     Raises:
         PipelineError: The producer is unknown, an option is not an option of a producer, or a value is out of bounds.
     """
-    producers, key = pipeline.producers_of(config.producer), pipeline.limits_key(config.producer)
+    producer = BoundProducer(pipeline, config.producer)
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
-    check_overrides(pipeline, changes, config.producer)
+    check_overrides(producer, changes)
     interval = None if config.interval_s is None else timedelta(seconds=config.interval_s)
     limits = config.allowed_messages is not None or interval is not None
-    own = None
+    own, key = None, producer.key
     if limits:
-        if config.producer not in producers:
-            raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {', '.join(producers)}")
-        own = producers[config.producer].rate_limiting
+        if producer.is_whole_pipeline:
+            names = ", ".join(pipeline.producers)
+            raise PipelineError(f"{key} has a rate limit per producer. Set producer to one of {names}")
+        own = producer.options.rate_limiting
         before = own if config.reset else control.rate_limiting(key, own)
         changed_limit(key, before, config.allowed_messages, interval)  # refuses it before anything is changed
     if config.reset:
         control.reset_overrides(pipeline, config.producer)
-        for name in producers:
-            control.set_rate_limiting(pipeline.limits_key(name), None)
+        for each in producer.each:
+            control.set_rate_limiting(each.key, None)
     if now := str(control.override(pipeline, changes, config.producer)):
         log(f"{key}: set at run time: {now}")
     if limits:  # only the given parts: another process may set the other part at the same moment
@@ -111,4 +113,4 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
             log(f"Resumed {key}" if still is None else f"{key} is still paused: {still}")
         case Activity.drain:
             reason = config.reason or control.paused(key) or reason
-            log(drain(control, pipeline, reason, config.producer, log=log))
+            log(drain(control, producer, reason, log=log))

@@ -15,6 +15,7 @@ from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import SAMPLE, Totals
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
@@ -80,9 +81,9 @@ def acknowledge_and_report(
 
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
     """Report the checks `backlog`: after a materialisation, Dagster shows earlier evaluations as outdated."""
-    for producer in flow.pipeline.producers_of():
+    for producer in BoundProducer.all_of(flow.pipeline):
         try:
-            context.log_event(look_at_backlog(context, flow.pipeline, producer))
+            context.log_event(look_at_backlog(context, producer))
         except ControlStoreError as error:  # everything is acknowledged, and the sensor reports the check later
             context.log.warning(f"Could not report the check `backlog`: {error}")
 

@@ -13,9 +13,10 @@ from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.launcher.run_process import end_claims
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
-from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags
+from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags, producer_tag
 from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.run import steps
@@ -33,21 +34,21 @@ _FLOWS: dict[str, Flow] = {}
 Dagster passes no Python object between steps but its resources, and these are the deployment's own."""
 
 
-def flow_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, producer: str = "") -> Flow:
+def flow_of(producer: BoundProducer, context: dg.AssetExecutionContext) -> Flow:
     """Return the flow of a producer with the resources of a run, the same for all steps in one process."""
-    chosen, key = pipeline.producers_of(producer).get(producer), pipeline.limits_key(producer)
-    resources, flow = context.resources, _FLOWS.get(key)
+    pipeline, resources, flow = producer.pipeline, context.resources, _FLOWS.get(producer.key)
     if has_one_process(context):
         resources.control.run_id = context.run.run_id
     if flow is None or flow.pipeline is not pipeline or flow.control is not resources.control:
         import_apart("pandas")  # PyArrow imports it with the first value that it makes
-        flow = _FLOWS[key] = Flow(
-            pipeline=pipeline,
-            source=getattr(resources, chosen.source) if chosen else no_source(pipeline, resources.lake),
+        flow = _FLOWS[producer.key] = Flow(
+            producer,
+            source=no_source(pipeline, resources.lake)
+            if producer.is_whole_pipeline
+            else getattr(resources, producer.source),
             lake=resources.lake,
             control=resources.control,
             session=lambda: resources.spark.spark_session,
-            producer=producer,
             dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
             variables=resources.spark.variables,
         )
@@ -73,7 +74,7 @@ def receive_of(
     Raises:
         FencedError: The receive of this run was fenced.
     """
-    flow, tags, lineage = flow_of(pipeline, context), RunTags.of(pipeline), _lineage(context)
+    flow, tags, lineage = flow_of(BoundProducer(pipeline), context), RunTags.of(pipeline), _lineage(context)
     own, earlier = _receive_ids([each.get(tags.receive_id) for each in lineage])
     if own:
         state = ReceiveState(flow, own)
@@ -81,14 +82,14 @@ def receive_of(
             if not state.transaction.is_decided and lineage[0].get(tags.demand) != "0":
                 raise FencedError.of(own)
             return flow, None
-        flow = flow_of(pipeline, context, receive.producer)
+        flow = flow_of(BoundProducer(pipeline, receive.producer), context)
         if state.phase is not Phase.BEGUN:
             return flow, receive
         earlier = own  # the step that leased did not finish
     if earlier:
         state = ReceiveState(flow, earlier)
         if (receive := state.receive) is not None:
-            flow = flow_of(pipeline, context, receive.producer)
+            flow = flow_of(BoundProducer(pipeline, receive.producer), context)
             if state.transaction.is_decided:
                 return flow, receive
             finish_now(flow, receive, context.log.info)
@@ -126,10 +127,10 @@ def _received(
     only_failed = context.selected_asset_keys == {dg.AssetKey([pipeline.name, "failed"])}
     default = inherited.get(tags.origin, "failed" if only_failed else "source")
     origin: Origin = (config.origin or RunOrigin(default)).value
-    producer = config.producer or inherited.get(tags.producer, "")
-    if origin == "source" and pipeline.producers and not producer:
+    producer = BoundProducer(pipeline, config.producer or inherited.get(tags.producer, ""))
+    if origin == "source" and producer.is_whole_pipeline:
         producer = with_most_waiting(pipeline, context.resources, context.log.info)
-    flow = flow_of(pipeline, context, producer)
+    flow = flow_of(producer, context)
     if origin == "source":
         _expect_one_process(flow, context)
     end_claims(context.instance, flow.control, pipeline.name)
@@ -145,8 +146,7 @@ def _received(
         log=context.log.info,
     )
     begun = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
-    if producer:
-        begun[tags.producer] = producer
+    begun |= producer_tag(producer)
     context.instance.add_run_tags(context.run.run_id, begun)
     with working_step(flow, receive, context):
         manifest = steps.receive_messages(flow, receive)

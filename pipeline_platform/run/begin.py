@@ -69,7 +69,7 @@ def begin(
         windows=tuple(windows),
         context=dict(context or {}),
         started_at=datetime.now(UTC),
-        producer=flow.producer,
+        producer=flow.producer.name,
         traceparent=traceparent(),
     )
     _check_lake(flow)
@@ -159,13 +159,13 @@ def _is_held_back(flow: Flow, log: Callable[[str], None], *, ignore_pause: bool)
 
 
 def _check_producer(flow: Flow, intake: type[Intake]) -> None:
-    if intake.is_outside and not flow.has_source:
+    if intake.is_outside and flow.producer.is_whole_pipeline:
         raise PipelineError(
             f"{flow.pipeline.name}: a {intake.name} needs one producer. Set `producer` in the run config to one of "
-            f"{', '.join(flow.producers)}"
+            f"{', '.join(flow.pipeline.producers)}"
         )
-    if flow.producer and not intake.is_outside:
+    if flow.producer.name and not intake.is_outside:
         raise PipelineError(
-            f"{flow.pipeline.name}: a {intake.name} applies to all producers, got producer {flow.producer!r}. Remove "
-            "`producer` from the run config"
+            f"{flow.pipeline.name}: a {intake.name} applies to all producers, got producer {flow.producer.name!r}. "
+            "Remove `producer` from the run config"
         )

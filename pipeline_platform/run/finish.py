@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 
 from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
@@ -107,7 +108,9 @@ def _is_ours(flow: Flow, receive: Receive) -> bool:
     """Whether a run of this flow can finish a receive: it needs the source of a receive that was pulled."""
     if is_elsewhere(flow, receive):
         return False
-    return not intake_of(flow, receive).is_outside or (flow.has_source and receive.producer == flow.producer)
+    return not intake_of(flow, receive).is_outside or (
+        receive.producer == flow.producer.name and not flow.producer.is_whole_pipeline
+    )
 
 
 def adopt(flow: Flow) -> int:
@@ -131,7 +134,8 @@ def _expect_other_run(flow: Flow, receive: Receive) -> None:
         PipelineError: Its producer was removed, or another deployment began it.
     """
     _expect_here(flow, receive)
-    if intake_of(flow, receive).is_outside and receive.producer not in flow.pipeline.producers_of():
+    names = [producer.name for producer in BoundProducer.all_of(flow.pipeline)]
+    if intake_of(flow, receive).is_outside and receive.producer not in names:
         option = f"producers[{receive.producer!r}]" if receive.producer else "producer"
         raise PipelineError(
             f"it pulled from `{option}`, which {flow.pipeline.name} no longer has: put it back into the class until "

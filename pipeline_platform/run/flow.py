@@ -16,7 +16,8 @@ from pipeline_platform.lake.kept_decimals import keep_decimals
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.model.options import Processors, Producer, RateLimiting
+from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.options import Processors, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
@@ -30,27 +31,23 @@ if TYPE_CHECKING:
 class Flow:
     """A producer of a pipeline with the resources of a run.
 
-    If a pipeline has several producers, retries and replays have a flow without a producer.
-
     Attributes:
-        pipeline: The class.
+        producer: The producer; for retries and replays of a pipeline with several producers, the whole pipeline.
         source: The producer's source; see `no_source`.
         lake: Storage of the tables.
         control: Limits and claims of all runs.
         session: Returns the Spark session. Steps call it only when they need Spark.
         beats: Times by `time.monotonic` of the last renewals in this process; see `run.lease`.
-        producer: Name of the producer; empty for the only producer, and for none.
         dead_letters: Source that dead messages are sent to; None for none.
         variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
     """
 
-    pipeline: type[Pipeline]
+    producer: BoundProducer
     source: Source
     lake: Lake
     control: ControlStore
     session: Callable[[], SparkSession]
     beats: dict[str, float] = field(default_factory=dict)
-    producer: str = ""
     dead_letters: Source | None = None
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -59,6 +56,11 @@ class Flow:
         self.source.open(self.control)
         if self.dead_letters is not None:
             self.dead_letters.open(self.control)
+
+    @property
+    def pipeline(self) -> type[Pipeline]:
+        """The class."""
+        return self.producer.pipeline
 
     @cached_property
     def tables(self) -> Tables:
@@ -86,17 +88,7 @@ class Flow:
     @cached_property
     def quota(self) -> Quota:
         """Capacity of the runs."""
-        return Quota(self.pipeline, self.control, self.producer)
-
-    @property
-    def producers(self) -> Mapping[str, Producer]:
-        """Producers of the messages, by name: the flow's own producer, or all if it has none."""
-        return self.pipeline.producers_of(self.producer)
-
-    @property
-    def has_source(self) -> bool:
-        """Whether the flow has a producer to pull from."""
-        return self.producer in self.producers
+        return Quota(self.producer, self.control)
 
     @property
     def processors(self) -> Processors:
@@ -106,13 +98,12 @@ class Flow:
     @property
     def concurrency(self) -> int:
         """Number of tasks that read or acknowledge in parallel."""
-        return max(producer.concurrency for producer in self.producers.values())
+        return max(producer.options.concurrency for producer in self.producer.each)
 
     @property
     def rate_limits(self) -> dict[str, RateLimiting | None]:
         """Rate limits of the messages, by key in the control store."""
-        limits_key = self.pipeline.limits_key
-        return {limits_key(name): producer.rate_limiting for name, producer in self.producers.items()}
+        return {producer.key: producer.options.rate_limiting for producer in self.producer.each}
 
     def pace(self, receive_id: str | None = None) -> Pace:
         """Return the pace of tasks that handle messages: each message takes a permit of each limit.
@@ -140,4 +131,4 @@ def looked_at(pipeline: type[Pipeline], lake: Lake, control: ControlStore) -> Fl
     def no_session() -> NoReturn:
         raise AssertionError("this flow has no Spark session")
 
-    return Flow(pipeline, no_source(pipeline, lake), lake, control, no_session)
+    return Flow(BoundProducer(pipeline), no_source(pipeline, lake), lake, control, no_session)

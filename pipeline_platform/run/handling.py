@@ -100,7 +100,7 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     concurrency = flow.processors.concurrency
     # By the time of decision, not by window: a manual run may pull into an old window.
     now = datetime.now(UTC)
-    oldest = now - max(producer.deduplicate_for for producer in flow.producers.values())
+    oldest = now - max(producer.options.deduplicate_for for producer in flow.producer.each)
     if published is not None:  # no message is decided before it is published
         oldest = max(oldest, min(published, now) - CLOCKS)
     outcomes = flow.tables["outcomes"]

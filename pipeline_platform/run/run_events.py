@@ -27,7 +27,7 @@ def emitting_begin(begin: Callable[Concatenate[Flow, P], Receive]) -> Callable[C
     def emitted(flow: Flow, /, *args: P.args, **kwargs: P.kwargs) -> Receive:
         export()
         known = {name: kwargs[name] for name in ("run_id", "origin")}
-        with span("begin", flow.pipeline, producer=flow.producer, **known) as event:
+        with span("begin", flow.pipeline, producer=flow.producer.name, **known) as event:
             receive = begin(flow, *args, **kwargs)
             event.add(receive_id=receive.receive_id, demand=receive.demand)
             return receive

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import BULK, MESSAGES, BatchInfo, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
@@ -137,7 +138,7 @@ def _test(
     if source is not None and not isinstance(source, Source):
         raise TypeError(f"source: must be a Source, got {type(source).__name__}. Do not use its key or its resource.")
     if source is None:
-        source = DummySource(name=next(iter(kind.producers_of().values())).source)
+        source = DummySource(name=BoundProducer.all_of(kind)[0].source)
     deliveries = _deliveries(source, data, metadata, attempt, redelivered=redelivered)
     # A lake in which no file can be opened: nothing is written.
     step = Step(kind, kind.context_of(context), source.ack_policy, Lake(root=os.devnull), _NAME)

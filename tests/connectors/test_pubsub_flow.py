@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import kinds, rows, run
@@ -23,7 +24,11 @@ def flow(tmp_path, warm_spark, subscribed):
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     with closing(warm_spark.resource()) as spark:
         yield Flow(
-            Obedient, subscribed(name="queue"), Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
+            BoundProducer(Obedient),
+            subscribed(name="queue"),
+            Lake(root=str(tmp_path / "lake")),
+            control,
+            lambda: spark.spark_session,
         )
 
 

@@ -9,6 +9,7 @@ import pytest
 from pipeline_platform.control.drain import drain
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.bound_producer import BoundProducer
 from tests.fixtures.control import TEN_A_MINUTE
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
@@ -130,7 +131,9 @@ def test_a_drain_waits_for_active_runs_and_logs_them(sqlite, clock):
         clock.now += seconds
         sqlite.end("ab"[len(said) - 1])
 
-    assert drain(sqlite, Told, "moves", log=said.append, sleep=sleep) == "told is drained and paused: moves"
+    assert (
+        drain(sqlite, BoundProducer(Told), "moves", log=said.append, sleep=sleep) == "told is drained and paused: moves"
+    )
     assert said[0].startswith("Draining told: 12 messages in 2 runs; they may start ")
     assert said[1].startswith("Draining told: 5 messages in 1 run; they may start ")
     assert (sqlite.paused("told"), sqlite.draining("told")) == ("moves", None)
@@ -138,10 +141,10 @@ def test_a_drain_waits_for_active_runs_and_logs_them(sqlite, clock):
 
 def test_a_drain_reports_crashed_runs_and_ends_on_resume(sqlite, clock):
     sqlite.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
-    said = drain(sqlite, Coasts, "moves", "east", log=print)
+    said = drain(sqlite, BoundProducer(Coasts, "east"), "moves", log=print)
     assert said.endswith("; 3 messages in 1 run crashed; the first run after `resume` finishes their receives")
     sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
-    said = drain(sqlite, Coasts, "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
+    said = drain(sqlite, BoundProducer(Coasts), "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
     assert said == "coasts: the drain was cancelled by a resume or a pause; 2 messages in 1 run still active"
 
 
@@ -153,7 +156,7 @@ def test_a_resume_during_the_last_run_is_kept(sqlite):
         sqlite.end("a")
 
     assert (
-        drain(sqlite, Told, "moves", log=print, sleep=sleep)
+        drain(sqlite, BoundProducer(Told), "moves", log=print, sleep=sleep)
         == "told: no active runs, but it was resumed during the drain"
     )
     assert sqlite.paused("told") is None

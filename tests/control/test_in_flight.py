@@ -12,6 +12,7 @@ from dagster._core.events import DagsterEvent
 
 from pipeline_platform.control.demand import InFlight
 from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 from tests.fixtures.sensor import TAGS, Asked, Place, tags
 
@@ -40,7 +41,7 @@ def test_messages_for_queued_runs_are_not_requested_again(place):
 def test_a_run_counts_the_messages_that_it_leased(place):
     run = place.queued(tags(100, **{TAGS.receive_id: "r", TAGS.received: "7"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
-    found = in_flight(Asked, place.instance, place.control)
+    found = in_flight(BoundProducer(Asked), place.instance, place.control)
     assert (found, found.held) == (InFlight(7, 1, 0), 7)
 
 
@@ -48,7 +49,7 @@ def test_claimed_messages_are_not_requested_again(place):
     place.enqueue(60)
     run = place.queued(tags(60, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
     place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
-    found = in_flight(Asked, place.instance, place.control)
+    found = in_flight(BoundProducer(Asked), place.instance, place.control)
     assert (found, found.held) == (InFlight(60, 1, 60), 0)
     assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will lease them"
 
@@ -58,7 +59,7 @@ def test_a_crashed_run_does_not_count_after_its_claim_expires(place):
     place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
     time.sleep(0.1)
     place.enqueue(200)
-    assert in_flight(Asked, place.instance, place.control) == InFlight()
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
     assert place.asked() == [100, 100]
 
 
@@ -113,16 +114,18 @@ def test_an_unfinishable_receive_leads_to_a_single_immediate_run(place):
 def test_a_backfill_uses_capacity_but_no_messages_of_the_source(place):
     place.queued({**tags(100), TAGS.origin: "failed"})
     place.enqueue(60)
-    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 0)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 0)
     assert place.asked() == [60]
 
 
 def test_a_re_execution_of_all_steps_counts_as_what_it_will_lease(place):
     parent = place.queued(tags(80, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.FAILURE)
     again = place.queued(parent.tags, parent_run_id=parent.run_id, root_run_id=parent.run_id)
-    assert in_flight(Asked, place.instance, place.control) == InFlight(80, 1, 80)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(80, 1, 80)
     place.instance.add_run_tags(again.run_id, {TAGS.receive_id: "its own"})
-    assert in_flight(Asked, place.instance, place.control) == InFlight(), "it has had its own, and ended the claim"
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(), (
+        "it has had its own, and ended the claim"
+    )
 
 
 def test_a_re_execution_from_failure_leases_nothing(place):
@@ -133,7 +136,7 @@ def test_a_re_execution_from_failure_leases_nothing(place):
         root_run_id=parent.run_id,
         step_keys_to_execute=["asked.commit", "asked.acknowledge"],
     )
-    assert in_flight(Asked, place.instance, place.control) == InFlight()
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
 
 
 # Runs without a claim, which may never claim
@@ -160,34 +163,34 @@ def run_in(process: subprocess.Popen[bytes], place: Place, status: dg.DagsterRun
 @pytest.mark.parametrize("status", [STARTING, STARTED])
 def test_a_run_that_was_killed_before_it_claimed_stops_counting_at_once(place, process, status):
     run_in(process, place, status)
-    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 100)
     process.kill()
     process.wait()
-    assert in_flight(Asked, place.instance, place.control) == InFlight()
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
 
 
 @pytest.mark.parametrize("status", [STARTING, STARTED])
 def test_a_run_whose_process_lives_counts_however_slowly_it_starts(place, process, at, status):
     run_in(process, place, status)
     at(timedelta(hours=1))
-    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 100)
 
 
 def test_a_run_on_another_host_counts_for_fifteen_minutes(place, at):
     place.queued(tags(100), STARTING)
     at(timedelta(minutes=14))
-    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 100)
     at(timedelta(minutes=16))
-    assert in_flight(Asked, place.instance, place.control) == InFlight()
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
 
 
 def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(place, process):
     run = place.queued(tags(100), STARTING)
     place.instance.add_run_tags(run.run_id, {LAUNCHER_TAG: RunProcess.tag(run.run_id, process.pid)})
-    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 100)
     process.kill()
     process.wait()
-    assert in_flight(Asked, place.instance, place.control) == InFlight()
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
 
 
 def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(tmp_path, at):
@@ -198,12 +201,14 @@ def test_a_run_whose_launcher_died_before_it_left_its_tag_stops_counting_soon(tm
         place = Place(tmp_path, instance)
         place.queued(tags(100), STARTING)
         at(timedelta(seconds=2))
-        assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100)
+        assert in_flight(BoundProducer(Asked), instance, place.control) == InFlight(100, 1, 100)
         at(timedelta(seconds=11))
-        assert in_flight(Asked, instance, place.control) == InFlight()
+        assert in_flight(BoundProducer(Asked), instance, place.control) == InFlight()
 
         place.queued(tags(100, **{".dagster/grpc_info": "{}"}), STARTING)
-        assert in_flight(Asked, instance, place.control) == InFlight(100, 1, 100), "Dagster's own launcher started it"
+        assert in_flight(BoundProducer(Asked), instance, place.control) == InFlight(100, 1, 100), (
+            "Dagster's own launcher started it"
+        )
 
 
 def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(place, process):
@@ -213,4 +218,4 @@ def test_a_re_execution_is_not_judged_by_the_process_of_its_parent(place, proces
     copied = place.instance.get_run_by_id(parent.run_id)
     assert copied
     place.queued(copied.tags, STARTED, parent_run_id=parent.run_id, root_run_id=parent.run_id)
-    assert in_flight(Asked, place.instance, place.control) == InFlight(100, 1, 100)
+    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 100)

@@ -3,6 +3,7 @@
 import pytest
 
 from pipeline_platform.control.quota import Quota
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides, Processors, Producer
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.limits_job import LimitsConfig, change
@@ -12,20 +13,22 @@ from tests.fixtures.pipelines_under_test import Coasts, Told
 def test_changed_options_apply_until_they_are_reset(store):
     store.override(Told, Overrides(concurrency=5, max_runs=3))
     assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)
-    assert (store.processors_of(Told).per_run, Quota(Told, store).capacity) == (35, 105)
-    assert store.producer_of(Told).oldest_allowed == Told.producer.oldest_allowed, "all else is the class's own"
+    assert (store.processors_of(Told).per_run, Quota(BoundProducer(Told), store).capacity) == (35, 105)
+    assert store.options_of(BoundProducer(Told)).oldest_allowed == Told.producer.oldest_allowed, (
+        "all else is the class's own"
+    )
     store.reset_overrides(Told)
     assert store.processors_of(Told) is Told.processors
-    assert store.producer_of(Told) is Told.producer
+    assert store.options_of(BoundProducer(Told)) is Told.producer
 
 
 def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
     store.override(Coasts, Overrides(max_runs=9), "east")
     store.override(Coasts, Overrides(concurrency=1))
-    assert [store.producer_of(Coasts, name).max_runs for name in ("east", "west")] == [9, 1]
-    assert [Quota(Coasts, store, name).capacity for name in ("east", "west", "")] == [450, 50, 500]
+    assert [store.options_of(BoundProducer(Coasts, name)).max_runs for name in ("east", "west")] == [9, 1]
+    assert [Quota(BoundProducer(Coasts, name), store).capacity for name in ("east", "west", "")] == [450, 50, 500]
     store.reset_overrides(Coasts)
-    assert store.producer_of(Coasts, "east").max_runs == 2
+    assert store.options_of(BoundProducer(Coasts, "east")).max_runs == 2
     assert store.processors_of(Coasts) is Coasts.processors
 
 
@@ -39,7 +42,7 @@ def test_each_producer_has_runs_of_its_own_and_the_pipeline_its_tasks(store):
 def test_an_option_of_another_is_refused(store, changes, producer, said):
     with pytest.raises(PipelineError, match=said):
         store.override(Coasts, changes, producer)
-    assert store.overrides(Coasts.limits_key(producer)) == Overrides()
+    assert store.overrides(BoundProducer(Coasts, producer).key) == Overrides()
 
 
 def test_a_min_demand_that_would_have_every_look_start_a_run_counts_as_unset():

@@ -21,6 +21,7 @@ from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.sensors.runs_under_way import limits
 from pipeline_platform.run.flow import Flow
@@ -59,7 +60,9 @@ def started_on_spark(tmp_path, warm_spark, request, monkeypatch):
             pipeline: type[Pipeline] = getattr(importlib.import_module(file), name)
             spark = warm_spark.resource(file)
             request.addfinalizer(spark.close)
-            return Flow(pipeline, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+            return Flow(
+                BoundProducer(pipeline), source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
+            )
 
         yield start
 
@@ -191,7 +194,7 @@ def test_trackings_are_marked_ten_an_interval(started, guided, tmp_path):
     for _ in range(3):
         limit = flow.pipeline.producer.rate_limiting
         flow.control.update_rate_limiting("updates", limit, interval=next(spans))
-        bounds = limits(flow.pipeline, flow.control, datetime.now(UTC))
+        bounds = limits(flow.producer, flow.control, datetime.now(UTC))
         ask = demand.next_ask(flow.source.backlog(), bounds, demand.NOTHING, None)
         run(flow, demand=ask.demand or 5)
         with closing(sqlite3.connect(path)) as connection:

@@ -152,8 +152,8 @@ def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
         assert f"{name}_producer" in {sensor.name for sensor in repository.sensor_defs}
         assert dg.AssetKey([name, "lines"]) in definitions.resolve_asset_graph().get_all_asset_keys()
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    control.pause(north.limits_key(), "moves")
-    assert [control.paused(pipeline.limits_key()) for pipeline in (north, south)] == ["moves", None]
+    control.pause(north.name, "moves")
+    assert [control.paused(pipeline.name) for pipeline in (north, south)] == ["moves", None]
     assert all(test_message(pipeline, "a line").successful for pipeline in (north, south))
 
 

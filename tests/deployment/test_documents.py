@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 
 import definitions
 from pipeline_platform.cli.main import app
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration import LakeResource
 from pipeline_platform.orchestration.resources.source_resources import source_resource
@@ -81,7 +82,7 @@ def test_python_that_is_shown_runs_and_its_pipelines_load(page, run):
     made = [(module.__name__, kind) for module in run(page) for kind in vars(module).values() if isinstance(kind, type)]
 
     pipelines = [kind for name, kind in made if issubclass(kind, Pipeline) and kind.__module__ == name]
-    keys = {producer.source for pipeline in pipelines for producer in pipeline.producers_of().values()}
+    keys = {producer.source for pipeline in pipelines for producer in BoundProducer.all_of(pipeline)}
     keys |= {pipeline.dead_letters for pipeline in pipelines if pipeline.dead_letters}
     sources = {key: source_resource(DummySource)(name=key) for key in keys}
     defined = definitions.platform_definitions(pipelines, {**definitions.RESOURCES, **sources})

@@ -15,6 +15,7 @@ from pipeline_platform.connectors.rabbitmq.rabbitmq_options import ACK_ACTIONS, 
 from pipeline_platform.connectors.sqs import SqsSource, sqs_api
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import Source
 from pipeline_platform.source.patience import patiently
@@ -44,7 +45,7 @@ def handled(pipeline: Any, source: Source) -> list[Message]:
             assert source.acknowledge("ack", batch["ack_ref"][0].as_py(), batch["ack_id"].to_pylist()) == []
     source.finish("r1")
     assert not source.backlog().messages
-    assert {producer.source for producer in pipeline.producers_of().values()} == {source.name}
+    assert {producer.source for producer in BoundProducer.all_of(pipeline)} == {source.name}
     return done
 
 

@@ -14,6 +14,7 @@ import pytest
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.maintenance import SAFE_AGE, maintain
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
@@ -30,7 +31,9 @@ def no_spark() -> NoReturn:
 
 @pytest.fixture
 def flow(tables, tmp_path):
-    return Flow(Keeping, Memory(), tables.lake, ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), no_spark)
+    return Flow(
+        BoundProducer(Keeping), Memory(), tables.lake, ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), no_spark
+    )
 
 
 def decided(tables: Tables, receive_id: str, *payloads: bytes) -> Run:
@@ -77,7 +80,7 @@ def test_a_receive_that_cannot_be_finished_is_reported_each_time_and_the_others_
         class Renamed(Keeping):
             batchers = {"texts": Keeping.batchers["kept"]}
 
-        flow = Flow(Renamed, flow.source, flow.lake, flow.control, flow.session)
+        flow = Flow(BoundProducer(Renamed), flow.source, flow.lake, flow.control, flow.session)
     receives = Path(tables.lake.uri("keeping", "_receives"))
     shutil.copytree(tables.lake.uri("keeping"), tmp_path / "backup")
     break_it(receives)

@@ -9,6 +9,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
@@ -51,7 +52,7 @@ def test_windows_that_are_not_those_of_the_data_are_refused_before_anything_is_l
     queue.create()
     queue.enqueue([b"a"])
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    flow = Flow(keeping(**after), queue, lake, control, lambda: pytest.fail("no Spark"))
+    flow = Flow(BoundProducer(keeping(**after)), queue, lake, control, lambda: pytest.fail("no Spark"))
 
     with pytest.raises(PipelineError) as refused:
         begin(flow, origin="source", run_id="test", windows=["2026-01-01T0000"])

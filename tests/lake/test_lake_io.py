@@ -13,6 +13,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.lake_resources import LakeIOManager, LakeResource
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run.flow import Flow
@@ -148,7 +149,7 @@ def test_a_lake_on_s3_goes_all_the_way(tmp_path, warm_spark, s3):
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     there = LakeResource(root="s3://lake/here", storage_options=s3)
     with closing(warm_spark.resource()) as spark:
-        flow = Flow(Told, queue, lake, control, lambda: spark.spark_session)
+        flow = Flow(BoundProducer(Told), queue, lake, control, lambda: spark.spark_session)
         for payloads in ([b"one", b"fail", b"letter a"], [b"two"]):
             queue.enqueue(payloads)
             receive = run(flow, windows=[WINDOW])

@@ -17,6 +17,7 @@ from pipeline_platform.lake.reader import scan
 from pipeline_platform.lake.repair import repair, unreadable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.trace import deliveries_of
@@ -56,7 +57,7 @@ def go_all_the_way(lake: Lake, folder: Path) -> None:
     assert texts(lake) == ["one", "three", "two"]
 
     with closing(ControlStore(f"sqlite:///{folder}/control.sqlite")) as control:
-        flow = Flow(Keeping, Memory(), lake, control, no_spark)
+        flow = Flow(BoundProducer(Keeping), Memory(), lake, control, no_spark)
         (delivery,) = deliveries_of(flow, "m1")
         assert [event["reason"] for event in delivery.failures] == ["fail"]
         assert [row["text"] for (delivery,) in [deliveries_of(flow, "m9")] for row in delivery.rows] == ["three"]

@@ -7,7 +7,6 @@ from pipeline_platform.model.cron import is_cron
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from tests.fixtures.built import build
-from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Keeping
 
 
@@ -71,24 +70,3 @@ def test_a_run_overrides_fields_of_the_context():
 
 def test_a_pipeline_is_described_by_its_docstring():
     assert Keeping.description() == "Stores the text of every message; `fail` fails."
-
-
-EAST, WEST = Producer(source="queue"), Producer(source="beside_queue")
-
-
-def test_a_pipeline_has_one_producer_or_several_by_name():
-    assert dict(build(producer=EAST).producers_of()) == {"": EAST}
-    several = build(producer=None, producers={"east": EAST, "west": WEST})
-    assert dict(several.producers_of()) == {"east": EAST, "west": WEST}
-    assert dict(several.producers_of("west")) == {"west": WEST}
-
-
-def test_a_subclass_may_replace_the_producer_of_its_base_by_producers_and_vice_versa():
-    assert [*Coasts.producers_of()] == ["east", "west"], "its base has a producer"
-    again = type("Again", (Coasts,), {"name": "again", "producer": EAST, "producers": {}})
-    assert [*again.producers_of()] == [""]
-
-
-def test_limits_of_the_only_producer_are_the_pipeline_s():
-    assert Told.limits_key() == "told"
-    assert (Coasts.limits_key(), Coasts.limits_key("east")) == ("coasts", "coasts/east")

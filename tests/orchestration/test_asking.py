@@ -14,6 +14,7 @@ from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatu
 from dagster._daemon.types import DaemonHeartbeat
 
 from pipeline_platform import Producer
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.asking import not_asked_for
 from tests.fixtures.pipelines_under_test import Told
 
@@ -44,28 +45,28 @@ def turn(instance: dg.DagsterInstance, name: str, kind: InstigatorType, status: 
 
 def test_a_sensor_that_a_daemon_evaluates_asks(instance):
     beat(instance, "SENSOR")
-    assert not_asked_for(Told, "", instance) is None
+    assert not_asked_for(BoundProducer(Told), instance) is None
 
 
 def test_no_daemon_asks_for_nothing(instance):
-    assert "has never run" in str(not_asked_for(Told, "", instance))
+    assert "has never run" in str(not_asked_for(BoundProducer(Told), instance))
     beat(instance, "SENSOR", ago_s=600)
-    assert "was last seen at" in str(not_asked_for(Told, "", instance))
+    assert "was last seen at" in str(not_asked_for(BoundProducer(Told), instance))
 
 
 def test_a_sensor_that_is_off_asks_for_nothing(instance):
     beat(instance, "SENSOR")
     turn(instance, "told_producer", InstigatorType.SENSOR, InstigatorStatus.STOPPED)
-    assert not_asked_for(Told, "", instance) == "told_producer is turned off in Dagster"
+    assert not_asked_for(BoundProducer(Told), instance) == "told_producer is turned off in Dagster"
 
 
 def test_a_schedule_asks_in_the_sensor_s_place_and_its_sensor_once_it_is_on(instance):
     beat(instance, "SENSOR")
-    assert "has never run" in str(not_asked_for(ByClock, "", instance)), "the scheduler has not"
+    assert "has never run" in str(not_asked_for(BoundProducer(ByClock), instance)), "the scheduler has not"
     beat(instance, "SCHEDULER")
-    assert not_asked_for(ByClock, "", instance) is None
+    assert not_asked_for(BoundProducer(ByClock), instance) is None
     turn(instance, "by_clock_pull_schedule", InstigatorType.SCHEDULE, InstigatorStatus.STOPPED)
     off = "by_clock_producer and by_clock_pull_schedule are turned off in Dagster"
-    assert not_asked_for(ByClock, "", instance) == off
+    assert not_asked_for(BoundProducer(ByClock), instance) == off
     turn(instance, "by_clock_producer", InstigatorType.SENSOR, InstigatorStatus.RUNNING)
-    assert not_asked_for(ByClock, "", instance) is None
+    assert not_asked_for(BoundProducer(ByClock), instance) is None

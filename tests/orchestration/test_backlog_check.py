@@ -9,6 +9,7 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.backlog_check import backlog_check
@@ -89,7 +90,7 @@ def test_it_warns_of_messages_that_the_source_lost(place):
         def backlog(self) -> Backlog:
             return Backlog(0, lost="p has lost its messages from offset 0 up to 5")
 
-    state = state_of(Asked, "", Lossy(name="queue", url=place.queue.url), place.control, place.instance)
+    state = state_of(BoundProducer(Asked), Lossy(name="queue", url=place.queue.url), place.control, place.instance)
     passed, description, _ = state.evaluation()
 
     assert not passed
@@ -116,7 +117,9 @@ def test_of_a_source_that_cannot_tell_how_long_it_passes_only_where_none_waits(
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     queue.enqueue([b"one"] * messages)
 
-    result: Any = backlog_check(Watched)(dg.build_asset_check_context(resources={"queue": queue, "control": control}))
+    result: Any = backlog_check(BoundProducer(Watched))(
+        dg.build_asset_check_context(resources={"queue": queue, "control": control})
+    )
 
     assert (result.passed, result.severity) == (passed, WARN)
     assert result.description.startswith(said)

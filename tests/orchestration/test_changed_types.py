@@ -10,6 +10,7 @@ from pipeline_platform.cli import status_command
 from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import SYSTEM, Table
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration import source_resource
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import run_request
@@ -59,12 +60,12 @@ def test_its_pipeline_alone_gets_no_runs_until_it_fits(lake, tmp_path, monkeypat
     ):
         sensor.evaluate_tick(context)
     with pytest.raises(SchemaChangeError, match=SAID):
-        run_request(Typed, "failed", ["2025-01-01T0000"], 1)
-    assert run_request(Fitting, "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
+        run_request(BoundProducer(Typed), "failed", ["2025-01-01T0000"], 1)
+    assert run_request(BoundProducer(Fitting), "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
 
     monkeypatch.setattr(Typed, "batchers", {})
     platform_definitions([Typed], resources)
-    assert run_request(Typed, "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
+    assert run_request(BoundProducer(Typed), "failed", ["2025-01-01T0000"], 1).partition_key == "2025-01-01T0000"
 
 
 def test_the_check_of_its_table_fails(lake):

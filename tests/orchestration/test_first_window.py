@@ -10,6 +10,7 @@ import pytest
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
@@ -33,7 +34,7 @@ class Said(Keeping):
 
 
 def resources_at(root: Path) -> dict[str, Any]:
-    (source,) = {producer.source for producer in Keeping.producers_of().values()}
+    (source,) = {producer.source for producer in BoundProducer.all_of(Keeping)}
     return {
         "lake": LakeResource(root=f"{root}/lake"),
         "control": ControlResource(url=f"sqlite:///{root}/control.sqlite"),

@@ -8,6 +8,7 @@ import pytest
 from dagster._core.events import DagsterEvent
 
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import SourceAwayError, SourceError
@@ -15,7 +16,7 @@ from tests.fixtures.sensor import TAGS, Asked, Place, tags
 
 
 def sentence(place: Place, source: TableQueue | None = None) -> str:
-    return state_of(Asked, "", source or place.queue, place.control, place.instance).sentence
+    return state_of(BoundProducer(Asked), source or place.queue, place.control, place.instance).sentence
 
 
 def evaluations(place: Place, told) -> list[dg.AssetCheckEvaluation]:
@@ -127,7 +128,7 @@ def test_the_rate_is_of_what_was_acknowledged_of_late(place):
     place.control.claim("asked", "r", "run", wanted=60, capacity=200, lease_s=60)
     place.control.finish("r")
 
-    assert state_of(Asked, "", place.queue, place.control, None).rate == 0.2
+    assert state_of(BoundProducer(Asked), place.queue, place.control, None).rate == 0.2
 
 
 def test_another_deployment_on_the_source_is_named_and_warned_of(place, monkeypatch):

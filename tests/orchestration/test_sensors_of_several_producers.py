@@ -9,6 +9,7 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.demand import InFlight
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
@@ -121,7 +122,7 @@ def test_what_one_has_in_flight_takes_nothing_from_the_other(place, west, coasts
 
 def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place):
     def counted(producer: str) -> InFlight:
-        return in_flight(Coasts, place.instance, place.control, producer)
+        return in_flight(BoundProducer(Coasts, producer), place.instance, place.control)
 
     place.control.claim("coasts", "backfill", "run", wanted=80, capacity=300, lease_s=60)
     assert (counted("east"), counted("west")) == (InFlight(), InFlight()), "it has room beside either"

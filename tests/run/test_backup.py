@@ -11,6 +11,7 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import begun, rows, run
@@ -25,7 +26,7 @@ DECIDED, PUBLISHED, ACKNOWLEDGED = 3, 4, 5
 
 def flow_at(folder, queue, spark):
     control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-    return Flow(Told, queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
+    return Flow(BoundProducer(Told), queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
 
 
 @pytest.mark.faults

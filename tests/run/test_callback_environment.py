@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline_platform import Pipeline, PipelineError, Producer, TableBatcher
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration import (
     ControlResource,
     LakeResource,
@@ -108,7 +109,7 @@ def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, warm_
     )
     with dg.DagsterInstance.ephemeral() as instance:
         ended = definitions.resolve_job_def("looking_pull").execute_in_process(
-            partition_key=WINDOW, run_config=receive_config(Looking, "source"), instance=instance
+            partition_key=WINDOW, run_config=receive_config(BoundProducer(Looking), "source"), instance=instance
         )
         assert ended.success
         told = "".join(map(str, instance.all_logs(ended.run_id)))

@@ -7,6 +7,7 @@ import pytest
 
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
 from tests.fixtures.flow import finish, handled, rows
 from tests.fixtures.flow_pipelines import Obedient, Word
@@ -28,7 +29,7 @@ def test_what_a_replay_handles_meanwhile_is_not_opened_again(filled, monkeypatch
     finish(flow, handled(flow))
     failed = FailedMessages(name="queue", lake=flow.lake, pipeline="obedient")
     assert closing.close(flow.tables, failed, "me", "known") == 1
-    mended, replays = dataclasses.replace(flow, pipeline=Mended), [is_replayed]
+    mended, replays = dataclasses.replace(flow, producer=BoundProducer(Mended)), [is_replayed]
 
     def write(*given: Any) -> Any:
         written = WRITE(*given)

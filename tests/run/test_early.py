@@ -8,6 +8,7 @@ from pipeline_platform import Producer
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake import decision
 from pipeline_platform.lake.tables import CommitConflictError
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import release, steps
 from pipeline_platform.run.finish import finish_now, finish_others
@@ -76,7 +77,7 @@ def test_a_recovery_that_fails_half_way_is_done_again(filled, monkeypatch, momen
     flow = filled(Early, [b"early", b"plain"])
     dead = killed(flow, "before the decision")
     # What the class says by then does not matter.
-    later = replace(flow, pipeline=type("Early", (Early,), {"acks_immediately": False}))
+    later = replace(flow, producer=BoundProducer(type("Early", (Early,), {"acks_immediately": False})))
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("no space")
@@ -138,7 +139,7 @@ def test_a_replay_includes_messages_that_its_own_recovery_records(filled, monkey
     dead = killed(flow, "before the decision")
     if waits:
         taking_turns = {"partition_by": staticmethod(lambda _: 1), "producer": Producer(source="queue")}
-        flow = replace(flow, pipeline=type("Early", (Early,), taking_turns))
+        flow = replace(flow, producer=BoundProducer(type("Early", (Early,), taking_turns)))
         looks = iter([False])
         monkeypatch.setattr(beginning, "finish_others", lambda *args: finish_others(*args) if next(looks, True) else [])
 

@@ -10,6 +10,7 @@ import pytest
 from pipeline_platform import Batcher, PipelineError, Processors, Producer, TableBatcher
 from pipeline_platform.lake.decision import UnhandledError
 from pipeline_platform.lake.ledger import Ledger, Receive
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
@@ -58,7 +59,7 @@ def test_where_a_child_fails_no_table_has_a_row_and_a_replay_and_a_backfill_give
                 text = text.replace(fault, "right=mended")
             return super().handle_message(message.put_data(text.encode()), context)
 
-    mended = Flow(Mended, flow.source, flow.lake, flow.control, flow.session)
+    mended = Flow(BoundProducer(Mended), flow.source, flow.lake, flow.control, flow.session)
     run(mended, "failed")
     assert kept(flow) == {
         "lake": ["a", "g", "i", "m", "plain"],

@@ -10,6 +10,7 @@ import pytest
 from pipeline_platform.lake.decision import FencedError
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
 from pipeline_platform.run import steps
 from pipeline_platform.run.finish import finish_now, finish_others
@@ -143,7 +144,7 @@ def test_spark_tasks_of_a_receive_end_when_it_is_finished(filled_on_spark):
     thread.join(4)
     assert thread.is_alive()
 
-    finish_now(flow := replace(flow, pipeline=Quick), first)
+    finish_now(flow := replace(flow, producer=BoundProducer(Quick)), first)
     run(flow)
     thread.join(180)
 
@@ -223,7 +224,7 @@ def test_handled_messages_are_not_handled_again(filled):
     flow = filled(Obedient, PAYLOADS)
     receive = worked(flow)
     before = flow.ledger.manifest(receive)
-    steps.advance(replace(flow, pipeline=Quick), receive, Phase.BATCHED)
+    steps.advance(replace(flow, producer=BoundProducer(Quick)), receive, Phase.BATCHED)
     assert flow.ledger.manifest(receive) == before
 
 

@@ -14,6 +14,7 @@ from confluent_kafka import Consumer
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
@@ -101,7 +102,7 @@ def test_a_group_that_takes_no_offsets_is_told_by_the_next_run(flow):
 
 @pytest.mark.parametrize("dies", [False, True])
 def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, monkeypatch, dies):
-    flow = replace(flow, pipeline=InTurn)
+    flow = replace(flow, producer=BoundProducer(InTurn))
     words = [f"sleep 0.1{number:04}" for number in range(30)]
     send(flow, *words)
     receive = received(flow)
@@ -136,7 +137,7 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
 
 def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark, tmp_path):
     """The offsets of the receive are handled, free, handled and free."""
-    flow = replace(flow_on_spark, pipeline=Marking)
+    flow = replace(flow_on_spark, producer=BoundProducer(Marking))
     words = [f"{tmp_path / 'task'} {number:04}" for number in range(80)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
     receive = received(flow)

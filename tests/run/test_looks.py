@@ -12,6 +12,7 @@ import pytest
 from pipeline_platform import Message, Share
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.tasks.notify_author import NotifyAuthor
@@ -114,6 +115,6 @@ def test_acknowledge_looks_at_outcomes_only_where_some_are_undecided(
         NotifyAuthor, "here", lambda task, *share: looked.add(bool(task.outcomes)) or here(task, *share)
     )
     monkeypatch.setattr(Hearing, "heard", [])
-    flow = replace(in_a_new_process(lake, *payloads), pipeline=Hearing)
+    flow = replace(in_a_new_process(lake, *payloads), producer=BoundProducer(Hearing))
     finish(flow, handled(flow))
     assert (Hearing.heard, looked) == (payloads[:told], {looks_at})

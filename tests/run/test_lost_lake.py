@@ -7,6 +7,7 @@ import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import begun, flow_of, rows, run
@@ -23,7 +24,7 @@ def flow(filled):
 
 def on(flow: Flow, root: Path, control: ControlStore | None = None) -> Flow:
     """The same pipeline with its lake at another root."""
-    return Flow(flow.pipeline, flow.source, Lake(root=str(root)), control or flow.control, flow.session)
+    return Flow(BoundProducer(flow.pipeline), flow.source, Lake(root=str(root)), control or flow.control, flow.session)
 
 
 def test_an_empty_lake_beside_a_used_control_store_is_refused_and_nothing_is_leased(flow, tmp_path):
@@ -53,4 +54,4 @@ def test_a_pipeline_that_never_finished_a_receive_may_begin_in_any_lake(flow, tm
     class Others(Obedient):
         name = "others"
 
-    begun(Flow(Others, flow.source, Lake(root=str(tmp_path / "any")), flow.control, flow.session))
+    begun(Flow(BoundProducer(Others), flow.source, Lake(root=str(tmp_path / "any")), flow.control, flow.session))

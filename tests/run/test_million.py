@@ -10,6 +10,7 @@ from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatc
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import run as run_through
@@ -35,7 +36,7 @@ def run_until_empty(folder: str, spark_folder: str, url: str) -> None:
     spark = SparkResource(remote=WARM, state_folder=spark_folder, packages=["tests"])
     queue, control = TableQueue(name="queue", url=url), ControlStore(url)
     with closing(spark):
-        flow = Flow(Million, queue, Lake(root=folder), control, lambda: spark.spark_session)
+        flow = Flow(BoundProducer(Million), queue, Lake(root=folder), control, lambda: spark.spark_session)
         while queue.backlog().messages:
             run_through(flow)
 

@@ -11,6 +11,7 @@ from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors,
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import handled, kinds, rows, run
 from tests.fixtures.flow_pipelines import Word
@@ -118,7 +119,7 @@ def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
     source.send([payload.encode() for payload in payloads], ({"partition": n % 3} for n in range(300)))
     with closing(warm_spark.resource()) as spark:
         lake = Lake(root=str(tmp_path / "lake"))
-        flow = Flow(BySource, source, lake, source.positions, lambda: spark.spark_session)
+        flow = Flow(BoundProducer(BySource), source, lake, source.positions, lambda: spark.spark_session)
 
         run(flow)
 
@@ -142,7 +143,9 @@ def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp
     )
     control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     with closing(control), closing(warm_spark.resource()) as spark:
-        flow = Flow(BySource, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+        flow = Flow(
+            BoundProducer(BySource), source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
+        )
         while source.backlog().messages:
             run(flow)  # the local server delivers one message of each group at a time
 

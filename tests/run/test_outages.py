@@ -9,6 +9,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake import storage
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.outages import OutageError, naming_outages
@@ -27,7 +28,13 @@ def test_a_run_waits_in_each_step_for_a_lake_that_is_away_and_loses_nothing(task
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
     queue.enqueue([b"one", b"two", b"fail"])
-    flow = Flow(Told, queue, lake_on(own_s3_server), ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), lambda: None)
+    flow = Flow(
+        BoundProducer(Told),
+        queue,
+        lake_on(own_s3_server),
+        ControlStore(f"sqlite:///{tmp_path}/control.sqlite"),
+        lambda: None,
+    )
     waited = []
 
     def away(step, *arguments):

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, Share, TableBatcher
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import notifying, steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
@@ -222,7 +223,7 @@ def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_h
     ],
 )
 def test_one_that_kills_its_worker_or_hangs_costs_its_own_messages_alone(groups, tmp_path, pipeline, how, why):
-    flow = replace(groups, pipeline=pipeline)
+    flow = replace(groups, producer=BoundProducer(pipeline))
     (tmp_path / "refuse").write_text(f"{how} a")
     receive = handled(flow, context={"folder": str(tmp_path)})
     answer = finish(flow, receive)

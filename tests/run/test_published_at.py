@@ -16,6 +16,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
@@ -122,7 +123,9 @@ def start(tmp_path, warm_spark, sqs_queue, monkeypatch):
 
         def flow(**options: str) -> Flow:
             source = SqsSource(name="queue", queue_url=url, endpoint_url=url.rsplit("/", 2)[0], **options)  # type: ignore[arg-type]
-            return Flow(Obedient, source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+            return Flow(
+                BoundProducer(Obedient), source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
+            )
 
         yield flow
 

@@ -11,6 +11,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.tables import CommitError, Table
 from pipeline_platform.lake.task_report import TaskReport
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import steps
@@ -66,7 +67,7 @@ def test_batching_again_after_the_decision_keeps_what_was_decided(filled):
     flow = filled(Obedient, [b"batch a"])
     receive = worked(flow)
     steps.decide(flow, receive)
-    steps.batch_messages(dataclasses.replace(flow, pipeline=Unwell), receive, "batches")
+    steps.batch_messages(dataclasses.replace(flow, producer=BoundProducer(Unwell)), receive, "batches")
     steps.publish(flow, receive)
     steps.acknowledge(flow, receive)
     assert [rows(flow, name).height for name in ("batches", "failed")] == [1, 0]
@@ -189,7 +190,7 @@ def test_a_failure_that_another_run_ended_and_has_not_published_is_not_ended_aga
     """The other run decides after recovery, and publishes after the failures were read."""
     flow = filled(Obedient, [b"raise"])
     run(flow)
-    mended = dataclasses.replace(flow, pipeline=Mended)
+    mended = dataclasses.replace(flow, producer=BoundProducer(Mended))
     first = handled(mended, origin=origin, run_id="first")
 
     def decided_after(*given: Any) -> list[str]:

@@ -6,6 +6,7 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration import run_receive
 from pipeline_platform.orchestration.jobs import RunTags, receive_config
 from pipeline_platform.run import steps
@@ -31,7 +32,10 @@ def run_both(location: Location, again: dg.ReexecutionOptions | None = None) -> 
     job = dg.build_reconstructable_job(
         "tests.fixtures.jobs_under_test", "both_at", place, {}, reconstructor_working_directory=str(ROOT)
     )
-    config = {"ops": receive_config(Told, "source")["ops"] | receive_config(Beside, "source")["ops"]}  # type: ignore[operator]
+    config = {
+        "ops": receive_config(BoundProducer(Told), "source")["ops"]
+        | receive_config(BoundProducer(Beside), "source")["ops"]
+    }  # type: ignore[operator]
     tags = location.stored(again.parent_run_id).tags if again else {"dagster/partition": WINDOW}
     result = dg.execute_job(job, location.instance, run_config=config, tags=tags, reexecution_options=again)
     return location.stored(result.run_id)

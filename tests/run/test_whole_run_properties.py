@@ -24,6 +24,7 @@ from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from tests.fixtures.flow import rows, run, run_in_this_process
@@ -120,7 +121,7 @@ def flows(warm_spark, tmp_path_factory):
             queue.enqueue(message.model_dump_json().encode() for message in messages)
             control = ControlStore(f"sqlite:///{folder}/control.sqlite")
             return lambda: Flow(
-                pipeline,
+                BoundProducer(pipeline),
                 queue.model_copy(),
                 Lake(root=str(folder / "lake")),
                 control,

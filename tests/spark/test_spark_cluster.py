@@ -12,6 +12,7 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.numbers_under_fault import Thousands, expected
 from tests.run.test_flow import run
@@ -41,7 +42,9 @@ def test_a_worker_that_is_killed_with_its_executor_costs_no_message(spark_cluste
         closing(spark_cluster.resource()) as spark,
         closing(ControlStore(f"sqlite:///{tmp_path}/control.sqlite")) as control,
     ):
-        flow = Flow(Thousands, queue, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session)
+        flow = Flow(
+            BoundProducer(Thousands), queue, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
+        )
         killer = threading.Thread(target=kill_in_the_middle)
         killer.start()
         run(flow)

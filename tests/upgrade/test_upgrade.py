@@ -16,6 +16,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
@@ -64,7 +65,7 @@ def flow(home, queue, warm_spark):
     control = ControlStore(f"sqlite:///{home}/control.sqlite")
     here = mock.patch.object(SparkWork, "run", lambda work, task, shares, *_: work.run_here(task, shares))
     with closing(warm_spark.resource()) as spark, here:
-        yield Flow(Orders, queue, Lake(root=str(home / "lake")), control, lambda: spark.spark_session)
+        yield Flow(BoundProducer(Orders), queue, Lake(root=str(home / "lake")), control, lambda: spark.spark_session)
 
 
 def open_failures(flow: Flow) -> int:
@@ -95,7 +96,7 @@ def test_an_upgrade_loses_nothing_and_doubles_nothing(flow, queue):
     assert open_failures(flow) == len(FAIL)
     assert (queue.held(), flow.ledger.unfinished(), flow.control.in_flight("orders")) == ([], [], [])
 
-    mended = Flow(Mended, queue, flow.lake, flow.control, flow.session)
+    mended = Flow(BoundProducer(Mended), queue, flow.lake, flow.control, flow.session)
     run(mended, origin="failed", windows=[EARLIER, WINDOW])
     assert Counter(kept(flow)) == Counter(ALL)
     assert open_failures(flow) == 0

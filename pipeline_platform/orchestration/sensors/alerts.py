@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ValidationError
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.failed import Counts, FailedMessages
 from pipeline_platform.lake.ledger import Origin
-from pipeline_platform.model.options import Producer
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.resources.source_resources import source_of
@@ -146,7 +146,7 @@ def alerts_sensor(pipelines: Sequence[type[Pipeline]], alerts: To) -> dg.SensorD
     """Build the sensor `alerts` of a deployment."""
     options = alerts if isinstance(alerts, Alerts) else Alerts(alerts)
     to = options.to
-    sources = {producer.source for pipeline in pipelines for producer in pipeline.producers_of().values()}
+    sources = {producer.source for pipeline in pipelines for producer in BoundProducer.all_of(pipeline)}
 
     @dg.sensor(
         name="alerts",
@@ -198,7 +198,7 @@ _Answers: TypeAlias = Mapping[tuple[str, str], Any]
 
 
 def _questions(pipelines: Sequence[type[Pipeline]], resources: Any) -> dict[tuple[str, str], Callable[[], Any]]:
-    sources = {producer.source for pipeline in pipelines for producer in pipeline.producers_of().values()}
+    sources = {producer.source for pipeline in pipelines for producer in BoundProducer.all_of(pipeline)}
     names = [pipeline.name for pipeline in pipelines]
     failed = {name: FailedMessages(name=name, lake=resources.lake, pipeline=name) for name in names}
     return {
@@ -229,8 +229,8 @@ def _looks(
     for of, which in (runs | {"maintenance": {"job_name": f"{name}_maintenance"}}).items():
         yield _Look(name, "runs", of, _red(instance, since, which))
     yield from _of_failures(pipeline, answers["failures", name], options)
-    for producer in pipeline.producers_of().values():
-        yield from _of_source(name, producer, answers["source", producer.source])
+    for producer in BoundProducer.all_of(pipeline):
+        yield from _of_source(producer, answers["source", producer.source])
 
 
 def _red(instance: dg.DagsterInstance, since: datetime, which: dict[str, Any]) -> str | None:
@@ -262,16 +262,17 @@ def _of_count(name: str, about: About, count: int, allowed: int, state: str, det
     return _Look(name, about, "", wrong, count)
 
 
-def _of_source(name: str, producer: Producer, waiting: Backlog | Exception) -> Iterator[_Look]:
+def _of_source(producer: BoundProducer, waiting: Backlog | Exception) -> Iterator[_Look]:
+    name, source = producer.pipeline.name, producer.source
     if isinstance(waiting, Exception):  # the result about the backlog stays as it was
         known = isinstance(waiting, SourceError | ControlStoreError | TimeoutError)
         why = str(waiting) if known else _kind(waiting)
         problem = waiting.summary if isinstance(waiting, SourceError) else "does not answer"
-        yield _Look(name, "source", producer.source, f"{producer.source} of {name} {problem}: {why}")
+        yield _Look(name, "source", source, f"{source} of {name} {problem}: {why}")
         return
-    yield _Look(name, "source", producer.source, None)
-    passed, words = judged(waiting, producer.oldest_allowed)
-    yield _Look(name, "backlog", producer.source, None if passed else f"{producer.source} of {name}: {words}")
+    yield _Look(name, "source", source, None)
+    passed, words = judged(waiting, producer.options.oldest_allowed)
+    yield _Look(name, "backlog", source, None if passed else f"{source} of {name}: {words}")
 
 
 def _send(to: Callable[[Alert], object] | dg.EnvVar, alert: Alert) -> None:

@@ -4,20 +4,19 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.jobs import named
+from pipeline_platform.model.bound_producer import BoundProducer
 
 _SILENT_AFTER = timedelta(minutes=2)
 """Dagster's daemon writes a heartbeat every 30 s."""
 
 
-def not_asked_for(pipeline: type[Pipeline], producer: str, instance: dg.DagsterInstance) -> str | None:
+def not_asked_for(producer: BoundProducer, instance: dg.DagsterInstance) -> str | None:
     """Return why no runs of a producer are requested: all sensors are off, or no daemon runs; None if they are."""
-    by_clock = pipeline.producers_of(producer)[producer].schedule is not None
+    by_clock = producer.options.schedule is not None
     # By name: Dagster's kind, and whether it is on by default.
-    askers = {f"{named(pipeline, producer)}_producer": ("SENSOR", not by_clock)}
+    askers = {f"{producer.prefix}_producer": ("SENSOR", not by_clock)}
     if by_clock:
-        askers[f"{named(pipeline, producer)}_pull_schedule"] = ("SCHEDULE", True)
+        askers[f"{producer.prefix}_pull_schedule"] = ("SCHEDULE", True)
     states = {state.instigator_name: state.status.value for state in instance.all_instigator_state()}
     on = {kind for name, (kind, is_on) in askers.items() if _is_on(states.get(name), is_on)}
     if not on:

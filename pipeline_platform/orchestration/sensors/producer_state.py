@@ -8,7 +8,7 @@ import dagster as dg
 
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits, steps_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import Source, SourceError
@@ -137,8 +137,7 @@ def judged(waiting: Backlog, allowed: timedelta | None) -> tuple[bool, str]:
 
 
 def state_of(
-    pipeline: type[Pipeline],
-    producer: str,
+    producer: BoundProducer,
     source: Source,
     control: ControlStore,
     instance: dg.DagsterInstance | None,
@@ -149,24 +148,20 @@ def state_of(
     """Return the current state of a producer.
 
     Args:
-        pipeline: The class.
-        producer: Name of the producer, empty for the only one.
+        producer: The producer.
         source: The producer's source, open.
         control: The control store.
         instance: The Dagster instance; None if it is unavailable: then only runs with a claim are known.
         seen: Messages in flight and limits, if the caller has them.
         most: Number up to which to count the backlog; None to count all.
     """
-    options, now = pipeline.producers_of(producer)[producer], datetime.now(UTC)
-    under_way, bounds = seen or (
-        in_flight(pipeline, instance, control, producer),
-        limits(pipeline, control, now, producer),
-    )
+    options, now = producer.options, datetime.now(UTC)
+    under_way, bounds = seen or (in_flight(producer, instance, control), limits(producer, control, now))
     try:
         backlog: Backlog | SourceError = source.backlog() if most is None else source.backlog_up_to(most)
     except SourceError as error:
         backlog = error
-    ended = control.ended(pipeline.limits_key(producer), since=now - _RATE_OVER)
+    ended = control.ended(producer.key, since=now - _RATE_OVER)
     rate = sum(end.messages for end in ended) / _RATE_OVER.total_seconds()
     steps = steps_of(instance, under_way.run_ids[: demand.NAMED])
     return ProducerState(options.source, backlog, under_way, bounds, steps, options.oldest_allowed, rate)

@@ -11,10 +11,11 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError
 from pipeline_platform.launcher.run_process import end_claims
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
 from pipeline_platform.orchestration.backlog_check import evaluation_of
-from pipeline_platform.orchestration.jobs import named, refuse_changed_models, run_request
+from pipeline_platform.orchestration.jobs import refuse_changed_models, run_request
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.orchestration.sensors.runs_under_way import (
@@ -37,11 +38,12 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     A tick reads the backlog, the active runs and the limits. It leases no messages and uses no Spark. The sensor is on
     by default, unless the producer has a `schedule`.
     """
-    options = pipeline.producers_of(producer)[producer]
+    bound = BoundProducer(pipeline, producer)
+    options = bound.options
     by_clock = options.schedule is not None
 
     @dg.sensor(
-        name=f"{named(pipeline, producer)}_producer",
+        name=f"{bound.prefix}_producer",
         job_name=f"{pipeline.name}_pull",
         # Dagster's loop takes 5 s, more or less: a tick that is due milliseconds later would wait for the next loop.
         minimum_interval_seconds=max(1, round(options.interval.total_seconds()) - 1),
@@ -53,15 +55,13 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
         export()
         refuse_changed_models(pipeline)
         with span("ask", pipeline, producer=producer, source=options.source) as event:
-            return _ask(context, event, pipeline, producer)
+            return _ask(context, event, bound)
 
     return look
 
 
-def _ask(
-    context: dg.SensorEvaluationContext, event: Span, pipeline: type[Pipeline], producer: str
-) -> dg.SensorResult | dg.SkipReason:
-    options = pipeline.producers_of(producer)[producer]
+def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProducer) -> dg.SensorResult | dg.SkipReason:
+    pipeline, options = producer.pipeline, producer.options
     source = source_of(context.resources, options.source)
     control: ControlStore = context.resources.control
     now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
@@ -72,18 +72,17 @@ def _ask(
         window = window_now(pipeline)
         end_claims(context.instance, control, pipeline.name)
         now = datetime.now(UTC)
-        under_way = in_flight(pipeline, context.instance, control, producer)
-        bounds = limits(pipeline, control, now, producer)
+        under_way = in_flight(producer, context.instance, control)
+        bounds = limits(producer, control, now)
         # A tick that reports the check counts the whole backlog, for the check and its plot.
         most = None if is_to_report else demand.of_use(bounds, under_way)
-        looked = (pipeline, producer, source, control, context.instance)
-        state = state_of(*looked, seen=(under_way, bounds), most=most)
-        left = _left(pipeline, control, producer)
+        state = state_of(producer, source, control, context.instance, seen=(under_way, bounds), most=most)
+        left = _left(producer, control)
         alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
         turn = _awaits_turn(pipeline, control, alone=alone)
     except (ControlStoreError, NoWindowError) as error:
         return dg.SkipReason(str(error))
-    shown = evaluation_of(pipeline, producer, state) if is_to_report else None
+    shown = evaluation_of(producer, state) if is_to_report else None
     noted: dict[str, Any] = (
         {} if shown is None else {"reported": now, "shown": zlib.crc32(str(shown.description).encode())}
     )
@@ -94,7 +93,7 @@ def _ask(
         cursor = waiting.without_answer(now, options.interval).model_copy(update=noted).to_json()
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
-    bounds = _with_earlier_runs(bounds, pipeline, context.instance, producer, backlog, left, waiting.asked)
+    bounds = _with_earlier_runs(bounds, producer, context.instance, backlog, left, waiting.asked)
     # A decided receive holds no messages but must be finished: it counts as one message.
     held, waits = sum(max(1, claim.messages) for claim in left), backlog.counted
     backlog = demand.with_left(backlog, held)
@@ -104,7 +103,7 @@ def _ask(
     elif alone:
         del asks[1:]
     if asks[0].demand:
-        failed = failed_in_a_row(pipeline, context.instance, now, producer)
+        failed = failed_in_a_row(producer, context.instance, now)
         held_back = demand.hold_back(failed, options.interval, now)
         asks = [demand.Ask(0, held_back)] if held_back else asks
     noted = {"reported": waiting.reported, "shown": waiting.shown, **noted, "lost": zlib.crc32(backlog.lost.encode())}
@@ -120,10 +119,7 @@ def _ask(
         context.log.info(
             "Requested a run of %s: %s%s. Before: %s", demand.count(ask.demand), ask.because, news, state.sentence
         )
-    requests = [
-        run_request(pipeline, "source", [window], expected=ask.demand, demand=ask.demand, producer=producer)
-        for ask in asks
-    ]
+    requests = [run_request(producer, "source", [window], expected=ask.demand, demand=ask.demand) for ask in asks]
     return dg.SensorResult(run_requests=requests, cursor=cursor, asset_events=events)
 
 
@@ -135,9 +131,8 @@ def _news(left: Sequence[Claim], messages: int, loss: str) -> str:
 
 def _with_earlier_runs(
     bounds: demand.Limits,
-    pipeline: type[Pipeline],
+    producer: BoundProducer,
     instance: dg.DagsterInstance,
-    producer: str,
     backlog: Backlog,
     left: Sequence[Claim],
     asked: datetime | None,
@@ -146,9 +141,9 @@ def _with_earlier_runs(
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:
-        bounds = replace(bounds, left=ended_early(pipeline, instance, producer, asked))
+        bounds = replace(bounds, left=ended_early(producer, instance, asked))
     if backlog.messages is None:
-        filled, empty = was_filled(pipeline, instance, producer), empty_in_a_row(pipeline, instance, producer)
+        filled, empty = was_filled(producer, instance), empty_in_a_row(producer, instance)
         bounds = replace(bounds, filled=filled, empty_runs=empty)
     return bounds
 
@@ -161,7 +156,7 @@ def _awaits_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool
     return f"run {others[0].run_id} is active, and runs take turns to keep messages in order" if others else None
 
 
-def _left(pipeline: type[Pipeline], control: ControlStore, producer: str) -> list[Claim]:
+def _left(producer: BoundProducer, control: ControlStore) -> list[Claim]:
     """Return the expired claims of a producer's runs, and for the first producer, also of retries and replays."""
-    is_first = producer == next(iter(pipeline.producers_of()))
-    return control.over(pipeline.limits_key(producer), *([pipeline.name] if is_first else []))
+    is_first = producer == BoundProducer.all_of(producer.pipeline)[0]
+    return control.over(producer.key, *([producer.pipeline.name] if is_first else []))

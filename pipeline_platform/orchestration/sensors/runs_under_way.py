@@ -13,8 +13,9 @@ from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, interval_end
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.launcher.run_process import never_begins
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.jobs import RunTags, runs_by_producer
+from pipeline_platform.orchestration.jobs import RunTags, producer_tag, runs_by_producer
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -25,55 +26,49 @@ UNDER_WAY = [
 ]
 
 
-def limits(pipeline: type[Pipeline], control: ControlStore, now: datetime, producer: str = "") -> demand.Limits:
+def limits(producer: BoundProducer, control: ControlStore, now: datetime) -> demand.Limits:
     """Return the current limits, from the producer's options and the control store."""
-    options, key = control.producer_of(pipeline, producer), pipeline.limits_key(producer)
+    options, key = control.options_of(producer), producer.key
     limit = control.rate_limiting(key, options.rate_limiting)
     ahead = demand.permits_ahead(limit, options.interval) if limit else timedelta(0)
     permits = control.spare(key, limit, ahead)
     return demand.Limits(
         options,
-        control.processors_of(pipeline),
+        control.processors_of(producer.pipeline),
         permits=permits,
         permits_soon=None if permits is None else control.spare(key, limit, min(ahead, options.interval)),
         permits_at=interval_end(limit, now) if limit else None,
         paused=control.paused(key),
-        batch_timeout=pipeline.batch_timeout(),
-        size=Quota(pipeline, control, producer).per_pull,
+        batch_timeout=producer.pipeline.batch_timeout(),
+        size=Quota(producer, control).per_pull,
     )
 
 
-def in_flight(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance | None, control: ControlStore, producer: str = ""
-) -> demand.InFlight:
+def in_flight(producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore) -> demand.InFlight:
     """Return the messages of a producer in flight, and the capacity that other runs take from it.
 
     Retries and replays use the free capacity of the other producers first, then of this one.
     """
-    mine = _in_flight(pipeline, instance, control, producer)
-    if not producer or not (whole := _in_flight(pipeline, instance, control, "").messages):
+    mine, whole = _in_flight(producer, instance, control), BoundProducer(producer.pipeline)
+    if producer == whole or not (common := _in_flight(whole, instance, control).messages):
         return mine
-    names = set(pipeline.producers_of()) - {producer}
-    others = sum(_in_flight(pipeline, instance, control, name).messages for name in names)
-    free = Quota(pipeline, control).capacity - Quota(pipeline, control, producer).capacity
-    return replace(mine, of_others=max(0, others + whole - free))
+    others = sum(_in_flight(other, instance, control).messages for other in whole.each if other != producer)
+    free = Quota(whole, control).capacity - Quota(producer, control).capacity
+    return replace(mine, of_others=max(0, others + common - free))
 
 
-def _in_flight(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance | None, control: ControlStore, producer: str
-) -> demand.InFlight:
+def _in_flight(producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore) -> demand.InFlight:
     """Count the messages of active claims, and the demand of runs without a claim yet.
 
     A crashed run counts until its claim expires. A run without a claim counts until its process is known to have ended;
     a queued run counts until it ends.
     """
-    key = pipeline.limits_key(producer)
-    live = control.in_flight(key)
+    live = control.in_flight(producer.key)
     claims = {claim.run_id: claim.messages for claim in live}
-    own = pipeline.producers_of(producer).get(producer)
-    limit = control.rate_limiting(key, own.rate_limiting) if live and own else None
-    asked = runs_to_lease(pipeline, instance, control, producer)
-    receiving = _receiving(pipeline, instance, claims)
+    is_limited = live and not producer.is_whole_pipeline
+    limit = control.rate_limiting(producer.key, producer.options.rate_limiting) if is_limited else None
+    asked = runs_to_lease(producer, instance, control)
+    receiving = _receiving(producer.pipeline, instance, claims)
     return demand.InFlight(
         messages=sum(claims.values()) + sum(wanted for _, _, wanted in asked),
         runs=len(claims) + len(asked),
@@ -96,16 +91,16 @@ def _receiving(pipeline: type[Pipeline], instance: dg.DagsterInstance | None, ru
 
 
 def runs_to_lease(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance | None, control: ControlStore, producer: str = ""
+    producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore
 ) -> list[tuple[str, str, int]]:
     """Return the active runs that will make a claim: id, origin and demand. Empty without a Dagster instance."""
     if instance is None:
         return []
-    key, tags = pipeline.limits_key(producer), RunTags.of(pipeline)
-    known = {claim.run_id for claim in (*control.in_flight(key), *control.over(key))}
+    pipeline, tags = producer.pipeline, RunTags.of(producer.pipeline)
+    known = {claim.run_id for claim in (*control.in_flight(producer.key), *control.over(producer.key))}
     return [
         (run.run_id, run.tags[tags.origin], int(run.tags[tags.demand]))
-        for record in instance.get_run_records(runs_by_producer(pipeline, UNDER_WAY, producer))
+        for record in instance.get_run_records(runs_by_producer(producer, UNDER_WAY))
         if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
     ]
 
@@ -132,17 +127,13 @@ def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.Dags
 
 
 def failed_in_a_row(
-    pipeline: type[Pipeline],
-    instance: dg.DagsterInstance,
-    now: datetime,
-    producer: str = "",
-    origin: Origin = "source",
+    producer: BoundProducer, instance: dg.DagsterInstance, now: datetime, origin: Origin = "source"
 ) -> demand.FailedRuns:
     """Count the consecutive failures of the newest runs of an origin. A failed run that published all does not count.
 
     Runs that were active at the same time count once: they often have a common cause, such as a crash of Spark.
     """
-    tags, newest = RunTags.of(pipeline), _newest(pipeline, instance, producer, origin)
+    tags, newest = RunTags.of(producer.pipeline), _newest(producer, instance, origin)
 
     def has_failed(record: dg.RunRecord) -> bool:
         run = record.dagster_run
@@ -158,45 +149,39 @@ def failed_in_a_row(
     return demand.FailedRuns(count, failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
 
 
-def empty_in_a_row(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> int:
+def empty_in_a_row(producer: BoundProducer, instance: dg.DagsterInstance) -> int:
     """Return the number of newest pulls in a row that received no messages."""
-    tag, newest = RunTags.of(pipeline).received, _newest(pipeline, instance, producer)
+    tag, newest = RunTags.of(producer.pipeline).received, _newest(producer, instance)
     return len(list(takewhile(lambda run: run.dagster_run.tags.get(tag) == "0", newest)))
 
 
-def ended_early(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, since: datetime) -> bool:
+def ended_early(producer: BoundProducer, instance: dg.DagsterInstance, since: datetime) -> bool:
     """Whether a pull failed or was canceled since a time: its unacknowledged messages will be redelivered."""
     statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    tags = RunTags.of(pipeline)
-    ended = dg.RunsFilter(
-        tags={tags.origin: "source", **({tags.producer: producer} if producer else {})},
-        statuses=statuses,
-        updated_after=since,
-    )
+    tags = RunTags.of(producer.pipeline)
+    pulls = {tags.origin: "source", **producer_tag(producer)}
+    ended = dg.RunsFilter(tags=pulls, statuses=statuses, updated_after=since)
     runs = [record.dagster_run for record in instance.get_run_records(ended, limit=demand.LOOK_BACK)]
     return any(run.tags.get(tags.published) != run.run_id for run in runs)
 
 
-def was_filled(pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str) -> bool:
+def was_filled(producer: BoundProducer, instance: dg.DagsterInstance) -> bool:
     """Whether the newest pull received as many messages as it demanded. Active runs count once they have received.
 
     Re-executions do not count: they have a copy of their parent's tags.
     """
-    tags = RunTags.of(pipeline)
-    pulls = {tags.origin: "source", **({tags.producer: producer} if producer else {})}
+    tags = RunTags.of(producer.pipeline)
+    pulls = {tags.origin: "source", **producer_tag(producer)}
     newest = instance.get_run_records(dg.RunsFilter(tags=pulls), limit=demand.LOOK_BACK)
     run = next((run for record in newest if (run := record.dagster_run).parent_run_id is None), None)
     return run is not None and 0 < int(run.tags.get(tags.demand, 0)) <= int(run.tags.get(tags.received, 0))
 
 
-def _newest(
-    pipeline: type[Pipeline], instance: dg.DagsterInstance, producer: str, origin: Origin = "source"
-) -> Sequence[dg.RunRecord]:
+def _newest(producer: BoundProducer, instance: dg.DagsterInstance, origin: Origin = "source") -> Sequence[dg.RunRecord]:
     """Return the newest completed runs of an origin."""
     ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
-    tags = RunTags.of(pipeline)
-    pulled_from = {tags.producer: producer} if producer else {}
-    of_origin = dg.RunsFilter(tags={tags.origin: origin, **pulled_from}, statuses=ended)
+    tags = {RunTags.of(producer.pipeline).origin: origin, **producer_tag(producer)}
+    of_origin = dg.RunsFilter(tags=tags, statuses=ended)
     return instance.get_run_records(of_origin, limit=demand.LOOK_BACK)
 
 

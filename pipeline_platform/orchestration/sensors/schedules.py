@@ -13,39 +13,40 @@ from pipeline_platform.lake.maintenance import CROWDED, is_crowded
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.launcher.run_process import end_claims
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
-from pipeline_platform.orchestration.jobs import named, run_request, runs_of
+from pipeline_platform.orchestration.jobs import run_request, runs_of
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
 
 _NIGHT = 2
 """Hour (UTC) of the nightly maintenance of all tables."""
 
 
-def pull_schedule(pipeline: type[Pipeline], cron: str, producer: str = "") -> dg.ScheduleDefinition:
+def pull_schedule(producer: BoundProducer, cron: str) -> dg.ScheduleDefinition:
     """Build a schedule that pulls instead of the sensor. Each run receives as many messages as it may.
 
     The run reduces its demand to the free capacity when it makes its claim.
     """
 
     @dg.schedule(
-        name=f"{named(pipeline, producer)}_pull_schedule",
-        job_name=f"{pipeline.name}_pull",
+        name=f"{producer.prefix}_pull_schedule",
+        job_name=f"{producer.pipeline.name}_pull",
         cron_schedule=cron,
         default_status=dg.DefaultScheduleStatus.RUNNING,
         description="Pulls on a schedule. If the producer's sensor is on too, both together stay within the limits.",
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
-        if held := _held_back(pipeline.limits_key(producer), context):
+        if held := _held_back(producer.key, context):
             return held
         try:
             # At the scheduled time: a stopped daemon evaluates missed ticks later, for their own windows.
-            window = window_now(pipeline, context.scheduled_execution_time)
+            window = window_now(producer.pipeline, context.scheduled_execution_time)
         except NoWindowError as error:
             return dg.SkipReason(str(error))
-        expected = Quota(pipeline, context.resources.control, producer).per_pull
-        return run_request(pipeline, "source", [window], expected=expected, producer=producer)
+        expected = Quota(producer, context.resources.control).per_pull
+        return run_request(producer, "source", [window], expected=expected)
 
     return pull
 
@@ -95,11 +96,11 @@ def maintenance_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
     return maintenance
 
 
-def _held_back(limits_key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
+def _held_back(key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
     """Return a skip reason if the pipeline is paused or the control store is unavailable, or None."""
     control: ControlStore = context.resources.control
     try:
-        reason = control.paused(limits_key)
+        reason = control.paused(key)
     except ControlStoreError as error:
         return dg.SkipReason(str(error))
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
@@ -138,7 +139,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         waiting = _failed(pipeline, context.resources.lake, Selection(state="due", due_by=now))
         if not waiting:
             return dg.SkipReason("no failure is due")
-        runs = failed_in_a_row(pipeline, context.instance, now, origin="failed")
+        runs = failed_in_a_row(BoundProducer(pipeline), context.instance, now, origin="failed")
         if held_back := demand.hold_back(runs, LOOKS_EVERY, now):
             return dg.SkipReason(held_back)
         return _to_drive(pipeline, control, waiting, Selection(state="due"))[:_AT_ONCE]
@@ -158,7 +159,7 @@ def _to_drive(
     most = control.processors_of(pipeline).per_run
     return [
         run_request(
-            pipeline,
+            BoundProducer(pipeline),
             "failed",
             windows,
             expected=min(most, sum(waiting[window] for window in windows)),
