@@ -137,7 +137,7 @@ class _Demo:
         for _ in range(_BACKFILLS):
             if waiting := open_failures(self._place):
                 windows = contiguous(Flights, waiting)[0]
-                title = f"Backfill of {', '.join(windows)}: {sum(waiting[each] for each in windows):,} failures"
+                title = f"Retry of {', '.join(windows)}: {sum(waiting[each] for each in windows):,} failures"
                 tags = {f"{_RANGE}_start": windows[0], f"{_RANGE}_end": windows[-1]}
                 self._launched(f"{Flights.name}_retry", title, run_config=_FIX, tags=tags)
 

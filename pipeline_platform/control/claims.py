@@ -1,8 +1,8 @@
 """Claims of runs to the capacity of a pipeline: messages in flight, each claim for a limited time.
 
 If a pipeline has several producers, each producer has its own capacity, and the argument `pipeline` is
-`<pipeline>/<producer>`. Backfills and replays claim for the pipeline itself, whose capacity is the sum of its
-producers' and includes their claims. While a backfill or replay has a claim, a producer's claim must fit both.
+`<pipeline>/<producer>`. Retries and replays claim for the pipeline itself, whose capacity is the sum of its
+producers' and includes their claims. While a retry or replay has a claim, a producer's claim must fit both.
 
 A claim may be `alone`, to keep messages in order over runs: it is granted nothing while the pipeline has another claim,
 and prevents other claims of the pipeline.

@@ -47,7 +47,7 @@ class InFlight:
         runs: Number of runs.
         unleased: Messages that are not leased yet: the source still counts them.
         permitted: Messages that got their permits in earlier intervals.
-        of_others: Capacity that runs of other producers, backfills and replays take from this producer.
+        of_others: Capacity that runs of other producers, retries and replays take from this producer.
         run_ids: Ids of these runs, to name them in reasons.
         to_lease: Greatest number that each run may lease, by run id, for runs that have leased nothing yet.
     """

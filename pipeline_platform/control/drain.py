@@ -22,7 +22,7 @@ def drain(
 
     Current runs start further messages for the pipeline's `shutdown` time. A run that has no claim yet ends without
     messages. A replay that is cut short changes nothing, and the Spark lane is not interrupted. A drain of one producer
-    does not affect backfills and replays, which belong to the whole pipeline.
+    does not affect retries and replays, which belong to the whole pipeline.
 
     Args:
         store: The control store.

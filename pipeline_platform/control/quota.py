@@ -15,7 +15,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 class Quota:
     """Capacity of a producer's runs, by its options and the control store.
 
-    For the whole pipeline: capacity of backfills and replays, together with the runs of all producers.
+    For the whole pipeline: capacity of retries and replays, together with the runs of all producers.
     """
 
     producer: BoundProducer

@@ -29,7 +29,7 @@ _KEPT = [name for name in FAILED.names if name != "window"]
 
 
 def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
-    """Close the failures of a selection, so that no backfill retries them; return their number.
+    """Close the failures of a selection, so that no retry handles them; return their number.
 
     If a run is retrying one of them now, the result of the run takes precedence.
     """
@@ -39,7 +39,7 @@ def close(tables: Tables, failed: FailedMessages, who: str, why: str) -> int:
 def reopen(tables: Tables, failed: FailedMessages) -> int:
     """Reopen manually closed failures by id and source of the selection; return their number.
 
-    Each failure is open at the next attempt, with its payload and its original reason; only a manual backfill retries
+    Each failure is open at the next attempt, with its payload and its original reason; only a manual retry retries
     it. If a run retries it meanwhile and fails at the same attempt, the reopened failure stays.
     """
     return _commit(tables, failed, lambda: _opening(failed))

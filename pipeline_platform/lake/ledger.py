@@ -26,7 +26,7 @@ class Receive(BaseModel, frozen=True):
     Attributes:
         receive_id: Id of its lease, files, transactions and Spark work.
         pipeline: Name of the pipeline.
-        origin: `source`, `failed` (a backfill of failures) or `messages` (a full replay).
+        origin: `source`, `failed` (a retry of failures) or `messages` (a full replay).
         run_id: Id of the Dagster run that began it.
         windows: Partition keys of the run; messages from the source belong to the last one.
         demand: Maximum number of messages.

@@ -44,7 +44,7 @@ def repair(tables: Tables) -> int:
     """Remove unreadable files and rows from their tables; return the number of recorded open failures.
 
     The files stay on disk until maintenance removes them. A lost outcome is restored from the message's failure or row.
-    A message with neither becomes an open failure, with its payload, which a backfill retries. Lost rows of a message
+    A message with neither becomes an open failure, with its payload, which a retry handles. Lost rows of a message
     with a known outcome are restored by a replay of the window. A message whose row was removed from a batcher's table
     becomes an open failure if its payload is still kept.
 

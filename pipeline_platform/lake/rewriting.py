@@ -196,7 +196,7 @@ def _last_attempts(theirs: pa.Table) -> pa.Table:
 def _lost(ours: pa.Table, sought: _Sought) -> pa.Array:
     """Return the keys of our messages that other receives handled, or failed at our attempt or a later one.
 
-    A failure at an earlier attempt is the failure that a backfill retries.
+    A failure at an earlier attempt is the failure that a retry handles.
     """
     keys = keys_of(ours, *MESSAGE_KEY)
     theirs = sought.near(keys)

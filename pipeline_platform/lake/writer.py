@@ -25,7 +25,7 @@ ROW_GROUP_BYTES = 16 * 2**20
 OPEN_FILES = 32
 """Greatest number of files of earlier windows that a task keeps open.
 
-A backfill has hundreds of windows, and a process may open 1,024 files. Each open file buffers up to a row group, so
+A retry may have hundreds of windows, and a process may open 1,024 files. Each open file buffers up to a row group, so
 fewer files need less memory. Windows are nearly in order, so few files are needed.
 """
 

@@ -84,7 +84,7 @@ _MAX_DEMAND = 1_000_000
 
 
 class RateLimiting(Options):
-    """A limit of messages per interval, over all runs and machines, backfills and replays included.
+    """A limit of messages per interval, over all runs and machines, retries and replays included.
 
     Intervals are aligned to the clock: an interval of a minute starts with the minute. Unused permits of an interval
     expire with it.

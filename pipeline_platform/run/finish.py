@@ -63,7 +63,7 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[st
         flow: The pipeline and its resources.
         log: Gets what was finished, and a line for each receive that cannot be finished, which stays as it is.
     """
-    # Backfills and replays have no producer: any run may finish them.
+    # Retries and replays have no producer: any run may finish them.
     expired = [claim.receive_id for claim in flow.control.over(flow.quota.key, flow.pipeline.name)]
     for claim in flow.control.over(flow.pipeline.name, of_all=True):
         flow.work(claim.receive_id).interrupt()  # it would occupy the Spark cores that this run needs

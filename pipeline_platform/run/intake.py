@@ -111,10 +111,10 @@ class Pull(Intake):
         return self.flow.quota.for_a_pull() if demand is None else demand
 
 
-class Backfill(Intake):
+class RetryFailures(Intake):
     """Open failures of the windows, all or a selection, to be retried."""
 
-    name = "backfill"
+    name = "retry"
     selects = True
 
     @property
@@ -200,7 +200,7 @@ class Replay(Intake):
         return found
 
 
-INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": Backfill, "messages": Replay}
+INTAKES: dict[Origin, type[Intake]] = {"source": Pull, "failed": RetryFailures, "messages": Replay}
 
 
 def common(flow: Flow, receive: Receive) -> dict[str, Any]:

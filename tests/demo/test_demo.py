@@ -68,7 +68,7 @@ def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
         assert re.search(r"run +of +messages +status +step +seconds", view), view
     assert re.search(rf"in flight +{FLIGHTS:,} ", shown.said)
     assert re.search(rf"\w{{8}} +source +{FLIGHTS:,} +started", shown.said)
-    assert "─ Backfill " in shown.said
+    assert "─ Retry of " in shown.said
 
 
 @pytest.mark.soak
