@@ -11,7 +11,7 @@ import dagster as dg
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.checks import check_together
+from pipeline_platform.model.conflicts import check_together
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
