@@ -52,7 +52,7 @@ lake/rewriting.py: lake/test_decision.py run/test_steps_again.py
 lake/rewriting.py: run/test_fan_out.py
     {"messages", "outcomes", "failed"} if => set() if
 lake/closing.py: run/test_closing.py
-    or table.lost_rows_since(handle, looked) => or False
+    if table.lost_rows_since(handle, looked):
 lake/early_acks.py: tasks/test_early.py
     "receive.json" in names => True
     "_given_up" not in names => True
@@ -86,10 +86,10 @@ orchestration/run_receive.py: orchestration/test_reexecuted_steps.py
 run/lease.py: run/test_lease.py
     if every_s => if False
     CLAIM_S / 3 => CLAIM_S * 3
-    except Exception:  # a store that fails over => except ZeroDivisionError:  # a store that fails over
+    except Exception:  # a failover => except ZeroDivisionError:  # a failover
 run/steps.py: run/test_steps_again.py
     unpublished = _publish_others(flow, receive) if looks else [] => unpublished: list[str] = []
-    def _acknowledge( >> state.expect_published(receive)
+    def _acknowledge( >> _expect_published(state, receive)
 run/steps.py: run/test_queue_faults.py
     if left == answer.withheld => if True
 run/steps.py: run/test_retry.py
@@ -121,7 +121,7 @@ control/pace.py: tasks/test_permits.py control/test_drain.py
 control/pace.py: control/test_rate_limiter.py
     retry_if_exception_type(ControlStoreError) => retry_if_exception_type(ZeroDivisionError)
 control/reserved_offsets.py: control/test_positions.py
-    self.sync()  # or
+    self.sync()  # otherwise
     if span.holder is not None or span.first > offset => if span.first > offset
 control/demand.py: control/test_demand.py
     if held >= limits.capacity:
@@ -137,7 +137,7 @@ tasks/isolation.py: tasks/test_isolation.py
 tasks/callback_process/fork.py: tasks/test_timeouts.py
     if late in progress.calls => if False
 tasks/callback_process/fork.py: tasks/test_callback_process.py
-    _end_group(child)  # its number
+    _end_group(child)  # safe
     end_with(parent)
     with _forking: => if True:
 tasks/batch/handle_batches.py: tasks/test_isolation.py
@@ -147,7 +147,7 @@ tasks/batch/handle_batches.py: tasks/test_batch.py
     if not all(message.is_same(given.get(message._row))
 tasks/record/fan_out.py: tasks/test_fan_out.py
     if len(returned) > MOST_CHILDREN:
-    if not message.is_same(one):
+    if not message.is_same(item):
 tasks/handle/row_lane.py: tasks/test_rescue.py
     for row in oversized(batch, most_bytes): => for row in ():
 tasks/acknowledge/acknowledger.py: tasks/test_acknowledge.py
@@ -178,7 +178,7 @@ connectors/table_queue/leased_table.py: connectors/test_queue_leases.py
 connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
     in_spans.with_for_update(skip_locked=True) => in_spans
 connectors/kafka/kafka_source.py: connectors/test_kafka_faults.py
-    if found != one.topic_id:
+    if found != range_.topic_id:
 model/options.py: run/test_retry.py
     return attempt >= self.max_attempts => return False
 """
