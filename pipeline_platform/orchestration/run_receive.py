@@ -23,7 +23,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_now
 from pipeline_platform.run.flow import Flow, no_source
-from pipeline_platform.run.receive_state import Phase, ReceiveState
+from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.stopping import heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
@@ -78,12 +78,12 @@ def receive_of(
     own, earlier = _receive_ids([each.get(tags.receive_id) for each in lineage])
     if own:
         state = ReceiveState(flow, own)
-        if (receive := state.receive) is None:
-            if not state.transaction.is_decided and lineage[0].get(tags.demand) != "0":
+        if (receive := state.record) is None:
+            if lineage[0].get(tags.demand) != "0" and not state.transaction.is_decided:
                 raise FencedError.of(own)
             return flow, None
         flow = flow_of(BoundProducer(pipeline, receive.producer), context)
-        if state.phase is not Phase.BEGUN:
+        if flow.ledger.manifest(receive, "receive").reports:
             return flow, receive
         earlier = own  # the step that leased did not finish
     if earlier:
