@@ -175,7 +175,7 @@ def test_a_backfill_waits_for_room_that_no_producer_holds(place, monkeypatch):
     per_run = Coasts.processors.per_run
     place.control.claim("coasts/east", "e", "run", wanted=per_run, capacity=per_run, lease_s=60)
     place.control.claim("coasts/west", "w", "run", wanted=2 * per_run, capacity=2 * per_run, lease_s=60)
-    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this backfill"):
+    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this retry"):
         place.begin()
     place.control.end("w")
     place.begin()

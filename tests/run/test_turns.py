@@ -67,7 +67,7 @@ def test_a_backfill_and_a_pull_take_turns_whatever_the_source(made, pipeline):
     flow = made(pipeline, log(one_receive_per_partition=True))
     Run(flow.tables, Memory(deliveries_=numbered(b"fail")), "failed").finish()
     pull = begun(flow, run_id="pull", demand=5)
-    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this backfill"):
+    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this retry"):
         begun(flow, [WINDOW], origin="failed", run_id="backfill")
     with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this replay"):
         begun(flow, [WINDOW], origin="messages", run_id="replay")
