@@ -59,7 +59,7 @@ class SqsSource(calls.CalledSource):
     - `metadata` contains `md5_of_body`, `attributes` (with `ApproximateReceiveCount` and `SentTimestamp`) and
       `message_attributes`, with SQS's names; binary values are base64. A message whose body does not match its MD5 is
       skipped until its lease expires.
-    - A queue's dead-letter policy counts every receive, also by runs that crashed: set its limit high enough.
+    - A queue's redrive policy counts every receive, also by runs that crashed: set its limit high enough.
     - On a FIFO queue `partition` is `MessageGroupId`, and `sequence` is derived from `SequenceNumber`. SQS delivers up
       to ten messages of a group at once, and no others of the group until these are deleted or visible again.
     """
