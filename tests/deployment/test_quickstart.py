@@ -111,7 +111,7 @@ def test_a_pipeline_that_a_command_writes_ends_in_rows(tmp_path):
     assert "Wrote pipelines/orders.py" in reader.type("pipeline-platform new orders")
 
     with reader.dagster("-w", "workspace.yaml"):
-        printed = reader.follow("Rows")
+        printed = reader.follow("Send messages and read rows")
 
     assert "1 passed" in printed
     assert "│ 1      ┆ one  │" in printed

@@ -175,7 +175,7 @@ def test_a_termination_in_mid_handling_loses_nothing(location):
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize(("module", "name"), [(steps, "receive_messages"), (graph, "at_work")])
+@pytest.mark.parametrize(("module", "name"), [(steps, "receive_messages"), (graph, "receive_of")])
 def test_a_termination_at_the_end_of_a_step_or_the_start_of_the_next_frees_the_room_at_once(location, module, name):
     """The signal is real, and Dagster's own handler takes it."""
     location.enqueue("one")

@@ -128,7 +128,7 @@ def test_a_server_that_stays_away_in_the_middle_of_reading_fails_the_run_with_th
 ):
     flow = flow_over(own_postgres_server.address)
     once(monkeypatch, "read", own_postgres_server.stop)
-    with pytest.raises(SourceAwayError, match=r"queue, table 'messages' of .* ended the session"):
+    with pytest.raises(SourceAwayError, match="ended the session"):
         run_through(flow)
     own_postgres_server.start()
     run_to_end(flow)

@@ -78,7 +78,7 @@ def test_whoever_waits_for_a_server_that_is_killed_learns_so_at_once_and_then_ha
 
     killer = threading.Thread(target=kill_in_the_middle)
     killer.start()
-    with pytest.raises(spark_server.SparkServerDiedError, match=f"process {mortal.pid}.*died.*another server starts"):
+    with pytest.raises(spark_server.SparkServerDiedError, match=f"process {mortal.pid}.*crashed.*restarted"):
         engine.run(resource.spark_session, task, 1, TOLD)
     killer.join()
 
