@@ -4,6 +4,7 @@ from pipeline_platform.orchestration.asset_windows import WHEN_NEW
 from pipeline_platform.orchestration.component import PipelineComponent
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
+from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, ControlResource, LakeResource
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, source_resource
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
@@ -20,6 +21,7 @@ __all__ = [
     "LakeResource",
     "PipelineComponent",
     "SparkResource",
+    "default_resources",
     "pipeline_assets",
     "platform_definitions",
     "producer_sensor",
