@@ -22,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,10 @@ def timed(name: str, work: Callable[[], object]) -> dict[str, float]:
 
 
 def _handle(name: str, flow: Flow, receive: Receive) -> dict[str, float]:
-    return timed(name, lambda: steps.handle_messages(flow, receive))
+    """Time the handling of a receive, which may have been handled in an earlier round."""
+    flow.lake.remove_file(f"{flow.ledger.folder(receive.receive_id)}/handle.parquet")
+    again = replace(flow)  # without cached manifests
+    return timed(name, lambda: steps.handle_messages(again, receive))
 
 
 def _broadway(mode: str, messages: int) -> dict[str, float]:
@@ -175,7 +179,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
                 peers: list[Callable[[], dict[str, float]]] = [
                     lambda: timed("bare", lambda: bench.bare(files)),
                     lambda: timed("plain query", lambda: bench.plain_query(column_files)),
-                    lambda: timed("columns", lambda: steps.handle_messages(columns, columns_receive)),
+                    partial(_handle, "columns", columns, columns_receive),
                     *(partial(bench.whole_run, idiom) for idiom in WHOLE),
                     *(partial(_broadway, mode, messages) for mode in _modes()),
                     *(partial(_handle, name, *of[:2]) for name, of in received.items()),
