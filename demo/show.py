@@ -53,7 +53,7 @@ def show(place: Place, source: Kind, flights: int, console: Console) -> int:
 def why_new(before: Progress | None, wanted: Progress) -> str | None:
     """Return the reason why the earlier demo cannot be continued; None if it can."""
     if before is None:
-        return "there is no earlier demo with a full queue"
+        return "no earlier demo left a full queue"
     if (before.source, before.flights) != (wanted.source, wanted.flights):
         return f"the last demo was different ({before.flights:,} flights, {before.source})"
     if before.finished:

@@ -62,8 +62,8 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         default="",
         description=(
             "Where Spark runs. Empty: in the run's own process. `warm`: on the server that `pipeline-platform spark "
-            "start` started on this machine; a run restarts a crashed server, and uses its own process if there is no "
-            "server. `sc://host:port`: on this Spark Connect server."
+            "start` started on this machine; a run restarts a crashed server, and uses its own process if no server "
+            "was started. `sc://host:port`: on this Spark Connect server."
         ),
     )
     token: str | None = Field(
