@@ -27,6 +27,9 @@ CALLS = "calls"
 PATIENCE = "LATENCY_PATIENCE"
 """Variable with the pipeline's patience in seconds; with 0 one message is worth a run."""
 _PATIENCE_S = float(os.environ.get(PATIENCE, "0"))
+IDLE_TIMEOUT = "LATENCY_IDLE_TIMEOUT"
+"""Variable with the producer's `idle_timeout` in seconds; 0 for runs of one receive."""
+_IDLE_TIMEOUT_S = float(os.environ.get(IDLE_TIMEOUT, "0"))
 MAX_RUNS = "LATENCY_MAX_RUNS"
 """Variable with the number of parallel runs, for large runs."""
 _MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
@@ -37,7 +40,14 @@ class Single(Pipeline):
 
     name = "single"
     producer = Producer(
-        source="queue", concurrency=1, patience=timedelta(seconds=_PATIENCE_S or 30), max_runs=_MAX_RUNS or 1
+        source="queue",
+        concurrency=1,
+        max_runs=_MAX_RUNS or 1,
+        **(
+            {"idle_timeout": timedelta(seconds=_IDLE_TIMEOUT_S)}
+            if _IDLE_TIMEOUT_S
+            else {"patience": timedelta(seconds=_PATIENCE_S or 30)}
+        ),
     )
     processors = (
         Processors(concurrency=2, max_demand=50_000)

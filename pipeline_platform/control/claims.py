@@ -120,6 +120,18 @@ class Claims(Database):
                 connection.execute(sa.insert(_RECEIVES).values(values))
         return messages
 
+    def stand_by(self, pipeline: str, run_id: str, lease_s: float) -> None:
+        """Claim no messages for a run between its rounds, or renew that claim, so that the run counts as active.
+
+        The claim has the id of the run in place of a receive's.
+        """
+        with self.writing() as connection:
+            now = self.now(connection)
+            renewed = sa.update(_RECEIVES).where(_is(run_id)).values(expires_at=now + round(lease_s * SECOND))
+            if not connection.execute(renewed).rowcount:
+                values = (run_id, pipeline, run_id, 0, 0, now, now + round(lease_s * SECOND), False)
+                connection.execute(sa.insert(_RECEIVES).values(values))
+
     def adjust(self, receive_id: str, messages: int) -> None:
         """Lower a claim to the number of messages that are leased, 0 or more; never raise it."""
         if messages < 0:
@@ -260,7 +272,9 @@ def _is_of(pipeline: str, table: sa.Table = _RECEIVES) -> sa.ColumnElement[bool]
 def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str, alone: bool) -> int:
     """Return the capacity that live claims, except the claim of the receive `but`, leave for a claim."""
     live = sa.and_(_is_of(pipeline_of_key(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
-    in_the_way = sa.select(_RECEIVES.c.receive_id).where(live if alone else live & _RECEIVES.c.alone)
+    in_the_way = sa.select(_RECEIVES.c.receive_id).where(live, _RECEIVES.c.messages > 0)
+    if not alone:
+        in_the_way = in_the_way.where(_RECEIVES.c.alone)
     if connection.execute(in_the_way.limit(1)).first():
         return 0
     columns = _RECEIVES.c.pipeline, sa.func.sum(_RECEIVES.c.messages), sa.func.max(_RECEIVES.c.capacity)

@@ -117,6 +117,8 @@ class Limits:
         left: Whether a run that crashed, failed or was terminated may have left messages: they are due at once.
         batch_timeout: Shortest batch timeout of the pipeline's batchers; None if no batcher has a timeout.
         size: Greatest size of a run by `target_run_time`; None if it is not set.
+        round_size: Within a run of rounds, the messages that are worth a round before `patience` has passed; None for a
+            sensor.
     """
 
     producer: Producer
@@ -130,11 +132,26 @@ class Limits:
     left: bool = False
     batch_timeout: timedelta | None = None
     size: int | None = None
+    round_size: int | None = None
 
     @property
     def patience(self) -> timedelta:
         """Longest wait of messages that are too few for a run, or that do not fill a batch."""
         return min(self.producer.patience, self.batch_timeout or self.producer.patience)
+
+    @property
+    def pays_from(self) -> int:
+        """Messages that are worth a run or a round."""
+        # Not the free capacity: if other runs use nearly all of it, each tick would request a run of a few messages.
+        least = worthwhile(self.processors, self.per_run)
+        if self.round_size is not None:
+            least = min(least, self.round_size)
+        return least if self.permits_soon is None else min(least, self.permits_soon)
+
+    @property
+    def next_look(self) -> timedelta:
+        """Time until the backlog is read again."""
+        return self.producer.interval + _LATE if self.round_size is None else timedelta(0)
 
     @property
     def per_run(self) -> int:
@@ -272,11 +289,7 @@ def next_ask(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: time
     most = min(limits.per_run, limits.capacity - in_flight.of_capacity)
     if limits.permits is not None:  # messages in flight take their permits out of the same intervals
         most = min(most, limits.permits - in_flight.of_capacity + in_flight.permitted)
-    # Not the free capacity: if other runs use nearly all of it, each tick would request a run of a few messages.
-    pays_from = worthwhile(limits.processors, limits.per_run)
-    if limits.permits_soon is not None:
-        pays_from = min(pays_from, limits.permits_soon)
-    patience = limits.patience
+    pays_from, patience = limits.pays_from, limits.patience
     if waiting is None:
         patience = Backoff(first=patience, most=max(patience, LONGEST_PAUSE)).before(limits.empty_runs + 2)
     pays_after = f"after {_seconds(patience)} (waited {_seconds(waited or timedelta(0))})"
@@ -294,7 +307,7 @@ def next_ask(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: time
     if limits.left:
         return Ask(demand, f"{at_least}{_wait(waiting)} after a run that ended early")
     is_left_over = waited is not None and not waited
-    if is_left_over or (waited or timedelta(0)) + limits.producer.interval + _LATE <= patience:
+    if is_left_over or (waited or timedelta(0)) + limits.next_look <= patience:
         bound = f", of which {demand} may be leased" if demand < waiting else ""
         return Ask(0, f"{at_least}{_wait(waiting)}{bound}; a run starts at {pays_from}, or {pays_after}")
     return Ask(demand, f"{at_least}{_wait(waiting)}, and may wait {_seconds(patience)} at most")
@@ -350,11 +363,11 @@ def no_room(limits: Limits, in_flight: InFlight) -> str | None:
     held, runs = in_flight.of_capacity, in_flight.runs
     if limits.paused is not None:
         return f"paused: {limits.paused}"
-    if held >= limits.capacity:
-        return f"{count(held)} in flight use the capacity of {limits.capacity}: {in_flight.named}"
     if runs >= limits.producer.max_runs:
         active = f"{runs} {'run' if runs == 1 else 'runs'} active"
         return f"{active}; max_runs allows {limits.producer.max_runs}: {in_flight.named}"
+    if held >= limits.capacity:
+        return f"{count(held)} in flight use the capacity of {limits.capacity}: {in_flight.named}"
     if limits.permits and limits.permits <= (need := held - in_flight.permitted):
         return f"the rate limit allows {limits.permits} during a run, and {count(need)} in flight need them"
     if limits.permits == 0 or limits.permits_soon == 0:

@@ -118,6 +118,21 @@ class Totals:
                     setattr(totals, name, _sum(getattr(totals, name), value))
         return totals
 
+    def for_people(self) -> Totals:
+        """Return the counts with the most frequent reasons and batch keys, and bounded samples."""
+        keys = {batcher: Counter(dict(keys.most_common(_KEYS))) for batcher, keys in self.batch_keys.items()}
+        return replace(
+            self,
+            reasons=Counter(dict(self.reasons.most_common(_KEYS))),
+            batch_keys=keys,
+            sample=self.sample[:SAMPLE],
+            losses=self.losses[:SAMPLE],
+            refusals=self.refusals[:SAMPLE],
+            errors=self.errors[:SAMPLE],
+            notified={},
+            output=[],
+        )
+
     def counts(self) -> dict[str, int]:
         """Return the numbers by the name of their field, summed over windows, batchers or reasons."""
         values = {name: getattr(self, name) for name in _NAMES}

@@ -79,6 +79,8 @@ BATCH_MESSAGES = 10**6
 
 WORTH_IT = timedelta(seconds=20)
 """Shortest `target_run_time`: the fixed cost of a run, 1 to 2 s, stays below a tenth of it."""
+_ROUND_PATIENCE = timedelta(seconds=0.2)
+"""Default of `patience` where an `idle_timeout` is set: a round costs much less than a run."""
 _MAX_DEMAND = 1_000_000
 """Default of `max_demand` where a `target_run_time` is set."""
 
@@ -106,7 +108,14 @@ class Producer(Options):
     rate_limiting: RateLimiting | None = Field(None, description="Limit of messages per interval. None: no limit.")
     patience: Duration = Field(
         timedelta(seconds=30),
-        description="Longest wait for a backlog that is worth a run: after this time a smaller backlog starts one.",
+        description="Longest wait for a backlog that is worth a run or a round: after this time a smaller backlog "
+        "starts one. With idle_timeout, the default is 0.2 s.",
+    )
+    idle_timeout: Duration | None = Field(
+        None,
+        description="A run continues in rounds after its first receive, and ends when no message has arrived for this "
+        "time. A round receives the waiting messages at once, so a message is stored about a second after it arrives. "
+        "None: a run receives once.",
     )
     interval: Duration = Field(
         timedelta(seconds=5), description="Time between two ticks of the sensor; Dagster allows 5 s or more."
@@ -122,6 +131,11 @@ class Producer(Options):
     deduplicate_for: Duration = Field(
         timedelta(days=4), description="Time for which a redelivery of a decided message is recognised as a duplicate."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_prompt_in_rounds(cls, given: dict[str, Any]) -> dict[str, Any]:
+        return given if given.get("idle_timeout") is None else {"patience": _ROUND_PATIENCE, **given}
 
 
 class Processors(Options):

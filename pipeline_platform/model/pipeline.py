@@ -24,7 +24,15 @@ from pipeline_platform.model.option_types import (
     ZonedDatetime,
     requirement_of,
 )
-from pipeline_platform.model.options import Batcher, Processors, Producer, Retention, Retry, TableBatcher
+from pipeline_platform.model.options import (
+    BATCH_MESSAGES,
+    Batcher,
+    Processors,
+    Producer,
+    Retention,
+    Retry,
+    TableBatcher,
+)
 from pipeline_platform.model.partition import SOURCE, PartitionBy
 from pipeline_platform.model.strict_options import PipelineError, did_you_mean, refusal_reason, shown
 
@@ -224,6 +232,12 @@ class Pipeline:
         """Return the shortest `batch_timeout` of its batchers; None without any."""
         timeouts = (batcher.batch_timeout for batcher in cls.batchers.values() if isinstance(batcher, Batcher))
         return min(filter(None, timeouts), default=None)
+
+    @classmethod
+    def batch_size(cls) -> int:
+        """Return the largest `batch_size` of its batchers; `BATCH_MESSAGES` if there is none."""
+        batchers = (batcher.batch_size for batcher in cls.batchers.values() if isinstance(batcher, Batcher))
+        return max((size for size in batchers if isinstance(size, int)), default=BATCH_MESSAGES)
 
     @classmethod
     def description(cls) -> str:

@@ -1,7 +1,7 @@
 """A pipeline as one graph of ops, whose outputs are its partitioned assets."""
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -20,13 +20,14 @@ from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.receive_config import receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
-from pipeline_platform.orchestration.run_receive import has_one_process, receive_of, working_step
+from pipeline_platform.orchestration.rounds import Rounds
+from pipeline_platform.orchestration.run_receive import config_of, flow_of, has_one_process, receive_of, working_step
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive, keep_until_next_step
 from pipeline_platform.run.outages import naming_outages
 from pipeline_platform.run.receive_state import Phase
-from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
+from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding, is_to_end
 
 
 def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
@@ -41,20 +42,25 @@ def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     failures of the windows, any other selection pulls.
     """
     keys = asset_keys(pipeline)
-    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, keys)
+    has_rounds = any(producer.options.idle_timeout for producer in BoundProducer.all_of(pipeline))
+    receive, acknowledge = _receive_op(pipeline), _acknowledge_op(pipeline, () if has_rounds else keys)
     handle = _step_op(pipeline, "handle_messages", _handle, Phase.LEASED)
     has_batches = any(isinstance(options, Batcher) for options in pipeline.batchers.values())
     batches = [_step_op(pipeline, "handle_batches", _handle_batches, Phase.HANDLED)] if has_batches else []
     handle_failed = _step_op(pipeline, "handle_failed", _handle_failed, Phase.BATCHED)
     commit = _step_op(pipeline, "commit", _commit, Phase.BATCHED)
+    further_rounds = _further_rounds_op(pipeline, keys)
 
     @dg.graph(name=pipeline.name, description=pipeline.description(), out={out: dg.GraphOut() for out in keys})
     def ops() -> dict[str, Any]:
         received = _named(receive)()
         handled = _named(handle)(received)
         routed = _named(handle_failed)([handled, *(_named(batch)(handled) for batch in batches)])
-        acknowledged = _named(acknowledge).with_hooks({end_as_asked})(_named(commit)(routed))
-        return {out: getattr(acknowledged, out) for out in keys}
+        last, before = acknowledge, _named(commit)(routed)
+        if has_rounds:
+            last, before = further_rounds, _named(acknowledge)(before)
+        ended = _named(last).with_hooks({end_as_asked})(before)
+        return {out: getattr(ended, out) for out in keys}
 
     return dg.AssetsDefinition.from_graph(
         ops,
@@ -205,10 +211,14 @@ def _commit(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     context.add_output_metadata({f"rows in {table}": count for table, count in rows.items()})
 
 
-def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey]) -> dg.OpDefinition:
+def _assets(tables: Iterable[str]) -> dict[str, Any]:
+    """Return the outputs of the last op, which are the assets of the tables; empty for another op."""
     out = {name: dg.Out(dg.Nothing, io_manager_key=IO_MANAGER, is_required=False) for name in tables}
+    return {"out": out} if out else {}
 
-    @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, out=out)
+
+def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDefinition:
+    @_op(pipeline, "acknowledge", ins={"committed": dg.In(dg.Nothing)}, **_assets(tables))
     def acknowledge(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Acknowledges the messages in groups, then reports the figures of the windows."""
         with _failing_with_reason(context):
@@ -225,6 +235,23 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Mapping[str, dg.AssetKey])
         yield from ()  # no output: it would give all windows of the run one data version, and a new one each time
 
     return acknowledge
+
+
+def _further_rounds_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDefinition:
+    @_op(pipeline, "further_rounds", ins={"acknowledged": dg.In(dg.Nothing)}, **_assets(tables))
+    def further_rounds(context: dg.AssetExecutionContext) -> Iterator[Any]:
+        """Receives, handles and acknowledges again while messages arrive, until none has for `idle_timeout`."""
+        config, tags = config_of(pipeline, context), RunTags.of(pipeline)
+        if config.rounds and not is_to_end():
+            with _failing_with_reason(context):
+                name = config.producer or context.run.tags.get(tags.producer, "")
+                flow = flow_of(BoundProducer(pipeline, name), context)
+                if red := Rounds(context, flow, config.overrides()).perform():
+                    context.instance.add_run_tags(context.run.run_id, {tags.published: context.run.run_id})
+                    raise dg.Failure(red, allow_retries=False)
+        yield from ()
+
+    return further_rounds
 
 
 @dg.success_hook(name="end_as_asked")

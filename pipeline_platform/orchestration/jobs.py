@@ -33,6 +33,7 @@ class RunTags(NamedTuple):
         received: Number of messages received.
         published: Own id of a red run whose receive is published and acknowledged. Re-executions copy tags.
         producer: Name of the producer, if the pipeline has several and the run pulls from one.
+        rounds: Number of rounds at the last report, on a run that continues after its first receive.
     """
 
     origin: str
@@ -41,6 +42,7 @@ class RunTags(NamedTuple):
     received: str
     published: str
     producer: str
+    rounds: str
 
     @classmethod
     def of(cls, pipeline: type[Pipeline]) -> Self:
@@ -73,6 +75,7 @@ def receive_config(
     selection: Selection = ALL,
     *,
     ignore_pause: bool = False,
+    rounds: bool = False,
 ) -> dict[str, Any]:
     """Return the run config of a run. Without a demand, it receives as many messages as a run may."""
     failures = selection.model_dump(mode="json", exclude_defaults=True)
@@ -82,6 +85,7 @@ def receive_config(
         "producer": producer.name or None,
         "failures": failures or None,
         "ignore_pause": ignore_pause or None,
+        "rounds": rounds or None,
     }
     config = {name: value for name, value in given.items() if value is not None}
     return {"ops": {producer.pipeline.name: {"ops": {"receive_messages": {"config": config}}}}}
@@ -108,6 +112,7 @@ def run_request(
     selection: Selection = ALL,
     *,
     ignore_pause: bool = False,
+    rounds: bool = False,
 ) -> dg.RunRequest:
     """Return the request for a run on contiguous windows.
 
@@ -120,6 +125,7 @@ def run_request(
         run_key: Key of the request; the requests of one tick of a schedule need different keys.
         selection: Open failures that a retry selects.
         ignore_pause: Whether the run receives messages even if the pipeline is paused.
+        rounds: Whether the run continues after its first receive.
 
     Raises:
         SchemaChangeError: A model of the pipeline no longer fits its table.
@@ -130,7 +136,7 @@ def run_request(
     own = {tags.origin: origin, tags.demand: str(expected), **producer_tag(producer)}
     return dg.RunRequest(
         run_key,
-        receive_config(producer, origin, demand, selection, ignore_pause=ignore_pause),
+        receive_config(producer, origin, demand, selection, ignore_pause=ignore_pause, rounds=rounds),
         {**own, **NO_RETRIES, **({} if partition else bounds)},
         partition_key=partition,
     )

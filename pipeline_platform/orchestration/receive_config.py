@@ -45,6 +45,11 @@ class ReceiveConfig(dg.Config):
         "nothing.",
     )
     although_paused: bool | None = Field(default=None, description="Deprecated: the former name of `ignore_pause`.")
+    rounds: bool = Field(
+        default=False,
+        description="Continue in rounds after the first receive, until no message has arrived for the producer's "
+        "`idle_timeout`. The producer's sensor sets it.",
+    )
     producer: str | None = Field(
         default=None,
         description="Name of the producer to pull from, if the pipeline has several. Default: the producer in the "

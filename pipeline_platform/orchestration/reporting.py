@@ -1,8 +1,9 @@
 """Reports of a run to Dagster: a materialisation per table and window, and the checks."""
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
@@ -11,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.failed import NONE, Counts, FailedMessages
+from pipeline_platform.lake.failed import NONE, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import SAMPLE, Totals
@@ -46,6 +47,28 @@ def of_failures(totals: Totals) -> dict[str, Any]:
     }
 
 
+@dataclass
+class Results:
+    """Results of a receive, or of the rounds since the last report.
+
+    Attributes:
+        totals: Counts and samples.
+        rows: Rows written, by table and window.
+        last_receives: Last receive that wrote rows, by table.
+    """
+
+    totals: Totals = field(default_factory=Totals)
+    rows: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    last_receives: dict[str, str] = field(default_factory=dict)
+
+    def add(self, receive: Receive, manifest: Manifest) -> None:
+        """Add the results of a receive."""
+        self.totals = Totals.of([self.totals, manifest.totals]).for_people()
+        for file in manifest:
+            self.rows[file.table][file.window] += file.rows
+            self.last_receives[file.table] = receive.receive_id
+
+
 def acknowledge_and_report(
     context: dg.AssetExecutionContext, flow: Flow, receive: Receive | None, acknowledger: Acknowledger
 ) -> str | None:
@@ -58,25 +81,31 @@ def acknowledge_and_report(
     Returns:
         The reason for which the run is to fail although everything is published and acknowledged; None if it succeeds.
     """
-    answer, manifest, run = None, Manifest(), {}
+    answer, results, red, run = None, Results(), None, {}
     if receive is not None:
         manifest = flow.ledger.manifest(receive)
         with alive(flow, receive):
             answer = steps.acknowledge(flow, receive, acknowledger)
         log_output(context, answer.not_taken.written)
         run = _of_run(receive, manifest)
-    failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
-    open_failures, red = failed.by_window(), _red(flow, receive, manifest)
-    replaces = receive is not None and bool(receive.replaces)
-    figures = {**figures_of(answer), **run}
-    _report(context, flow, manifest, figures, open_failures, is_red=red is not None, replaces=replaces)
+        results.add(receive, manifest)
+        red = intake_of(flow, receive).left_out(receive, manifest.totals.released) or failed_too_often(flow, results)
+    figures, tables = {**figures_of(answer), **run}, ["messages", *flow.pipeline.batchers, "failed"]
+    replaces = receive.receive_id if receive is not None and receive.replaces else ""
+    report(context, flow, results, figures, tables, is_red=red is not None, replaces=replaces)
     name = flow.pipeline.name
     context.log_event(evaluation(name, "messages", "acknowledged", judge_answer(answer)))
-    context.log_event(evaluation(name, "failed", "no_open_failures", judge_failures(open_failures)))
-    for batcher in flow.pipeline.batchers:
-        context.log_event(evaluation(name, batcher, "columns", FITS))
-    _report_backlog(context, flow)
     return red
+
+
+def failed_too_often(flow: Flow, results: Results) -> str | None:
+    """Return why a run is to fail if more messages failed than `max_failed_share` allows; None if not."""
+    failed, received = results.totals.failed.total(), results.totals.received
+    allowed = flow.pipeline.max_failed_share
+    if allowed is None or failed <= allowed * received:
+        return None
+    bound = f"more than max_failed_share allows ({allowed})"
+    return f"{failed:,} of {received:,} messages failed, {bound}. All outcomes are published and acknowledged."
 
 
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
@@ -88,24 +117,36 @@ def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
             context.log.warning(f"Could not report the check `backlog`: {error}")
 
 
-def _report(
+def report(
     context: dg.AssetExecutionContext,
     flow: Flow,
-    manifest: Manifest,
+    results: Results,
     run: Mapping[str, Any],
-    open_failures: Mapping[str, Counts],
+    tables: Sequence[str],
     *,
-    is_red: bool,
-    replaces: bool,
+    is_red: bool = False,
+    replaces: str = "",
 ) -> None:
-    windows, batchers = context.partition_keys, list(flow.pipeline.batchers)
-    totals = manifest.totals
-    received, failures = _rows_by_window(manifest.of_table("messages")), of_failures(totals)
-    for name in ("messages", *batchers, "failed"):
+    """Report a materialisation of tables for each window of a run, and the checks that it outdates.
+
+    Args:
+        context: Of the step.
+        flow: The pipeline and its resources.
+        results: What to report.
+        run: Metadata of the run.
+        tables: Names of the tables.
+        is_red: Whether the run is to fail.
+        replaces: Id of the receive if it replaced rows, else empty.
+    """
+    failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
+    windows, batchers, totals = context.partition_keys, list(flow.pipeline.batchers), results.totals
+    open_failures = failed.by_window()
+    received, failures = results.rows["messages"], of_failures(totals)
+    for name in tables:
         asset, stored_in = dg.AssetKey([flow.pipeline.name, name]), flow.tables[name]
         with stored_in.look() as handle:
             stored = _rows_by_window(stored_in.files(handle, windows))
-        rows = _rows_by_window(manifest.of_table(name))
+        rows = results.rows[name]
         # Handled messages have batch keys, failures have none.
         keys = _batch_keys(totals, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
@@ -127,6 +168,7 @@ def _report(
                     "failed": totals.failed[window],
                 },
             }
+            receive_id = results.last_receives.get(name) or run.get("receive_id")
             metadata = {
                 **of_table.get(name, {}),
                 "rows": rows[window],
@@ -134,15 +176,21 @@ def _report(
                 "dagster/partition_row_count": still_open if name == "failed" else stored[window],
                 "dagster/uri": stored_in.uri,
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
-                **({"receive_id": run["receive_id"]} if "receive_id" in run else {}),
+                **({"receive_id": receive_id} if receive_id else {}),
             }
             if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
             elif received[window] or (asset in context.selected_asset_keys and not is_red):
                 is_changed = replaces or rows[window] > 0
-                version = run["receive_id"] if is_changed else _version(context.instance, asset, window)
+                version = receive_id if is_changed else _version(context.instance, asset, window)
                 tags = {_VERSION: version} if version else None
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
+    if "failed" in tables:
+        context.log_event(evaluation(flow.pipeline.name, "failed", "no_open_failures", judge_failures(open_failures)))
+    for batcher in {*tables} & {*batchers}:
+        context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
+    if "messages" in tables:
+        _report_backlog(context, flow)
 
 
 def _version(instance: dg.DagsterInstance, asset: dg.AssetKey, window: str) -> str | None:
@@ -186,18 +234,6 @@ def _batch_keys(totals: Totals, batchers: Sequence[str]) -> dict[str, int]:
     """Return the number of messages by batch key, for the most frequent keys of some batchers."""
     keys = sum((totals.batch_keys.get(batcher, Counter()) for batcher in batchers), Counter[str]())
     return dict(keys.most_common(_NAMED))
-
-
-def _red(flow: Flow, receive: Receive | None, manifest: Manifest) -> str | None:
-    """Return why a run is to fail: a retry left failures out, or too many messages failed; None if it succeeds."""
-    if receive and (left := intake_of(flow, receive).left_out(receive, manifest.totals.released)):
-        return left
-    failed, received = manifest.totals.failed.total(), manifest.totals.received
-    allowed = flow.pipeline.max_failed_share
-    if allowed is None or failed <= allowed * received:
-        return None
-    bound = f"more than max_failed_share allows ({allowed})"
-    return f"{failed:,} of {received:,} messages failed, {bound}. All outcomes are published and acknowledged."
 
 
 def log_output(context: dg.AssetExecutionContext, manifest: Manifest) -> None:

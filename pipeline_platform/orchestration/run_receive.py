@@ -97,7 +97,7 @@ def receive_of(
         elif state.transaction.is_decided and config is None:
             context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
             return flow, None
-    return _received(pipeline, context, config or _config_of(pipeline, context), ChainMap(*lineage))
+    return _received(pipeline, context, config or config_of(pipeline, context), ChainMap(*lineage))
 
 
 def _lineage(context: dg.AssetExecutionContext) -> list[dict[str, str]]:
@@ -146,7 +146,7 @@ def _received(
         log=context.log.info,
     )
     begun = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
-    begun |= producer_tag(producer)
+    begun |= producer_tag(producer) | ({tags.rounds: "0"} if config.rounds else {})
     context.instance.add_run_tags(context.run.run_id, begun)
     with working_step(flow, receive, context):
         manifest = steps.receive_messages(flow, receive)
@@ -161,7 +161,7 @@ def working_step(flow: Flow, receive: Receive, context: dg.AssetExecutionContext
         yield
 
 
-def _config_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> ReceiveConfig:
+def config_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> ReceiveConfig:
     """Return the config of `receive_messages`, which a re-execution of later steps has from the run before it."""
     config: Any = context.run.run_config
     for key in ("ops", pipeline.name, "ops", "receive_messages", "config"):

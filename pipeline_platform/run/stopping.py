@@ -73,6 +73,11 @@ def acknowledged(receive: Receive) -> None:
         _TO_END.append(receive.receive_id)
 
 
+def is_to_end() -> bool:
+    """Whether this run was asked to end before its last receive was acknowledged."""
+    return bool(_TO_END)
+
+
 def end_if_asked(log: Callable[[str], None]) -> None:
     """End this run by a signal if it was asked to end before its receive was acknowledged."""
     if _TO_END:

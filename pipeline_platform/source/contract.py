@@ -5,6 +5,7 @@ positions) or `ConnectedSource` (the open connection tracks deliveries).
 """
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -255,6 +256,13 @@ class Source(SourceOptions, ABC):
         A source that is slow at counting a large backlog can stop early here.
         """
         return self.backlog()
+
+    def wait(self, seconds: float) -> bool:
+        """Return as soon as messages wait at the source, or False after a time without any."""
+        end = time.monotonic() + seconds
+        while (waiting := self.backlog_up_to(1).messages) == 0 and time.monotonic() < end:
+            time.sleep(min(0.25, max(0.0, end - time.monotonic())))
+        return waiting != 0
 
     def location(self, message_id: str) -> str | None:
         """Return where a message is at the source now, as text; None if the source cannot look up a single message."""

@@ -9,6 +9,7 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits, steps_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import Source, SourceError
@@ -163,5 +164,5 @@ def state_of(
         backlog = error
     ended = control.ended(producer.key, since=now - _RATE_OVER)
     rate = sum(end.messages for end in ended) / _RATE_OVER.total_seconds()
-    steps = steps_of(instance, under_way.run_ids[: demand.NAMED])
+    steps = steps_of(instance, under_way.run_ids[: demand.NAMED], RunTags.of(producer.pipeline).rounds)
     return ProducerState(options.source, backlog, under_way, bounds, steps, options.oldest_allowed, rate)

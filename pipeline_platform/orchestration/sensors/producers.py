@@ -119,7 +119,10 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         context.log.info(
             "Requested a run of %s: %s%s. Before: %s", demand.count(ask.demand), ask.because, news, state.sentence
         )
-    requests = [run_request(producer, "source", [window], expected=ask.demand, demand=ask.demand) for ask in asks]
+    rounds = options.idle_timeout is not None
+    requests = [
+        run_request(producer, "source", [window], expected=ask.demand, demand=ask.demand, rounds=rounds) for ask in asks
+    ]
     return dg.SensorResult(run_requests=requests, cursor=cursor, asset_events=events)
 
 

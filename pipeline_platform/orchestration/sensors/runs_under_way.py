@@ -1,6 +1,7 @@
 """Active and recent runs of a producer: messages in flight, results, and limits of the next run."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,11 +27,12 @@ UNDER_WAY = [
 ]
 
 
-def limits(producer: BoundProducer, control: ControlStore, now: datetime) -> demand.Limits:
-    """Return the current limits, from the producer's options and the control store."""
+def limits(producer: BoundProducer, control: ControlStore, now: datetime, *, of_round: bool = False) -> demand.Limits:
+    """Return the current limits of a run or a round, from the producer's options and the control store."""
     options, key = control.options_of(producer), producer.key
     limit = control.rate_limiting(key, options.rate_limiting)
-    ahead = demand.permits_ahead(limit, options.interval) if limit else timedelta(0)
+    # The next round can start before the next interval ends.
+    ahead = demand.permits_ahead(limit, options.interval) if limit and not of_round else timedelta(0)
     permits = control.spare(key, limit, ahead)
     return demand.Limits(
         options,
@@ -41,15 +43,24 @@ def limits(producer: BoundProducer, control: ControlStore, now: datetime) -> dem
         paused=control.paused(key),
         batch_timeout=producer.pipeline.batch_timeout(),
         size=Quota(producer, control).per_pull,
+        round_size=producer.pipeline.batch_size() if of_round else None,
     )
 
 
-def in_flight(producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore) -> demand.InFlight:
+def in_flight(
+    producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore, *, but: str = ""
+) -> demand.InFlight:
     """Return the messages of a producer in flight, and the capacity that other runs take from it.
 
     Retries and replays use the free capacity of the other producers first, then of this one.
+
+    Args:
+        producer: The producer.
+        instance: The Dagster instance; None if it is unavailable: then only runs with a claim are known.
+        control: The control store.
+        but: Id of a run that does not count.
     """
-    mine, whole = _in_flight(producer, instance, control), BoundProducer(producer.pipeline)
+    mine, whole = _in_flight(producer, instance, control, but), BoundProducer(producer.pipeline)
     if producer == whole or not (common := _in_flight(whole, instance, control).messages):
         return mine
     others = sum(_in_flight(other, instance, control).messages for other in whole.each if other != producer)
@@ -57,37 +68,45 @@ def in_flight(producer: BoundProducer, instance: dg.DagsterInstance | None, cont
     return replace(mine, of_others=max(0, others + common - free))
 
 
-def _in_flight(producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore) -> demand.InFlight:
+def _in_flight(
+    producer: BoundProducer, instance: dg.DagsterInstance | None, control: ControlStore, but: str = ""
+) -> demand.InFlight:
     """Count the messages of active claims, and the demand of runs without a claim yet.
 
     A crashed run counts until its claim expires. A run without a claim counts until its process is known to have ended;
     a queued run counts until it ends.
     """
-    live = control.in_flight(producer.key)
-    claims = {claim.run_id: claim.messages for claim in live}
+    live = [claim for claim in control.in_flight(producer.key) if claim.run_id != but]
+    claims: Counter[str] = Counter()
+    for claim in live:  # a run of rounds has two: one stands for the run, the other for its receive
+        claims[claim.run_id] += claim.messages
     is_limited = live and not producer.is_whole_pipeline
     limit = control.rate_limiting(producer.key, producer.options.rate_limiting) if is_limited else None
     asked = runs_to_lease(producer, instance, control)
-    receiving = _receiving(producer.pipeline, instance, claims)
+    tags, claiming = RunTags.of(producer.pipeline), _runs(instance, claims)
+    receiving = {run.run_id: claims[run.run_id] for run in claiming if tags.received not in run.tags}
+    # The next round of a run leases as much as another run would.
+    per_round = Quota(producer, control).per_pull if any(tags.rounds in run.tags for run in claiming) else 0
+    further = {run.run_id: max(0, per_round - claims[run.run_id]) for run in claiming if tags.rounds in run.tags}
+    of_retries = {run.run_id for run in claiming if run.tags.get(tags.origin, "source") != "source"}
+    to_lease = Counter({run_id: wanted for run_id, _, wanted in asked}) + Counter(receiving) + Counter(further)
+    of_retries |= {run_id for run_id, origin, _ in asked if origin != "source"}
     return demand.InFlight(
-        messages=sum(claims.values()) + sum(wanted for _, _, wanted in asked),
+        messages=sum(claims.values()) + sum(wanted for _, _, wanted in asked) + sum(further.values()),
         runs=len(claims) + len(asked),
         run_ids=(*claims, *(run_id for run_id, _, _ in asked)),
-        to_lease={run_id: wanted for run_id, _, wanted in asked} | {run_id: claims[run_id] for run_id in receiving},
-        unleased=sum(wanted for _, origin, wanted in asked if origin == "source")
-        + sum(claims[run_id] for run_id, origin in receiving.items() if origin == "source"),
+        to_lease=dict(to_lease),
+        unleased=sum(wanted for run_id, wanted in to_lease.items() if run_id not in of_retries),
         permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
         if limit
         else 0,
     )
 
 
-def _receiving(pipeline: type[Pipeline], instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> dict[str, str]:
-    """Return the runs with a claim that have not received their messages yet, with their origin."""
+def _runs(instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> Sequence[dg.DagsterRun]:
     if instance is None or not (ids := sorted(run_ids)):
-        return {}
-    tags, runs = RunTags.of(pipeline), instance.get_runs(dg.RunsFilter(run_ids=ids))
-    return {run.run_id: run.tags.get(tags.origin, "source") for run in runs if tags.received not in run.tags}
+        return []
+    return instance.get_runs(dg.RunsFilter(run_ids=ids))
 
 
 def runs_to_lease(
@@ -185,8 +204,8 @@ def _newest(producer: BoundProducer, instance: dg.DagsterInstance, origin: Origi
     return instance.get_run_records(of_origin, limit=demand.LOOK_BACK)
 
 
-def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> dict[str, str]:
-    """Return the current step (`step handle_messages, 12 s`) or status (`queued`) of runs that Dagster knows."""
+def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str], rounds_tag: str = "") -> dict[str, str]:
+    """Return the current step (`step handle_messages, 12 s`), round or status (`queued`) of runs that Dagster knows."""
     steps = {}
     for run_id in run_ids if instance else ():
         run = instance.get_run_by_id(run_id) if instance else None
@@ -196,5 +215,6 @@ def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> dic
         for step in instance.get_run_step_stats(run_id) if instance and run.status is UNDER_WAY[3] else ():
             if step.start_time and not step.end_time:
                 name, seconds = step.step_key.rpartition(".")[2], datetime.now(UTC).timestamp() - step.start_time
-                steps[run_id] = f"step {name}, {seconds:.0f} s"
+                rounds = int(run.tags.get(rounds_tag, 0))
+                steps[run_id] = f"round {rounds}, {seconds / 60:.0f} min" if rounds else f"step {name}, {seconds:.0f} s"
     return steps

@@ -1,0 +1,167 @@
+"""Rounds: a run of a producer with `idle_timeout` continues after its first receive, with one receive per round."""
+
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import dagster as dg
+
+from pipeline_platform.control import demand
+from pipeline_platform.model.options import Backoff
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.reporting import Results, failed_too_often, log_output, report
+from pipeline_platform.orchestration.rounds_end import RoundsEnd
+from pipeline_platform.orchestration.rounds_plot import RoundsPlot
+from pipeline_platform.orchestration.run_checks import evaluation, figures_of, judge_answer
+from pipeline_platform.orchestration.run_receive import working_step
+from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits
+from pipeline_platform.run import steps
+from pipeline_platform.run.begin import begin
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.lease import CLAIM_S, alive
+from pipeline_platform.run.receive_state import Phase
+from pipeline_platform.run.stopping import acknowledged
+from pipeline_platform.source.contract import SourceError
+
+_LOOK_S = 1.0
+"""Longest wait for a message before the run checks whether it is to end."""
+_HINDERED_S = 0.25
+"""Pause while messages wait that the run may not lease yet."""
+_REPORTS = Backoff(first=timedelta(seconds=5), most=timedelta(minutes=1))
+"""Pauses between reports: Dagster keeps about six rows of each."""
+
+
+@dataclass
+class Rounds:
+    """The rounds of a run, after its first receive.
+
+    Attributes:
+        context: Of the op.
+        flow: The producer and its resources.
+        overrides: Overridden fields of the pipeline's context.
+        done: Number of rounds.
+    """
+
+    context: dg.AssetExecutionContext
+    flow: Flow
+    overrides: dict[str, Any]
+    done: int = 0
+    _plot: RoundsPlot = field(default_factory=RoundsPlot)
+    _of_run: Results = field(default_factory=Results)
+    _unreported: Results = field(default_factory=Results)
+    _acknowledged: int = 0
+    _answer: steps.Acknowledgement | None = None
+    _reports: int = 0
+    _reported: float = field(default_factory=time.monotonic)
+    _waiting_since: float | None = None
+    _empty: int = 0
+    _filled: bool = False
+
+    def perform(self) -> str | None:
+        """Perform rounds until the run is to end.
+
+        Returns:
+            The reason for which the run is to fail although everything is published and acknowledged, or None.
+        """
+        run_id, control = self.context.run.run_id, self.flow.control
+        end, red = RoundsEnd(self.context, self.flow), None
+        control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
+        try:
+            while red is None and (reason := end.reason()) is None:
+                if ask := self._ask(end):
+                    self._perform(ask)
+                    control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
+                if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
+                    control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
+                    red = self._report()
+            red = red or self._report()
+            self.context.log.info(f"Ended after {self.done} rounds: {red or reason}")
+            return red
+        finally:
+            control.end(run_id)
+
+    def _ask(self, end: RoundsEnd) -> int:
+        """Return the demand of a round, or 0 after a short wait."""
+        producer, control, source = self.flow.producer, self.flow.control, self.flow.source
+        try:
+            if self._waiting_since is None and not source.wait(_LOOK_S):
+                return 0
+            bounds = limits(producer, control, datetime.now(UTC), of_round=True)
+            others = in_flight(producer, None, control, but=self.context.run.run_id)
+            backlog = source.backlog_up_to(demand.of_use(bounds, others))
+        except SourceError as error:
+            self.context.log.info(f"{producer.source} {error.summary}: {error}")
+            time.sleep(_LOOK_S)
+            return 0
+        if backlog.messages == 0:
+            self._waiting_since = None
+            return 0
+        if backlog.messages:
+            end.defer()
+        now = time.monotonic()
+        waited = None if self._waiting_since is None else timedelta(seconds=now - self._waiting_since)
+        self._waiting_since = now if self._waiting_since is None else self._waiting_since
+        bounds = replace(bounds, empty_runs=self._empty, filled=self._filled)
+        ask = demand.next_ask(backlog, bounds, others, waited)
+        if not ask.demand:
+            left = bounds.patience - (waited or timedelta(0))
+            time.sleep(min(_HINDERED_S, max(0.01, left.total_seconds())))
+        return ask.demand
+
+    def _perform(self, wanted: int) -> None:
+        """Perform a round: one receive, from its claim to its acknowledgement."""
+        context, flow, began = self.context, self.flow, time.monotonic()
+        receive = begin(
+            flow,
+            origin="source",
+            run_id=context.run.run_id,
+            windows=context.partition_keys,
+            demand=wanted,
+            context=self.overrides,
+            log=context.log.info,
+        )
+        with working_step(flow, receive, context):
+            steps.receive_messages(flow, receive)
+            steps.advance(flow, receive, Phase.PUBLISHED)
+            manifest = flow.ledger.manifest(receive)
+            with alive(flow, receive):
+                self._answer = steps.acknowledge(flow, receive, context.resources.acknowledger)
+        acknowledged(receive)
+        log_output(context, manifest)
+        totals, seconds = manifest.totals, time.monotonic() - began
+        self._waiting_since = None
+        self._empty, self._filled = 0 if totals.received else self._empty + 1, totals.received >= wanted
+        if not totals.received:
+            return
+        self.done += 1
+        self._acknowledged += self._answer.acknowledged
+        for results in (self._unreported, self._of_run):
+            results.add(receive, manifest)
+        self._plot.add(totals.received, seconds)
+        failed = totals.failed.total()
+        # To the captured output of the step: Dagster keeps each line of its log as an event.
+        print(f"Round {self.done}: {totals.received} messages, {failed} failed, {seconds:.2f} s", file=sys.stderr)  # noqa: T201
+
+    def _report(self) -> str | None:
+        """Report the rounds since the last report to Dagster; return the reason for which the run is to fail."""
+        self._reports, self._reported = self._reports + 1, time.monotonic()
+        results = self._unreported
+        if not results.totals.received:
+            return None
+        context, flow, pipeline = self.context, self.flow, self.flow.pipeline
+        red = failed_too_often(flow, self._of_run)
+        figures = {
+            **figures_of(self._answer),
+            "acknowledged": self._acknowledged,
+            "rounds": self.done,
+            "rounds of the last hour": dg.MetadataValue.md(self._plot.markdown()),
+            "receive_id": results.last_receives["messages"],
+        }
+        changed = [name for name in ("messages", *pipeline.batchers, "failed") if results.rows[name]]
+        report(context, flow, results, figures, changed, is_red=red is not None)
+        context.log_event(evaluation(pipeline.name, "messages", "acknowledged", judge_answer(self._answer)))
+        context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).rounds: str(self.done)})
+        self._unreported, self._acknowledged = Results(), 0
+        return red

@@ -1,0 +1,119 @@
+"""Reasons for a run to end its rounds."""
+
+import os
+import sys
+import sysconfig
+import time
+from typing import Any
+
+import dagster as dg
+
+from pipeline_platform.orchestration.asset_windows import window_now
+from pipeline_platform.orchestration.jobs import runs_of
+from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_to_lease
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.stopping import is_to_end
+
+_MAX_RUNTIME = "dagster/max_runtime"
+"""Tag of a run with a limit of its own."""
+_LOADED_AT = time.time()
+_INSTALLED = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
+_LOOK_EVERY_S = 5.0
+"""Time between two looks at Dagster's runs and at the loaded files."""
+_RUNTIME_SHARE = 0.9
+"""Share of `max_runtime` after which no more rounds start."""
+
+
+class RoundsEnd:
+    """Whether a run is to end its rounds."""
+
+    def __init__(self, context: dg.AssetExecutionContext, flow: Flow) -> None:
+        self._context, self._flow = context, flow
+        self._last_message = self._looked = time.monotonic()
+        self._files = _loaded_files()
+        self._queued: set[str] = set()
+        record = context.instance.get_run_record_by_id(context.run.run_id)
+        self._started_at = (record.start_time if record else None) or time.time()
+        self._max_runtime_s = _max_runtime_s(context)
+
+    def defer(self) -> None:
+        """Store that a message waits now."""
+        self._last_message = time.monotonic()
+
+    def reason(self) -> str | None:
+        """Return why the run is to end its rounds, or None."""
+        pipeline, key, now = self._flow.pipeline, self._flow.quota.key, time.monotonic()
+        idle_timeout = self._flow.producer.options.idle_timeout
+        if is_to_end():
+            return "the run was asked to stop"
+        if idle_timeout is None or now - self._last_message >= idle_timeout.total_seconds():
+            return f"no message arrived for {idle_timeout}"
+        if self._context.partition_keys[-1] != window_now(pipeline):
+            return f"window {self._context.partition_keys[-1]} is over"
+        if (paused := self._flow.control.paused(key)) is not None:
+            return f"{key} is paused: {paused}"
+        if self._max_runtime_s and time.time() - self._started_at > _RUNTIME_SHARE * self._max_runtime_s:
+            return f"max_runtime of {self._max_runtime_s:g} s is near"
+        if now - self._looked < _LOOK_EVERY_S:
+            return None
+        self._looked = now
+        return self._changed_code() or self._waiting_run()
+
+    def _changed_code(self) -> str | None:
+        for file, state in self._files.items():
+            if _state(file) != state:
+                return f"{os.path.basename(file)} was changed"
+        return None
+
+    def _waiting_run(self) -> str | None:
+        """Return why other runs need this run to end."""
+        instance, flow, run_id = self._context.instance, self._flow, self._context.run.run_id
+        for run in instance.get_runs(runs_of(flow.pipeline, UNDER_WAY, "failed", "messages"), limit=1):
+            return f"run {run.run_id}, a retry or replay, is active"
+        if flow.pipeline.takes_turns(leases_partitions=flow.source.leases_partitions):
+            for other, _, _ in runs_to_lease(flow.producer, instance, flow.control):
+                if other != run_id:
+                    return f"run {other} waits for its turn"
+        before, self._queued = self._queued, _queued(instance)
+        if waiting := before & self._queued:
+            return f"run {min(waiting)} waits for a slot"
+        return None
+
+
+def _queued(instance: dg.DagsterInstance) -> set[str]:
+    """Return the runs in Dagster's queue, if all its slots are used."""
+    most = _slots(instance)
+    queued = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.QUEUED]), limit=20)
+    if not queued or most is None:
+        return set()
+    busy = dg.RunsFilter(statuses=[status for status in UNDER_WAY if status is not dg.DagsterRunStatus.QUEUED])
+    return {run.run_id for run in queued} if instance.get_runs_count(busy) >= most else set()
+
+
+def _slots(instance: dg.DagsterInstance) -> int | None:
+    """Return how many runs Dagster executes at once; None for any number."""
+    most = instance.get_concurrency_config().run_queue_config
+    limit = most.max_concurrent_runs if most else None
+    return limit if limit is not None and limit >= 0 else None
+
+
+def _max_runtime_s(context: dg.AssetExecutionContext) -> float:
+    """Return the seconds after which Dagster ends the run; 0 if it never does."""
+    given: Any = context.run.tags.get(_MAX_RUNTIME) or context.instance.run_monitoring_max_runtime_seconds
+    return float(given or 0)
+
+
+def _loaded_files() -> dict[str, float | None]:
+    """Return the modification times of the project's loaded modules. A file edited after its load has no time."""
+    files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
+    own = {file for file in files if isinstance(file, str) and not file.startswith(_INSTALLED)}
+    now, times = time.time(), {file: _state(file) for file in own}
+    return {file: None if time_ and _LOADED_AT < time_ <= now else time_ for file, time_ in times.items()}
+
+
+def _state(file: str) -> float:
+    try:
+        return os.stat(file).st_mtime
+    except OSError:
+        return 0.0
