@@ -72,6 +72,7 @@ class Rounds:
             while red is None and (reason := end.reason()) is None:
                 if ask := self._ask(end):
                     self._perform(ask)
+                    end.defer()
                     control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
                 if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
                     control.stand_by(self.flow.quota.key, run_id, CLAIM_S)

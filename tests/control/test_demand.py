@@ -111,7 +111,7 @@ def test_a_bounded_count_of_the_backlog_leads_to_the_same_demand(in_flight, expe
     [
         (0, 0, 0, 0, None, "the queue is empty"),
         (0, 7, 1, 0, None, "the queue is empty; leased by run 0: 7 messages"),
-        (9, 200_000, 2, 0, None, "200000 messages in flight use the capacity of 200000: runs 0, 1"),
+        (9, 200_000, 1, 0, None, "200000 messages in flight use the capacity of 200000: run 0"),
         (9, 5, 2, 0, None, "2 runs active; max_runs allows 2: runs 0, 1"),
         (9, 9, 1, 9, None, "9 messages wait, and run 0 will lease them"),
         (9, 9, 5, 9, None, "9 messages wait, and runs 0, 1, 2 and 2 more will lease them"),
@@ -126,6 +126,19 @@ def test_a_demand_of_zero_has_a_reason(backlog, in_flight, runs, unleased, waite
     under_way = InFlight(in_flight, runs, unleased, run_ids=tuple(str(run) for run in range(runs)))
 
     assert next_ask(Backlog(backlog), LIMITS, under_way, span) == Ask(0, because)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "waited", "demand"),
+    [(1, None, 0), (1, 0.1, 0), (1, 0.3, 1), (99, None, 0), (100, None, 100), (400_000, None, 100_000)],
+)
+def test_a_round_starts_after_patience_or_with_a_full_batch(waiting, waited, demand):
+    producer = Producer(source="queue", idle_timeout=seconds(30))
+    limits = Limits(producer, LIMITS.processors, round_size=100)
+
+    ask = next_ask(Backlog(waiting), limits, NOTHING, None if waited is None else seconds(waited))
+
+    assert ask.demand == demand
 
 
 def test_a_pause_comes_before_all_else():

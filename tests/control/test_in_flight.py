@@ -24,7 +24,7 @@ def test_queued_runs_count_until_they_end(place):
     assert place.asked() == [100, 100]
     named = ", ".join(sorted(run.run_id[:8] for run in place.instance.get_runs()))
     reason, _, state = str(place.tick().skip_message).partition(". Now: ")
-    assert reason.startswith("200 messages in flight ")
+    assert reason.startswith("2 runs active; ")
     assert all(name in state for name in named.split(", ")), "people can look them up"
     for run in place.instance.get_runs():
         place.instance.delete_run(run.run_id)

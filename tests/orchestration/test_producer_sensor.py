@@ -241,7 +241,7 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_at_once_after_a_run_that
     place.instance.add_run_tags(run.run_id, {TAGS.received: first.tags[TAGS.demand]})
     (second,) = place.tick(source=mute).run_requests
     run = place.queued(second.tags, STARTED)
-    assert "200 messages in flight use the capacity" in str(place.tick(source=mute).skip_message)
+    assert "2 runs active; max_runs allows 2" in str(place.tick(source=mute).skip_message)
 
     for under_way in place.instance.get_runs():
         ended = DagsterEvent(dg.DagsterEventType.RUN_SUCCESS.value, under_way.job_name)
@@ -353,3 +353,32 @@ def test_a_source_that_leases_partitions_is_pulled_from_side_by_side_but_not_bes
     place.control.end("a")
     claim(place)
     assert len(place.tick(InTurn, apart).run_requests) == 2
+
+
+# Runs of many rounds
+
+
+class Continuous(Asked):
+    name = "continuous"
+    producer = Producer(source="queue", max_runs=2, idle_timeout=timedelta(minutes=1))
+
+
+def test_a_run_of_many_rounds_leases_what_arrives_and_another_run_is_for_a_backlog_beyond_a_round(place):
+    tags, source = RunTags.of(Continuous), {RunTags.of(Continuous).origin: "source"}
+    place.enqueue(30)
+    (request,) = place.tick(Continuous).run_requests
+    assert request.run_config["ops"]["continuous"]["ops"]["receive_messages"]["config"]["rounds"] is True
+    received = {tags.demand: "30", tags.receive_id: "r1", tags.received: "30", tags.rounds: "5"}
+    run = place.queued({**source, **received}, STARTED)
+    place.control.stand_by("continuous", run.run_id, 60)
+
+    assert place.skips(Continuous) == f"30 messages wait, and run {run.run_id[:8]} will lease them"
+    place.control.claim("continuous", "r2", run.run_id, wanted=30, capacity=200, lease_s=60)
+    place.enqueue(60)
+    assert place.skips(Continuous) == f"90 messages wait, and run {run.run_id[:8]} will lease them"
+    place.enqueue(130)
+    assert place.asked(Continuous) == [100]
+
+    place.control.end(run.run_id)
+    place.control.end("r2")
+    assert run.run_id[:8] not in str(place.tick(Continuous).skip_message), "it has ended its rounds"

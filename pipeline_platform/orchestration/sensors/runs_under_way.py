@@ -96,7 +96,11 @@ def _in_flight(
         runs=len(claims) + len(asked),
         run_ids=(*claims, *(run_id for run_id, _, _ in asked)),
         to_lease=dict(to_lease),
-        unleased=sum(wanted for run_id, wanted in to_lease.items() if run_id not in of_retries),
+        unleased=sum(
+            per_round if run_id in further else wanted
+            for run_id, wanted in to_lease.items()
+            if run_id not in of_retries
+        ),
         permitted=demand.had_permits([(c.messages, c.started_at) for c in live], limit, datetime.now(UTC))
         if limit
         else 0,
