@@ -31,6 +31,7 @@ def begin(
     context: Mapping[str, Any] | None = None,
     selection: Selection = ALL,
     ignore_pause: bool = False,
+    is_further: bool = False,
     log: Callable[[str], None] = _LOG.info,
 ) -> Receive:
     """Begin a receive: check everything that could refuse it later, finish earlier receives, and claim capacity.
@@ -46,6 +47,8 @@ def begin(
         context: Overridden fields of the pipeline's context.
         selection: Open failures that a retry selects.
         ignore_pause: Whether to receive messages even if the pipeline is paused. Not possible during a drain.
+        is_further: Whether the run has begun a receive before. What cannot change during a run is not checked again,
+            and earlier receives are not finished.
         log: Gets the receives that were finished, and the reason if the demand is less than wanted.
 
     Raises:
@@ -72,13 +75,15 @@ def begin(
         producer=flow.producer.name,
         traceparent=traceparent(),
     )
-    _check_lake(flow)
-    flow.tables.ensure()
+    if not is_further:
+        _check_lake(flow)
+        flow.tables.ensure()
     if _is_held_back(flow, log, ignore_pause=ignore_pause):
         return receive
-    if INTAKES[origin].is_outside:
-        patiently(flow.source.check_ready, flow.source.patience)
-    finish_others(flow, log)
+    if not is_further:
+        if INTAKES[origin].is_outside:
+            patiently(flow.source.check_ready, flow.source.patience)
+        finish_others(flow, log)
     selection = selection.at(datetime.now(UTC))
     receive_id = receive.receive_id
     try:
