@@ -27,10 +27,13 @@ WHEN_NEW = (
     dg.AutomationCondition.any_deps_match(_CHANGED | dg.AutomationCondition.will_be_requested())
     .with_label("any_deps_changed")
     .since_last_handled()
-    & ~dg.AutomationCondition.any_deps_in_progress()
     & ~dg.AutomationCondition.in_progress()
 ).with_label("when_new")
-"""Condition for downstream assets: materialise a window when its rows change, including by a retry or a replay."""
+"""Condition for downstream assets: materialise a window when its rows change, including by a retry or a replay.
+
+It does not wait for the end of active runs: a run of many rounds lasts as long as its window, and reports its rows once a
+minute.
+"""
 
 
 class NoWindowError(Exception):

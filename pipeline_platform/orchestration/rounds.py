@@ -9,6 +9,8 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control import demand
+from pipeline_platform.lake.compaction import UnreadableFileError, compact_window
+from pipeline_platform.lake.maintenance import CROWDED
 from pipeline_platform.model.options import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.reporting import Results, failed_too_often, log_output, report
@@ -121,6 +123,7 @@ class Rounds:
             windows=context.partition_keys,
             demand=wanted,
             context=self.overrides,
+            is_further=True,
             log=context.log.info,
         )
         with working_step(flow, receive, context):
@@ -141,9 +144,19 @@ class Rounds:
         for results in (self._unreported, self._of_run):
             results.add(receive, manifest)
         self._plot.add(totals.received, seconds)
+        if self.done % CROWDED == 0:
+            self._compact()
         failed = totals.failed.total()
         # To the captured output of the step: Dagster keeps each line of its log as an event.
         print(f"Round {self.done}: {totals.received} messages, {failed} failed, {seconds:.2f} s", file=sys.stderr)  # noqa: T201
+
+    def _compact(self) -> None:
+        """Compact the files of the window: each round adds one to each table, and many files slow down commits."""
+        for table in map(self.flow.tables.__getitem__, self.flow.tables.names):
+            try:
+                compact_window(table, self.context.partition_keys[-1])
+            except UnreadableFileError as error:  # maintenance reports it
+                self.context.log.warning(str(error))
 
     def _report(self) -> str | None:
         """Report the rounds since the last report to Dagster; return the reason for which the run is to fail."""

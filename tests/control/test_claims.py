@@ -42,7 +42,7 @@ def test_a_receive_stays_with_its_pipeline(store, claim):
         store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
 
 
-def test_acknowledged_receives_are_kept_for_a_month(store, clock, claim):
+def test_acknowledged_receives_are_kept_for_some_days(store, clock, claim):
     claim(receive_id="a", wanted=70)
     store.adjust("a", 40)
     clock.now += 5

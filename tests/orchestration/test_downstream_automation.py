@@ -1,9 +1,11 @@
 """Downstream assets fire by `WHEN_NEW` when a window gets rows, even if other windows stay empty."""
 
 from datetime import timedelta
+from typing import Any
 
 import dagster as dg
 import pytest
+from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.orchestration import WHEN_NEW
@@ -26,8 +28,10 @@ class Daemon:
     The table is in another code location: all that Dagster knows of it is its spec.
     """
 
-    def __init__(self, partitions: dg.PartitionsDefinition | None) -> None:
-        @dg.asset(deps=[LINES], partitions_def=partitions, automation_condition=WHEN_NEW)
+    def __init__(
+        self, partitions: dg.PartitionsDefinition | None, condition: dg.AutomationCondition[Any] = WHEN_NEW
+    ) -> None:
+        @dg.asset(deps=[LINES], partitions_def=partitions, automation_condition=condition)
         def counted() -> None: ...
 
         self.definitions = dg.Definitions(assets=[UPSTREAM, counted])
@@ -38,6 +42,14 @@ class Daemon:
     def publishes(self, window: str, version: str | None) -> None:
         tags = {"dagster/data_version": version} if version else None
         self.instance.report_runless_asset_event(dg.AssetMaterialization(LINES, partition=window, tags=tags))
+
+    def starts(self, window: str) -> None:
+        """Start a run that materialises the window, and does not end."""
+        tags = {"dagster/partition": window}
+        run = self.instance.add_run(dg.DagsterRun("pull", status=dg.DagsterRunStatus.STARTED, tags=tags))
+        planned = AssetMaterializationPlannedData(LINES, partition=window)
+        event = DagsterEvent.build_asset_materialization_planned_event(run.job_name, "lines", planned)
+        self.instance.report_dagster_event(event, run.run_id)
 
     def asks(self) -> set[str | None]:
         """Return the partitions that a tick requests; `{None}` for an unpartitioned asset."""
@@ -98,3 +110,25 @@ def test_windows_whose_rows_stay_the_same_fire_nothing(partitioned):
     daemon.publishes(empty, None)
 
     assert daemon.asks() == set()
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        (WHEN_NEW, True),
+        (WHEN_NEW & dg.AutomationCondition.cron_tick_passed("*/10 * * * *"), False),
+        (WHEN_NEW & ~dg.AutomationCondition.any_deps_in_progress(), False),
+    ],
+    ids=["at once", "every ten minutes", "after all runs"],
+)
+def test_new_rows_fire_while_runs_are_active_as_the_condition_says(condition, expected):
+    daemon, window = Daemon(windows_of(Told), condition), window_key(SINCE)
+    daemon.asks()
+    daemon.now += timedelta(minutes=1)
+
+    daemon.publishes(window, "r1")
+    daemon.starts(window)
+
+    assert daemon.asks() == ({window} if expected else set())
+    daemon.now += timedelta(minutes=10)
+    assert daemon.asks() == ({window} if "cron" in str(condition) else set())
