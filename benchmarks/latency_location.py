@@ -35,20 +35,19 @@ MAX_RUNS = "LATENCY_MAX_RUNS"
 _MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
 
 
+def _producer() -> Producer:
+    if _IDLE_TIMEOUT_S:
+        return Producer(source="queue", concurrency=1, idle_timeout=timedelta(seconds=_IDLE_TIMEOUT_S))
+    return Producer(
+        source="queue", concurrency=1, patience=timedelta(seconds=_PATIENCE_S or 30), max_runs=_MAX_RUNS or 1
+    )
+
+
 class Single(Pipeline):
     """Events into a table, or into batches."""
 
     name = "single"
-    producer = Producer(
-        source="queue",
-        concurrency=1,
-        max_runs=_MAX_RUNS or 1,
-        **(
-            {"idle_timeout": timedelta(seconds=_IDLE_TIMEOUT_S)}
-            if _IDLE_TIMEOUT_S
-            else {"patience": timedelta(seconds=_PATIENCE_S or 30)}
-        ),
-    )
+    producer = _producer()
     processors = (
         Processors(concurrency=2, max_demand=50_000)
         if _MAX_RUNS

@@ -31,8 +31,8 @@ WHEN_NEW = (
 ).with_label("when_new")
 """Condition for downstream assets: materialise a window when its rows change, including by a retry or a replay.
 
-It does not wait for the end of active runs: a run of many rounds lasts as long as its window, and reports its rows once a
-minute.
+It does not wait for the end of active runs: a run of many rounds lasts as long as its window, and reports its rows once
+a minute.
 """
 
 

@@ -3,10 +3,12 @@
 import re
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import dagster as dg
 import pytest
@@ -19,6 +21,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.sensors import producers
 from pipeline_platform.orchestration.sensors.producers import producer_sensor
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.pipelines_under_test import Told
@@ -382,3 +385,41 @@ def test_a_run_of_many_rounds_leases_what_arrives_and_another_run_is_for_a_backl
     place.control.end(run.run_id)
     place.control.end("r2")
     assert run.run_id[:8] not in str(place.tick(Continuous).skip_message), "it has ended its rounds"
+
+
+@pytest.mark.parametrize(("pipeline", "thread_is_left"), [(Continuous, True), (Continuous, False), (Asked, True)])
+def test_a_tick_waits_for_a_first_message_that_is_worth_a_run_if_a_thread_is_left(
+    place, pipeline, thread_is_left, monkeypatch
+):
+    monkeypatch.setattr(producers, "_is_thread_left", lambda instance: thread_is_left)
+    place.tick(pipeline)  # reports the check
+    arrival = threading.Timer(0.5, place.enqueue, (1,))
+    arrival.start()
+
+    requests = place.tick(pipeline).run_requests or []
+
+    arrival.join()
+    assert len(requests) == int(pipeline is Continuous and thread_is_left)
+
+
+@pytest.mark.parametrize(
+    ("settings", "producing", "is_left"),
+    [
+        ({"use_threads": True, "num_workers": 2}, 1, True),
+        ({"use_threads": True, "num_workers": 2}, 2, False),
+        ({"use_threads": True}, 1, False),
+        ({"use_threads": False, "num_workers": 2}, 1, False),
+        (None, 0, False),
+    ],
+)
+def test_a_thread_is_left_if_the_daemon_has_more_than_producers(settings, producing, is_left):
+    on = mock.Mock(is_running=True, instigator_name="flights_producer")
+    others = [
+        mock.Mock(is_running=False, instigator_name="b_producer"),
+        mock.Mock(is_running=True, instigator_name="b"),
+    ]
+    instance = mock.Mock()
+    instance.get_settings.return_value = settings
+    instance.all_instigator_state.return_value = [on] * producing + others
+
+    assert producers._is_thread_left(instance) == is_left

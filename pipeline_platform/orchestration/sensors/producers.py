@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -27,9 +28,14 @@ from pipeline_platform.orchestration.sensors.runs_under_way import (
     was_filled,
 )
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import SourceError
+from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.telemetry.configuration import export
 from pipeline_platform.telemetry.spans import Span, span
+
+_SENSOR = "_producer"
+"""End of the names of producer sensors."""
+_TICK_WAITS_S = 4.0
+"""Longest wait of a tick for a first message; Dagster evaluates sensors every 5 s."""
 
 
 def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDefinition:
@@ -43,7 +49,7 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
     by_clock = options.schedule is not None
 
     @dg.sensor(
-        name=f"{bound.prefix}_producer",
+        name=f"{bound.prefix}{_SENSOR}",
         job_name=f"{pipeline.name}_pull",
         # Dagster's loop takes 5 s, more or less: a tick that is due milliseconds later would wait for the next loop.
         minimum_interval_seconds=max(1, round(options.interval.total_seconds()) - 1),
@@ -67,6 +73,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
     now, waiting = datetime.now(UTC), demand.Waiting.from_json(context.cursor)
     if held_back := waiting.held_back(now):
         return dg.SkipReason(f"{options.source} {held_back}")
+    _wait(context, source, producer)
     is_to_report = waiting.is_to_report(now)
     try:
         window = window_now(pipeline)
@@ -124,6 +131,29 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         run_request(producer, "source", [window], expected=ask.demand, demand=ask.demand, rounds=rounds) for ask in asks
     ]
     return dg.SensorResult(run_requests=requests, cursor=cursor, asset_events=events)
+
+
+def _wait(context: dg.SensorEvaluationContext, source: Source, producer: BoundProducer) -> None:
+    """Wait for a first message, if a single one is worth a run, so that this tick requests the run, not the next one.
+
+    The wait occupies one of the daemon's threads, so there are no waits unless a thread is left for all other sensors.
+    """
+    control: ControlStore = context.resources.control
+    with suppress(SourceError, ControlStoreError):  # reported by the tick, which asks again
+        bounds = limits(producer, control, datetime.now(UTC))
+        is_idle = bounds.paused is None and not control.in_flight(producer.key)
+        if is_idle and bounds.patience < bounds.next_look and _is_thread_left(context.instance):
+            source.wait(_TICK_WAITS_S)
+
+
+def _is_thread_left(instance: dg.DagsterInstance) -> bool:
+    """Whether the daemon has more threads for sensors than there are producers, in all code locations."""
+    sensors = instance.get_settings("sensors") or {}
+    if not sensors.get("use_threads"):
+        return False
+    states = instance.all_instigator_state()
+    producers = sum(state.is_running and state.instigator_name.endswith(_SENSOR) for state in states)
+    return producers < (sensors.get("num_workers") or 1)
 
 
 def _news(left: Sequence[Claim], messages: int, loss: str) -> str:
