@@ -50,7 +50,7 @@ class RoundsEnd:
         if idle_timeout is None or now - self._last_message >= idle_timeout.total_seconds():
             return f"no message arrived for {idle_timeout}"
         if self._context.partition_keys[-1] != window_now(pipeline):
-            return f"window {self._context.partition_keys[-1]} is over"
+            return f"window {self._context.partition_keys[-1]} has ended"
         if (paused := self._flow.control.paused(key)) is not None:
             return f"{key} is paused: {paused}"
         if self._max_runtime_s and time.time() - self._started_at > _RUNTIME_SHARE * self._max_runtime_s:

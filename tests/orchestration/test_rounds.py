@@ -124,7 +124,7 @@ def test_a_pause_a_drain_and_the_end_of_the_window_end_a_run(location, later, mo
 
     location.enqueue("last")
     monkeypatch.setattr(rounds_end, "window_now", lambda pipeline: "2999-01-01T0000")
-    assert "is over" in ended(location, run(location))
+    assert "has ended" in ended(location, run(location))
 
 
 def drain_now(location: Location) -> None:
