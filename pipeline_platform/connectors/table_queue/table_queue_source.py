@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import repeat, zip_longest
+from itertools import repeat
 from typing import Any, ClassVar, Final, Literal, Self
 
 import pyarrow as pa
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from pydantic import Field, field_validator, model_validator
 from sqlalchemy.dialects import postgresql
 
-from pipeline_platform.connectors.table_queue import queue_reading, queue_tables
+from pipeline_platform.connectors.table_queue import queue_reading, queue_tables, queue_writing
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
 from pipeline_platform.control.database import parse_url
@@ -141,9 +141,10 @@ class TableQueue(LeasedSource):
             if option not in table.columns:
                 raise table.database.refusal(f"{option} is None, so send() cannot store its values. Set {option}.")
         columns = [table.columns[option] for option in options]
-        rows = _rows(payloads, metadata, self, as_text=not isinstance(columns[0].type, sa.LargeBinary))
+        as_text = not isinstance(columns[0].type, sa.LargeBinary)
+        rows = queue_writing.rows_of(payloads, metadata, self.metadata_column, self.partition_column, as_text=as_text)
         with table.database.writing() as connection:
-            return _copy_in(connection, table.queue, [column.name for column in columns], rows)
+            return queue_writing.copy_in(connection, table.queue, [column.name for column in columns], rows)
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
         """Return labels as the JSON object of `metadata_column`, if it is set."""
@@ -351,45 +352,3 @@ class TableQueue(LeasedSource):
 
 def _text(value: Any) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[str], rows: Iterable[Any]) -> int:
-    """Insert rows by the driver: SQLAlchemy needs a dict for each, and up to five times as long."""
-    raw: Any = connection.connection.driver_connection
-    if connection.dialect.name == "sqlite":
-        # The given order of columns may differ from the table's.
-        in_order = sa.table(queue.name, *map(sa.column, names), schema=queue.schema)
-        insert = str(in_order.insert().compile(dialect=connection.dialect))
-        return int(raw.executemany(insert, rows).rowcount)
-    from psycopg import sql
-
-    into = sql.Identifier(*filter(None, (queue.schema, queue.name)))
-    columns = sql.SQL(", ").join(map(sql.Identifier, names))
-    with raw.cursor() as cursor:
-        with cursor.copy(sql.SQL("COPY {} ({}) FROM STDIN").format(into, columns)) as copy:
-            for row in rows:
-                copy.write_row(row)
-        return int(cursor.rowcount)
-
-
-def _rows(
-    payloads: Iterable[bytes],
-    metadata: Iterable[Mapping[str, Any] | None] | None,
-    queue: TableQueue,
-    *,
-    as_text: bool,
-) -> Iterator[tuple[Any, ...]]:
-    missing: Any = object()
-    for payload, note in zip_longest(payloads, () if metadata is None else metadata, fillvalue=missing):
-        if payload is missing or (note is missing and metadata is not None):
-            which = "more" if payload is missing else "fewer"
-            raise ValueError(f"metadata has {which} entries than payloads. Pass one or None per payload.")
-        if not isinstance(payload, bytes):
-            raise TypeError(f"a payload must be bytes, got {type(payload).__name__}. Encode it.")
-        data = payload.decode() if as_text else payload
-        if metadata is None:
-            yield (data,)
-            continue
-        text = () if queue.metadata_column is None else (None if note is None else json.dumps(note, default=str),)
-        partition = () if queue.partition_column is None else ((note or {}).get(queue.partition_column),)
-        yield data, *text, *partition
