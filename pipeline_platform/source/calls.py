@@ -8,11 +8,13 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import ClassVar, Generic, Self, TypeVar
 
 from pydantic import model_validator
 
 from pipeline_platform.model.actions import LEASED, AckActions
+from pipeline_platform.model.options import Backoff
 from pipeline_platform.model.portions import BATCH_BYTES
 from pipeline_platform.source.contract import LeasedIds, Refused
 from pipeline_platform.source.leased import LeasedSource
@@ -38,6 +40,8 @@ class CalledSource(LeasedSource):
     """
 
     lease_option: ClassVar[str]
+    poll_pauses: ClassVar[Backoff] = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=4))
+    """Longer than of other sources: a look is a request, which may cost money."""
 
     @model_validator(mode="after")
     def _lease_follows_its_option(self) -> Self:

@@ -5,11 +5,10 @@ positions) or `ConnectedSource` (the open connection tracks deliveries).
 """
 
 import json
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import pyarrow as pa
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
@@ -17,9 +16,12 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 from pipeline_platform.model.actions import LEASED, AckActions, AckPolicy
 from pipeline_platform.model.deprecated import rename_members, renamed_names
 from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.model.options import Backoff
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
 from pipeline_platform.source.options import SourceOptions
+from pipeline_platform.source.pauses import Patience
+from pipeline_platform.source.polling import PAUSES, poll
 from pipeline_platform.source.readers import Reader, others
 
 
@@ -37,27 +39,6 @@ class SourceAwayError(SourceError):
     """The server is unavailable. The operation may be retried."""
 
     summary = "does not answer"
-
-
-BackoffType = Literal["exp", "rand", "rand_exp", "stop"]
-"""Growth of pauses: `exp` doubles, `rand` is random, `rand_exp` is random up to a doubling limit, `stop` means none."""
-
-
-class Patience(NamedTuple):
-    """Retries of a run while a source is unavailable.
-
-    Attributes:
-        backoff: Growth of the pauses between attempts.
-        least_s: Shortest pause in seconds.
-        most_s: Longest pause in seconds.
-        within_s: Seconds after which there is no other attempt. A restart takes less than 30 s, and the run's claim and
-            leases stay valid meanwhile.
-    """
-
-    backoff: BackoffType = "rand_exp"
-    least_s: float = 0.5
-    most_s: float = 5.0
-    within_s: float = 30.0
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
@@ -154,6 +135,8 @@ class Source(SourceOptions, ABC):
     If the process that acknowledges must be the one that read, derive from `ConnectedSource`: executors that start a
     process for each step are then refused.
     """
+    poll_pauses: ClassVar[Backoff] = PAUSES
+    """Pauses between the looks of `wait`. Set longer pauses if `backlog` costs money."""
 
     name: str = Field(description="Name of the source, which is part of every message's identity: never change it.")
     on_success: str = Field(
@@ -257,12 +240,23 @@ class Source(SourceOptions, ABC):
         """
         return self.backlog()
 
-    def wait(self, seconds: float) -> bool:
-        """Return as soon as messages wait at the source, or False after a time without any."""
-        end = time.monotonic() + seconds
-        while (waiting := self.backlog_up_to(1).messages) == 0 and time.monotonic() < end:
-            time.sleep(min(0.25, max(0.0, end - time.monotonic())))
-        return waiting != 0
+    def wait(self, seconds: float, taken: int = 0) -> bool:
+        """Return True as soon as messages may be waiting, or False after `seconds` without any. It leases nothing.
+
+        It is called several times in a row, for a few seconds each, and not while another method runs. A receive after
+        True may still get nothing: another run has leased the messages or their partition, or the source does not
+        report its backlog. The caller then pauses before the next call.
+
+        Args:
+            seconds: Longest wait; 0 looks once.
+            taken: Messages of the backlog to ignore: other runs will lease them or, if it `counts_held`, have done so.
+        """
+
+        def may_be_waiting() -> bool:
+            messages = self.backlog_up_to(taken + 1).messages
+            return messages is None or messages > taken
+
+        return poll(may_be_waiting, seconds, self.poll_pauses)
 
     def location(self, message_id: str) -> str | None:
         """Return where a message is at the source now, as text; None if the source cannot look up a single message."""

@@ -5,14 +5,17 @@ import pickle
 import statistics
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
-from pipeline_platform.testing.trial import Trial, error_of, promise
+from pipeline_platform.testing.trial import DELIVERS, NotAskedError, Trial, error_of, promise
 
 NO_ACTION = "not-an-action"
+ARRIVES_S = 0.3
+"""Seconds that `wait` waits for a message."""
 
 
 @promise(builds_on=("nothing_is_lost",))
@@ -62,6 +65,38 @@ def backlogs_take_nothing(trial: Trial) -> None:
         took.append(time.perf_counter() - started)
     trial.figures["backlog"] = statistics.median(took)
     trial.expect_back(trial.sent, trial.soon_s, "after calls of backlog()")
+
+
+@promise(builds_on=(*DELIVERS, "backlogs_take_nothing"))
+def waits_take_nothing(trial: Trial) -> None:
+    """`wait` returns True while messages are waiting, and leases none."""
+    waiter = trial.another()
+    found = trial.becomes(lambda: waiter.wait(0), True)
+    trial.expect(found is True, f"True from wait() while {len(trial.sent)} messages are waiting", found)
+    trial.expect_back(trial.sent, trial.soon_s, "after calls of wait()")
+
+
+@promise(builds_on=(*ACKNOWLEDGES, "backlogs_are_right", "waits_take_nothing"), messages=5)
+def waits_end_with_a_message(trial: Trial) -> None:
+    """`wait` returns False without messages, and True once one arrives."""
+    waiter, send = trial.another(), trial.server.sender(trial.another())
+    trial.need(waiter.backlog().messages is not None, "it does not report its backlog")
+    if send is None:
+        raise NotAskedError("it contains its messages from the start")
+    for received in trial.come(trial.sent, trial.soon_s, by=trial.source):
+        trial.acknowledge(received, trial.actions(ending=True)[0])
+    found = trial.becomes(lambda: waiter.wait(0.1), False)
+    trial.expect(found is False, "False from wait() when all messages are acknowledged", found)
+
+    def send_later() -> None:
+        time.sleep(ARRIVES_S)
+        send(trial.server.payloads[len(trial.sent) :])
+
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(send_later)
+        found = waiter.wait(ARRIVES_S + trial.patience_s)
+        sending.result()
+    trial.expect(found is True, f"True from wait() when a message arrives after {ARRIVES_S} s", found)
 
 
 @promise()

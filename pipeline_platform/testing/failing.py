@@ -51,7 +51,7 @@ def acknowledging_late_is_refused(trial: Trial) -> None:
 
 @promise(
     builds_on=(*ACKNOWLEDGES, "what_is_missing_is_refused_by_name", "what_is_given_back_comes_at_once", "logs_remember",
-               "acknowledging_works_elsewhere"),
+               "acknowledging_works_elsewhere", "waits_end_with_a_message"),
     messages=10,
 )  # fmt: skip
 def what_is_away_is_an_error(trial: Trial) -> None:
@@ -62,6 +62,7 @@ def what_is_away_is_an_error(trial: Trial) -> None:
     received = trial.first()
     absent = trial.opened(away(trial.another()))
     _expect_error(trial, "backlog()", absent.backlog)
+    _expect_error(trial, "wait()", lambda: absent.wait(0))
     _expect_error(trial, "plan() and read()", lambda: _receive(absent))
     if trial.source.extend_every_s:
         _expect_error(trial, "extend()", lambda: absent.extend(received.receive_id, received.held))

@@ -12,8 +12,9 @@ from confluent_kafka.admin import AdminClient
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.model.portions import BATCH_BYTES
-from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
+from pipeline_platform.source.pauses import Patience
 from servers import kafka as local
 from tests.fixtures.kafka import create_topic
 from tests.fixtures.kafka_source import delete_topic, lag, offsets, patiently_send, received, sources, until

@@ -25,6 +25,7 @@ from tests.fixtures.table_queue import ids, numbers, read, receive
 HELD = Share(at={"spans": [[1, 3]]}, messages=3)
 ALL_CALLS: dict[str, Callable[[TableQueue], Any]] = {
     "backlog": lambda queue: queue.backlog(),
+    "wait": lambda queue: queue.wait(0),
     "check_ready": lambda queue: queue.check_ready(),
     "plan": lambda queue: queue.plan(5, 2, "another"),
     "read": lambda queue: read(queue, HELD, "held"),

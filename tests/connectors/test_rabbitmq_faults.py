@@ -13,8 +13,9 @@ import pika
 import pytest
 
 from pipeline_platform.connectors.rabbitmq import mailboxes, rabbitmq_source
-from pipeline_platform.source.contract import Patience, Share, SourceAwayError, SourceError
+from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
+from pipeline_platform.source.pauses import Patience
 from servers.rabbitmq import RabbitMQ
 from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue

@@ -20,7 +20,8 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import PARAMETERS, explained
 from pipeline_platform.orchestration.resources.source_resources import source_resource
-from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.pauses import Patience
 from tests.fixtures.rabbitmq_source import numbers
 from tests.fixtures.received import received
 

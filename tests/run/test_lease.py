@@ -20,7 +20,8 @@ from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.lease import alive
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.release import fence_and_release
-from pipeline_platform.source.contract import Patience, SourceAwayError
+from pipeline_platform.source.contract import SourceAwayError
+from pipeline_platform.source.pauses import Patience
 from tests.fixtures.flow import begun, flow_of, received, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Run, numbered

@@ -14,7 +14,7 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run import dead_letters, steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.source.contract import Patience
+from pipeline_platform.source.pauses import Patience
 from tests.fixtures.flow import begun, flow_of, rows, run
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Run, visible

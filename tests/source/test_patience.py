@@ -2,8 +2,9 @@
 
 import pytest
 
-from pipeline_platform.source.contract import Patience, SourceAwayError, SourceError
-from pipeline_platform.source.patience import patiently, pause_s
+from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.patience import patiently
+from pipeline_platform.source.pauses import Patience, pause_s
 
 
 def test_an_unavailable_source_is_retried_until_it_answers(caplog):

@@ -13,8 +13,9 @@ from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.model.safe_text import is_ambiguous, redacted
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import BackoffType, Patience, SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.options import host
+from pipeline_platform.source.pauses import BackoffType, Patience
 
 AGAIN_S = 60.0
 """Seconds that a run tries to connect: the lifetime of a claim that is not renewed."""

@@ -146,6 +146,8 @@ class SqsSource(calls.CalledSource):
 
     def backlog(self) -> Backlog:
         """Return SQS's approximate number of waiting messages, limited by the quota of messages in flight."""
+        # `wait` looks here too. A long poll that hides nothing (VisibilityTimeout=0) would see a message sooner, but it
+        # counts as a receive: the queue's redrive policy would move messages that no run has received.
         waiting, free = self._counts()
         return Backlog(min(waiting, free))
 

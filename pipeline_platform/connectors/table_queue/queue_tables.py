@@ -76,9 +76,9 @@ def open_table(
     return LeasedTable(database, queue, leases, receives, kind, columns, partitions_apart)
 
 
-def database_at(what: str, url: str, *, create: bool) -> Database:
-    """Return a queue's database. Connections are not kept: each use is a single bulk statement."""
-    return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create)
+def database_at(what: str, url: str, *, create: bool, keep: bool = False) -> Database:
+    """Return a queue's database. Its connections are not kept by default: each use is a single bulk statement."""
+    return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create, keep=keep)
 
 
 def add_spans(connection: sa.Connection, receives: sa.Table) -> None:

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from itertools import repeat
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -19,6 +21,7 @@ from pipeline_platform.control.database import parse_url
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.polling import poll
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledgements of one transaction: it holds SQLite's write lock for about 0.1 s."""
@@ -165,6 +168,24 @@ class TableQueue(LeasedSource):
             messages = table.count_waiting(connection, most)
             oldest = table.oldest_waiting(connection) if messages else None
         return Backlog(messages, self._time(oldest), at_least=most is not None and messages >= most)
+
+    def wait(self, seconds: float, taken: int = 0) -> bool:
+        """Count repeatedly, on a connection that stays open until `close`; see `Source.wait`."""
+
+        def is_waiting() -> bool:
+            with self._watched.database.reading() as connection:
+                return self._watched.count_waiting(connection, taken + 1) > taken
+
+        return poll(is_waiting, seconds, self.poll_pauses)
+
+    def close(self) -> None:
+        """Close the connection of `wait`."""
+        if watched := self.__dict__.pop("_watched", None):
+            watched.database.close()
+
+    @cached_property
+    def _watched(self) -> LeasedTable:
+        return replace(self._table(), database=database_at(self._what, self.url, create=False, keep=True))
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Lease up to `demand` messages in equal shares: redeliveries first, then the oldest.
