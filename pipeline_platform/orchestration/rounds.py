@@ -31,6 +31,8 @@ _LOOK_S = 1.0
 """Longest wait for a message before the run checks whether it is to end."""
 _HINDERED_S = 0.25
 """Pause while messages wait that the run may not lease yet."""
+_AFTER_EMPTY = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=5))
+"""Pauses after rounds without messages: the source does not report its backlog, or holds messages back."""
 _REPORTS = Backoff(first=timedelta(seconds=5), most=timedelta(minutes=1))
 """Pauses between reports: Dagster keeps about six rows of each."""
 
@@ -59,6 +61,7 @@ class Rounds:
     _reported: float = field(default_factory=time.monotonic)
     _waiting_since: float | None = None
     _empty: int = 0
+    _again_at: float = 0.0
     _filled: bool = False
 
     def perform(self) -> str | None:
@@ -74,7 +77,8 @@ class Rounds:
             while red is None and (reason := end.reason()) is None:
                 if ask := self._ask(end):
                     self._perform(ask)
-                    end.defer()
+                    if not self._empty:
+                        end.defer()
                     control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
                 if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
                     control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
@@ -88,6 +92,9 @@ class Rounds:
     def _ask(self, end: RoundsEnd) -> int:
         """Return the demand of a round, or 0 after a short wait."""
         producer, control, source = self.flow.producer, self.flow.control, self.flow.source
+        if (pause := self._again_at - time.monotonic()) > 0:
+            time.sleep(min(pause, _LOOK_S))
+            return 0
         try:
             if self._waiting_since is None and not source.wait(_LOOK_S):
                 return 0
@@ -138,6 +145,7 @@ class Rounds:
         self._waiting_since = None
         self._empty, self._filled = 0 if totals.received else self._empty + 1, totals.received >= wanted
         if not totals.received:
+            self._again_at = time.monotonic() + _AFTER_EMPTY.before(self._empty + 1).total_seconds()
             return
         self.done += 1
         self._acknowledged += self._answer.acknowledged

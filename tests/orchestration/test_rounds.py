@@ -13,12 +13,15 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.drain import drain
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.orchestration import rounds, rounds_end
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import Share, Source
 from tests.fixtures.dagster import Location, figures
 from tests.fixtures.pipelines_under_test import Steady
 
@@ -256,3 +259,23 @@ def test_reports_are_few(location, later, monkeypatch):
     assert receives(location) >= 6
     assert len(location.materialisations(made, "messages", "steady")) == 2
     assert len(location.instance.all_logs(made.run_id)) < 80
+
+
+def test_a_run_of_a_source_that_does_not_report_its_backlog_tries_now_and_then_and_ends(location, later, monkeypatch):
+    plans: list[int] = []
+    plan = TableQueue.plan
+
+    def counted(queue: TableQueue, demand: int, *more: Any) -> list[Share]:
+        plans.append(demand)
+        return plan(queue, demand, *more)
+
+    monkeypatch.setattr(TableQueue, "plan", counted)
+    monkeypatch.setattr(TableQueue, "backlog_up_to", lambda *_: Backlog(None))
+    monkeypatch.setattr(TableQueue, "wait", Source.wait)
+    with later(lambda: location.enqueue("second")):
+        made = run(location)
+
+    assert made.status == SUCCESS
+    assert texts(location) == ["first", "second"]
+    assert "no message arrived for 0:00:02" in ended(location, made)
+    assert len(plans) - receives(location) <= 5, "a round without messages is followed by a pause"
