@@ -111,3 +111,19 @@ def test_a_receive_may_be_decided_while_connected_or_if_all_messages_have_ids(ra
             assert source.extend(f"r{decides}", lambda rows=rows: held(rows))  # type: ignore[misc]
         acknowledged(source, "ack", received(source))
     assert source.extend("of nobody", list)
+
+
+def test_finished_receives_use_no_channels_of_their_connection(built, rabbitmq_server, rabbitmq_queue):
+    source = built(f"{rabbitmq_server}?channel_max=4", rabbitmq_queue())
+    unacknowledged = []
+    for number in range(8):
+        source.send(numbers(2))
+        rows = received(source, receive_id=f"r{number}")
+        if number == 0:  # a message without an acknowledgement stays leased
+            unacknowledged, rows = rows[:1], rows[1:]
+        assert acknowledged(source, "ack", rows) == []
+        for _ in range(2):
+            source.finish(f"r{number}")
+
+    assert source.backlog().messages == 0
+    assert acknowledged(source, "ack", unacknowledged) == []

@@ -159,6 +159,14 @@ class Inbox:
         for tag in tags:
             self.channel.ask("basic_cancel", consumer_tag=tag)
 
+    def close(self) -> bool:
+        """Close the channel, unless messages on it are unacknowledged: the server would redeliver them."""
+        if self._outstanding:
+            return False
+        self.channel.connection.before_reading.remove(self._wait_for_room)
+        self.channel.close()
+        return True
+
     def acknowledge(self, tags: Collection[int], call: Callable[[Any, int, bool], None]) -> None:
         """Acknowledge messages and wait until the server has done so. Messages already acknowledged are skipped.
 
