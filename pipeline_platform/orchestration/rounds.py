@@ -22,7 +22,7 @@ from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, li
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.lease import CLAIM_S, alive
+from pipeline_platform.run.lease import alive, standing_by
 from pipeline_platform.run.receive_state import Phase
 from pipeline_platform.run.stopping import acknowledged
 from pipeline_platform.source.contract import SourceError
@@ -70,24 +70,18 @@ class Rounds:
         Returns:
             The reason for which the run is to fail although everything is published and acknowledged, or None.
         """
-        run_id, control = self.context.run.run_id, self.flow.control
         end, red = RoundsEnd(self.context, self.flow), None
-        control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
-        try:
+        with standing_by(self.flow, self.context.run.run_id):
             while red is None and (reason := end.reason()) is None:
                 if ask := self._ask(end):
                     self._perform(ask)
                     if not self._empty:
                         end.defer()
-                    control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
                 if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
-                    control.stand_by(self.flow.quota.key, run_id, CLAIM_S)
                     red = self._report()
             red = red or self._report()
             self.context.log.info(f"Ended after {self.done} rounds: {red or reason}")
             return red
-        finally:
-            control.end(run_id)
 
     def _ask(self, end: RoundsEnd) -> int:
         """Return the demand of a round, or 0 after a short wait."""
