@@ -1,7 +1,8 @@
-"""Latency of a message in a trickle, by phase: look, queue, start, run.
+"""Latency of a message in a trickle, and the cost of an hour of it: runs, events, processor time.
 
-Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--seconds 120]`. A daemon evaluates a table queue that gets
-one message per second. With a patience of 0 one message is worth a run.
+Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--idle-timeout 30] [--every 1] [--seconds 120]`. A daemon
+evaluates a table queue that gets a message every second, or as `--every` says. With a patience of 0 one message is
+worth a run. With an idle timeout, runs are continuous.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -21,9 +23,10 @@ import dagster as dg
 import polars as pl
 
 from benchmarks.events import payloads
-from benchmarks.latency import daemon, evaluations, next_run
-from benchmarks.latency_location import PATIENCE, TAGS, queue_options
+from benchmarks.latency import daemon, evaluations
+from benchmarks.latency_location import IDLE_TIMEOUT, PATIENCE, TAGS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.spark import server as spark_server
 
 PARTS = ("look", "queue", "start", "run", "all")
@@ -44,7 +47,7 @@ class Life(NamedTuple):
         return *(after - before for before, after in pairwise(self)), self.ended - self.came
 
 
-def lives(instance: dg.DagsterInstance, lake: str) -> list[Life]:
+def lives(instance: dg.DagsterInstance, rows: Sequence[tuple[str, bytes]]) -> list[Life]:
     """Return the messages of the runs that have ended, except the messages of the first run."""
     asked, runs = evaluations(instance), {}
     for record in instance.get_run_records(dg.RunsFilter(statuses=[dg.DagsterRunStatus.SUCCESS])):
@@ -52,7 +55,6 @@ def lives(instance: dg.DagsterInstance, lake: str) -> list[Life]:
         if TAGS.receive_id in run.tags and stats.launch_time and stats.start_time and stats.end_time:
             times = (asked[run.run_id], stats.launch_time, stats.start_time, stats.end_time)
             runs[run.tags[TAGS.receive_id]] = times
-    rows = pl.read_delta(lake).select("receive_id", "data").rows()
     first = min(runs.values())
     return [
         Life(json.loads(data)["price"], *runs[receive])
@@ -61,14 +63,39 @@ def lives(instance: dg.DagsterInstance, lake: str) -> list[Life]:
     ]
 
 
+class Trickle(NamedTuple):
+    """Result: seconds of each message from its arrival to its acknowledgement, its phases, and the cost of an hour."""
+
+    seconds: list[float]
+    lives: list[Life]
+    runs: float
+    events: float
+    processor_s: float
+
+
+def _processor_s(folder: Path) -> float:
+    """Return the processor time of all processes of a deployment, which its folder identifies."""
+    ticks = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            texts = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if str(folder).encode() in texts and process.name != str(os.getpid()):
+                ticks += sum(map(int, (process / "stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _events(instance: dg.DagsterInstance) -> int:
+    return sum(len(instance.all_logs(run.run_id)) for run in instance.get_runs())
+
+
 def message() -> bytes:
     """Return an event whose price is the time."""
     return json.dumps(json.loads(next(payloads(1))) | {"price": time.time()}).encode()
 
 
-def measure(patience: float, seconds: int) -> list[Life]:
+def measure(patience: float, idle_timeout: float, every: float, seconds: int) -> Trickle:
     """Send a trickle during a time."""
-    os.environ[PATIENCE] = str(patience)
+    os.environ[PATIENCE], os.environ[IDLE_TIMEOUT] = str(patience), str(idle_timeout)
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         source = TableQueue.model_validate(queue_options(folder))
@@ -77,34 +104,63 @@ def measure(patience: float, seconds: int) -> list[Life]:
         try:
             with daemon(folder) as instance:
                 source.enqueue([message()])
-                next_run(instance, "single_pull", set())
+                control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+                while not control.ended("single"):
+                    time.sleep(0.1)
+                time.sleep(10)
+                before, runs, events = _processor_s(folder), instance.get_runs_count(), _events(instance)
                 began = time.monotonic()
-                for second in range(seconds):
-                    time.sleep(max(0, began + second - time.monotonic()))
+                for number in range(int(seconds / every)):
+                    time.sleep(max(0, began + number * every - time.monotonic()))
                     source.enqueue([message()])
+                time.sleep(max(0, began + seconds - time.monotonic()))
+                hour = 3600 / (time.monotonic() - began)
+                cost = [
+                    (_processor_s(folder) - before) * hour,
+                    (instance.get_runs_count() - runs) * hour,
+                    (_events(instance) - events) * hour,
+                ]
                 time.sleep(2 * patience + 15)
-                return lives(instance, f"{folder}/lake/single/messages")
+                ended = {end.receive_id: end.ended_at.timestamp() for end in control.ended("single")}
+                rows = pl.read_delta(f"{folder}/lake/single/messages").select("receive_id", "data").rows()
+                took = sorted(
+                    (sent, ended[receive] - sent)
+                    for receive, data in rows
+                    if (sent := json.loads(data)["price"]) and receive in ended
+                )
+                phases = [] if idle_timeout else lives(instance, rows)
+                return Trickle([late for _, late in took[1:]], phases, cost[1], cost[2], cost[0])
         finally:
             spark_server.stop(folder / "spark")
 
 
-def row(patience: float, took: Sequence[Life]) -> str:
-    """Return the median and the 99th percentile of each part."""
-    columns = zip(*(life.parts for life in took), strict=True)
-    cells = [f"{statistics.median(part):.1f}, {statistics.quantiles(part, n=100)[98]:.1f} s" for part in columns]
-    return f"| {patience:g} s | {' | '.join(cells)} |"
+def _cell(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.1f}, {statistics.quantiles(seconds, n=100)[98]:.1f} s"
+
+
+def row(name: str, took: Trickle) -> str:
+    """Return the median and the 99th percentile of each phase and of the whole, and the cost of an hour."""
+    columns = [*zip(*(life.parts[:-1] for life in took.lives), strict=True)] or [()] * (len(PARTS) - 1)
+    cells = [_cell(column) if column else "" for column in columns]
+    cost = f"{took.runs:,.0f} | {took.events:,.0f} | {took.processor_s:,.0f} s"
+    return f"| {name} | {' | '.join(cells)} | {_cell(took.seconds)} | {cost} |"
 
 
 def main() -> None:
     """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--patience", type=float, nargs="+", default=[0, 5, 30])
+    parser.add_argument("--patience", type=float, nargs="*", default=[0, 5, 30])
+    parser.add_argument("--idle-timeout", type=float, nargs="*", default=[30])
+    parser.add_argument("--every", type=float, default=1.0, help="seconds between two messages")
     parser.add_argument("--seconds", type=int, default=120)
     given = parser.parse_args()
-    print(f"| `patience` | {' | '.join(PARTS)} |\n|-|{'-|' * len(PARTS)}")
-    for patience in given.patience:
-        took = measure(patience, given.seconds)
-        print(f"{row(patience, took)}  {len(took)} messages", flush=True)
+    per_hour = "runs per hour | events per hour | processor time per hour"
+    print(f"| | {' | '.join(PARTS)} | {per_hour} |\n|-|{'-|' * (len(PARTS) + 3)}")
+    modes = [(f"patience {patience:g} s", patience, 0.0) for patience in given.patience]
+    modes += [(f"idle_timeout {idle:g} s", 0.2, idle) for idle in given.idle_timeout]
+    for name, patience, idle_timeout in modes:
+        took = measure(patience, idle_timeout, given.every, given.seconds)
+        print(f"{row(name, took)}  {len(took.seconds)} messages", flush=True)
 
 
 if __name__ == "__main__":
