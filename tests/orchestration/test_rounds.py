@@ -214,7 +214,8 @@ def test_a_run_that_is_terminated_acknowledges_what_it_handled_and_leaves_no_cla
         while not begun.exists():
             time.sleep(0.05)
     else:
-        time.sleep(1)
+        while [claim.messages for claim in location.control.in_flight("steady")] != [0]:
+            time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(90) != 0
 
