@@ -43,6 +43,7 @@ from pipeline_platform.orchestration.resources.spark_resource import WARM, Spark
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.local_worker import LocalWorker
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
 
@@ -97,17 +98,18 @@ def _modes() -> list[str]:
 
 
 class Bench:
-    """A folder, a warm Spark server and a session."""
+    """A folder, a warm Spark server and a session; with a worker, few messages are handled without Spark."""
 
-    def __init__(self, root: Path, spark: SparkResource, messages: int) -> None:
-        self.root, self.messages, self._spark = root, messages, spark
+    def __init__(self, root: Path, spark: SparkResource, messages: int, worker: LocalWorker | None = None) -> None:
+        self.root, self.messages, self._spark, self._worker = root, messages, spark, worker
         self.session = spark.spark_session
 
     def flow(self, pipeline: type[Pipeline], queue: TableQueue, folder: Path | None = None) -> Flow:
         """Return a pipeline in its own folder, or in the shared folder."""
         folder = folder or self.root
         control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-        return Flow(BoundProducer(pipeline), queue, Lake(root=f"{folder}/lake"), control, lambda: self.session)
+        lake = Lake(root=f"{folder}/lake")
+        return Flow(BoundProducer(pipeline), queue, lake, control, lambda: self.session, worker=self._worker)
 
     def queue(self, name: str, folder: Path | None = None) -> TableQueue:
         """Return a queue that contains all messages."""

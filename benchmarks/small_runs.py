@@ -1,11 +1,12 @@
-"""Gain of two optimisations for small runs, with and without each, and the cost of a first run.
+"""Gain of three optimisations for small runs, with and without each, and the cost of a first run.
 
 Run it as `python -m benchmarks.small_runs [--rounds N]`.
 
 - *daemon*: a run of 20 messages handles them when Spark's Python workers have ended, as they do after a minute
   without work; here they are killed. One server forks workers from `spark/python/preloading_daemon.py`, the other
   from Spark's own daemon. The processor time of the workers is printed too, because other load affects it less.
-- *driver*: a run of one message, received and acknowledged by the driver itself or by Spark tasks (`FEW`).
+- *one message*: a run of one message, without Spark (the first of a process, and the next ones), with Spark for
+  handling only, and with Spark for all steps (`FEW`).
 - *batches*: the batch step of a run of 4,000 messages, on a Spark that was just started, and again on the same Spark.
 """
 
@@ -25,6 +26,7 @@ from benchmarks.events import Batched, Events
 from benchmarks.handling import Bench
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import spark_work, steps
+from pipeline_platform.run.local_worker import LocalWorker
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
 
@@ -63,11 +65,41 @@ def cold_stage(bench: Bench, server: spark_server.SparkServer) -> tuple[float, f
     started = time.perf_counter()
     steps.handle_messages(flow, receive)
     took = time.perf_counter() - started
-    busy = sum(sum(worker.cpu_times()[:2]) for worker in workers(server))
+    spent = sum(sum(worker.cpu_times()[:2]) for worker in workers(server))
     steps.decide(flow, receive)
     steps.publish(flow, receive)
     steps.acknowledge(flow, receive)
-    return took, busy
+    return took, spent
+
+
+def one_message(root: Path, spark: SparkResource) -> dict[str, tuple[float, float]]:
+    """Return the seconds of runs of one message, and of their handling, without Spark and with it."""
+    took: dict[str, tuple[float, float]] = {}
+
+    def run(name: str, bench: Bench, few: int = spark_work.FEW) -> None:
+        with mock.patch.object(spark_work, "FEW", few):
+            seconds = bench.whole_run("message.json()")
+        took[f"one message: {name}"] = seconds["run by message.json()"], 0.0
+        took[f"one message: {name}: handle"] = seconds["run by message.json(): handle"], 0.0
+
+    with closing(LocalWorker(cores=2)) as worker:
+        bench = Bench(root, spark, 1, worker)
+        run("without Spark, first", bench)
+        before = busy(worker)
+        run("without Spark, next", bench)
+        took["one message: without Spark, next: handle"] = (
+            took["one message: without Spark, next: handle"][0],
+            busy(worker) - before,
+        )
+    run("handled in Spark", Bench(root, spark, 1))
+    run("in Spark", Bench(root, spark, 1), 0)
+    return took
+
+
+def busy(worker: LocalWorker) -> float:
+    """Return the processor time of a local worker and its tasks."""
+    worker.run(range, 1)  # type: ignore[arg-type]  # no rows; the worker counts a task once the next one has started
+    return sum(psutil.Process(worker.start().popen.pid).cpu_times()[:4])
 
 
 def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:
@@ -104,10 +136,7 @@ def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
                 with on(root / name) as spark:
                     took[f"daemon: {name}"] = cold_stage(Bench(root / name, spark, MESSAGES), server)
             with on(root / "preloading") as spark:
-                for name, few in (("in the driver", spark_work.FEW), ("in Spark", 0)):
-                    with mock.patch.object(spark_work, "FEW", few):
-                        alone = next(iter(Bench(root, spark, messages=1).whole_run("message.json()").values()))
-                        took[f"driver: {name}"] = alone, 0.0
+                took |= one_message(root, spark)
             took |= batch_steps(root / f"batches-{turn}")
             for name, seconds in took.items():
                 print(f"{name:22} {seconds[0]:5.2f} s{'  (warming up)' if not turn else ''}", flush=True)

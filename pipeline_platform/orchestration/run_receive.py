@@ -51,6 +51,7 @@ def flow_of(producer: BoundProducer, context: dg.AssetExecutionContext) -> Flow:
             session=lambda: resources.spark.spark_session,
             dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
             variables=resources.spark.variables,
+            worker=resources.spark.local_worker,
         )
     return flow
 

@@ -42,12 +42,12 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     messages = sum(file.rows for file in staged)
     # A splitter is user code, which may crash its process.
     is_ours = not isinstance(options.batch_size, Splitter) and messages <= CUT_HERE
-    planned = work.run_here(cut, 1) if is_ours else work.run(cut, 1)
+    planned = work.run_here(cut, 1) if is_ours else work.run(cut, 1, messages)
     batches = planned.of_table(plan_table(receive_id, batcher))
     tasks = min(most, sum(file.rows for file in batches))
     handle = HandleBatches(**shared, batcher=batcher, staged=ranges, plan=whole(batches, name), tasks=tasks)
     output = [TaskReport(output=planned.totals.output)] if planned.totals.output else []
-    return Manifest(reports=output) + work.run(handle, tasks)
+    return Manifest(reports=output) + work.run(handle, tasks, messages)
 
 
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
@@ -68,11 +68,12 @@ def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manife
     if len(keys := failed_keys(flow.lake, ranges := whole(ends, name))):
         drop_rows(flow.tables, flow.ledger, receive, keys)
     received = flow.ledger.manifest(receive, "receive").of_table("messages")
-    tasks = min(flow.processors.concurrency, sum(file.rows for file in parents))
+    messages = sum(file.rows for file in parents)
+    tasks = min(flow.processors.concurrency, messages)
     task = EndParents(
         **common(flow, receive), parts=[whole(received, name)], plan=whole(parents, name), ends=ranges, tasks=tasks
     )
-    return flow.work(receive_id, PARENTS_STEP).run(task, tasks)
+    return flow.work(receive_id, PARENTS_STEP).run(task, tasks, messages)
 
 
 def run_batchers(works: Mapping[str, Callable[[], None]], flow: Flow, receive: Receive) -> None:
@@ -88,7 +89,7 @@ def run_batchers(works: Mapping[str, Callable[[], None]], flow: Flow, receive: R
             while wait(futures.values(), timeout=1).not_done:
                 pass
         except BaseException:  # the run is being terminated
-            flow.work(receive.receive_id).interrupt()
+            flow.work(receive.receive_id).interrupt_here()
             raise
     failed = [(name, error) for name, future in futures.items() if (error := future.exception())]
     if failed:
@@ -101,5 +102,6 @@ def run_batchers(works: Mapping[str, Callable[[], None]], flow: Flow, receive: R
 
 def most_tasks(flow: Flow, batchers: int) -> int | None:
     """Return the maximum number of tasks of a batcher, so that every other batcher can start; None for no limit."""
-    slots = engine.slots(flow.session()) if batchers > 1 else None
+    session = flow.session()  # by this thread, for the threads of all batchers
+    slots = engine.slots(session) if batchers > 1 else None
     return slots and max(1, slots - batchers + 1)

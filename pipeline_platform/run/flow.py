@@ -19,6 +19,7 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Processors, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.run.local_worker import LocalWorker
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Source
 
@@ -40,6 +41,7 @@ class Flow:
         beats: Times by `time.monotonic` of the last renewals in this process; see `run.lease`.
         dead_letters: Source that dead messages are sent to; None for none.
         variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
+        worker: Process that calls the callbacks for few messages; None if Spark does.
     """
 
     producer: BoundProducer
@@ -50,6 +52,7 @@ class Flow:
     beats: dict[str, float] = field(default_factory=dict)
     dead_letters: Source | None = None
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    worker: LocalWorker | None = None
 
     def __post_init__(self) -> None:
         """Open the sources with the control store, which may store their leases."""
@@ -116,8 +119,8 @@ class Flow:
         return Pace(self.control, key, limit, dict(others), stops)
 
     def work(self, receive_id: str, step: str = "") -> SparkWork:
-        """Return the Spark work of a receive in a step."""
-        return SparkWork(receive_id, self.lake, self.session, f"{self.pipeline.name}/{step}")
+        """Return the work of a receive in a step."""
+        return SparkWork(receive_id, self.lake, self.session, f"{self.pipeline.name}/{step}", self.worker)
 
 
 def no_source(pipeline: type[Pipeline], lake: Lake) -> Source:

@@ -38,7 +38,7 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     def step(first: int, end: int) -> Manifest:
         parts = spread(between(whole, first, end), flow.processors.concurrency)
         task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
-        return work.run(task, len(parts))
+        return work.run(task, len(parts), end - first)
 
     messages = sum(file.rows for file in files)
     # Repeats need no permits: a receive of repeats only must not wait for permits.
@@ -50,7 +50,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id, "handle"), divide(files, name, concurrency)
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
-    manifest = work.run(find, len(parts))
+    manifest = work.run(find, len(parts), sum(file.rows for file in files))
     found = manifest.of_table(found_table(receive_id))
     manifest = Manifest([file for file in manifest if file not in found], manifest.reports)
     if not found:
@@ -62,7 +62,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     def step(first: int, end: int) -> Manifest:
         parts, turns = divide(files, name, 1), (first, end)
         task = HandleInOrder(**common(flow, receive), parts=parts, plan=plan, turns=turns, pace=pace)
-        return work.run(task, min(concurrency, messages))
+        return work.run(task, min(concurrency, messages), end - first)
 
     return manifest + in_portions(pace, messages, step)
 

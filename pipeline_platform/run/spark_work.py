@@ -1,7 +1,8 @@
-"""Spark work of a receive, tagged with it, so that another run can interrupt it after a crash."""
+"""Work of a receive: in Spark, with a tag by which another run can interrupt it, or without Spark for few messages."""
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,16 +16,23 @@ from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import MESSAGES
+from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError
 from pipeline_platform.spark import engine
+from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.repeats import Scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+_LOG = logging.getLogger(__name__)
+
 _COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
 
 FEW = 100
-"""Maximum number of messages that the driver reads, batches and acknowledges without Spark."""
+"""Maximum number of messages that are received, handled, batched and acknowledged without Spark."""
+
+_ACTIVE: list[str] = []
+"""Tags of receives with active Spark work of this process."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +44,14 @@ class SparkWork:
         lake: Storage to read and write.
         session: Returns the Spark session; called only if there is work for it.
         name: Pipeline and step, such as `flights/batch-lake`: a tag of each job in Spark's UI.
+        worker: Process for callbacks that need no Spark; None if Spark calls all of them.
     """
 
     receive_id: str
     lake: Lake
     session: Callable[[], SparkSession]
     name: str = ""
+    worker: LocalWorker | None = None
 
     @property
     def spark(self) -> SparkSession:
@@ -54,12 +64,19 @@ class SparkWork:
         Args:
             task: The task.
             shares: Number of shares.
-            messages: Number of messages in all shares. Up to `FEW`, the tasks run in this process, which is faster.
+            messages: Number of messages in all shares. Tasks for up to `FEW` need no Spark: they run in this process,
+                or in the local worker if they call callbacks.
         """
-        if messages is not None and messages <= FEW:
-            return self.run_here(task, shares)
         if not shares:
             return Manifest()
+        if messages is not None and messages <= FEW:
+            if not isinstance(task, CallingStep):
+                return self.run_here(task, shares)
+            if self.worker is not None:
+                try:
+                    return self.worker.run(task, shares)
+                except LocalWorkerError as error:
+                    _LOG.warning("Running %s in Spark: the local worker failed: %s", self.name, error)
         with self._tagged():
             return Manifest.of(engine.run(self.spark, task, shares, MANIFEST))
 
@@ -86,6 +103,13 @@ class SparkWork:
         """Interrupt active work on the receive, also of another run."""
         self.spark.interruptTag(self._tag)
 
+    def interrupt_here(self) -> None:
+        """Interrupt active work of this process on the receive, in all threads."""
+        if self.worker is not None:
+            self.worker.close()
+        if self._tag in _ACTIVE:
+            self.interrupt()
+
     @property
     def _tag(self) -> str:
         return f"receive-{self.receive_id}"
@@ -96,6 +120,7 @@ class SparkWork:
         spark, tags = self.spark, (self._tag, f"{self.name}-{uuid.uuid4().hex}")
         for tag in tags:
             spark.addTag(tag)
+        _ACTIVE.append(self._tag)
         try:
             yield
         except BaseException:
@@ -103,5 +128,6 @@ class SparkWork:
                 spark.interruptTag(tags[1])
             raise
         finally:
+            _ACTIVE.remove(self._tag)
             for tag in tags:
                 spark.removeTag(tag)

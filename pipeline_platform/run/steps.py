@@ -79,6 +79,8 @@ def receive_messages(flow: Flow, receive: Receive) -> Manifest:
     """
     if not receive.demand:
         return Manifest()
+    if flow.worker is not None and receive.demand <= FEW and not flow.pipeline.uses_columns():
+        flow.worker.start()  # it loads while this process reads
     with working(flow, receive):
         read = partial(_read, flow, receive)
         manifest = _step(flow, receive, "receive", "receive", read, demand=receive.demand)
@@ -150,8 +152,8 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
 
     if left:
         with working(flow, receive):
-            flow.session()  # made by one thread, for all of them
-            most = batching.most_tasks(flow, len(left))
+            rows = [handled.rows(staged_table(receive.receive_id, name)) for name in left]
+            most = batching.most_tasks(flow, len(left)) if flow.worker is None or max(rows) > FEW else None
             batching.run_batchers({name: partial(batch, name, most) for name in left}, flow, receive)
     if parents := batching.parents_left(flow, receive, handled):
         with working(flow, receive):

@@ -21,7 +21,7 @@ from pipeline_platform.orchestration import (
 )
 from pipeline_platform.orchestration.jobs import receive_config
 from pipeline_platform.spark import environment
-from tests.fixtures.flow import rows, run
+from tests.fixtures.flow import no_spark, rows, run
 from tests.fixtures.small_lake import WINDOW
 
 FIRST, SECOND, CONTROL = "canary-of-monday", "canary-of-tuesday", "postgresql://bob:canary-of-control@host/db"
@@ -61,7 +61,7 @@ def naming(flow):
     return replace(flow, variables=SparkResource(environment=["BANK_TOKEN"]).variables)
 
 
-@pytest.mark.parametrize("place", ["filled", "filled_on_spark"])
+@pytest.mark.parametrize("place", ["filled", "filled_locally", "filled_on_spark"])
 def test_a_callback_gets_what_its_run_names_and_no_other_secret(variables, monkeypatch, request, place):
     flow = request.getfixturevalue(place)(Looking, [b"x"] * 3)
 
@@ -79,11 +79,12 @@ def test_a_callback_gets_what_its_run_names_and_no_other_secret(variables, monke
     assert "PIPELINE_PLATFORM_CONTROL" not in names
     assert environment.allowed(dict.fromkeys(names, "")).keys() == names - {"BANK_TOKEN"}
     assert os.environ["PIPELINE_PLATFORM_CONTROL"] == CONTROL, "the run's own environment stays"
-    assert (os.getpid() in set(seen["process"])) == (place == "filled"), "elsewhere a worker of Spark forks them"
+    assert (os.getpid() in set(seen["process"])) == (place == "filled"), "elsewhere a worker forks them"
 
 
-def test_no_file_of_a_run_contains_a_value_that_it_hands_to_callbacks(variables, filled_on_spark, warm_spark, tmp_path):
-    flow = naming(filled_on_spark(Looking, [b"x"] * 3))
+@pytest.mark.parametrize("place", ["filled_locally", "filled_on_spark"])
+def test_no_file_of_a_run_contains_a_value_that_it_hands_to_callbacks(variables, request, place, warm_spark, tmp_path):
+    flow = naming(request.getfixturevalue(place)(Looking, [b"x"] * 3))
 
     run(flow)
 
@@ -94,7 +95,10 @@ def test_no_file_of_a_run_contains_a_value_that_it_hands_to_callbacks(variables,
     assert FIRST not in repr(flow)
 
 
-def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, warm_spark, tmp_path):
+def test_a_dagster_run_of_a_handful_reads_the_variables_that_its_spark_names_and_starts_no_spark(
+    variables, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(SparkResource, "spark_session", property(no_spark))
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
     queue.enqueue([b"x"] * 3)
@@ -103,7 +107,7 @@ def test_a_dagster_run_reads_the_variables_that_its_spark_names(variables, warm_
         {
             "lake": LakeResource(root=f"{tmp_path}/lake"),
             "control": ControlResource(url=f"sqlite:///{tmp_path}/control.sqlite"),
-            "spark": SparkResource(remote="warm", state_folder=str(warm_spark.folder), environment=["BANK_TOKEN"]),
+            "spark": SparkResource(remote="warm", state_folder=str(tmp_path), environment=["BANK_TOKEN"]),
             "queue": source_resource(TableQueue)(name="queue", url=queue.url),
         },
     )

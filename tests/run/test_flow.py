@@ -86,14 +86,16 @@ def test_the_spark_lane_may_use_the_names_of_a_delivery_for_its_own(filled_on_sp
     assert flow.source.backlog().messages == 0
 
 
-def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(filled_on_spark):
+@pytest.mark.parametrize("place", ["filled_locally", "filled_on_spark"])
+def test_tasks_that_fork_in_workers_with_threads_of_a_library_do_not_hang(request, place):
+    filled_there = request.getfixturevalue(place)
     words = {f"word {number}" for number in range(40)}
     for pipeline, bad in (Pooled, []), (Timed, ["kill"]), (Pooled, ["kill"]):
-        flow = filled_on_spark(pipeline, [word.encode() for word in (*words, *bad)])
+        flow = filled_there(pipeline, [word.encode() for word in (*words, *bad)])
         run(flow)
         assert set(rows(flow, "kept")["text"]) == words
         assert kinds(flow) == dict.fromkeys(bad, "worker killed")
-    run(flow := filled_on_spark(Splitting, [word.encode() for word in words]))
+    run(flow := filled_there(Splitting, [word.encode() for word in words]))
     assert set(rows(flow, "outcomes")["outcome"]) == {"handled"}
 
 
@@ -135,8 +137,9 @@ def spans():
     telemetry.detach(configuration.NAME)
 
 
-def test_workers_are_in_the_span_of_their_step_and_each_task_is_one(filled_on_spark, spans, tmp_path):
-    flow, folder = filled_on_spark(Traced, [b"1", b"2", b"3", b"raise"]), tmp_path / "seen"
+@pytest.mark.parametrize("place", ["filled_locally", "filled_on_spark"])
+def test_workers_are_in_the_span_of_their_step_and_each_task_is_one(request, place, spans, tmp_path):
+    flow, folder = request.getfixturevalue(place)(Traced, [b"1", b"2", b"3", b"raise"]), tmp_path / "seen"
     folder.mkdir()
     before = time.time_ns()
     receive = received(flow, context={"folder": str(folder)})

@@ -29,10 +29,11 @@ class Poisoned(Gathering):
         return super().handle_message(message, context)
 
 
-def test_a_message_that_ends_its_worker_fails_alone(filled_on_spark):
+@pytest.mark.parametrize("place", ["filled_locally", "filled_on_spark"])
+def test_a_message_that_ends_its_worker_fails_alone(request, place):
     good = {f"word {number}" for number in range(50)}
     poison = ["handle_message kill", "handle_message exit", "handle_failed kill", "serialise kill", "handle_batch kill"]
-    flow = filled_on_spark(Poisoned, [word.encode() for word in (*good, *poison)])
+    flow = request.getfixturevalue(place)(Poisoned, [word.encode() for word in (*good, *poison)])
     run(flow)
     assert set(rows(flow, "kept")["text"]) == good
     assert kinds(flow) == dict.fromkeys(poison, "worker killed")

@@ -27,6 +27,7 @@ from pipeline_platform.home import home
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.resources import spark_sessions
 from pipeline_platform.orchestration.resources.addresses import QUIET, Remote, Ui
+from pipeline_platform.run.local_worker import LocalWorker
 from pipeline_platform.spark import engine, jvm, shipping
 from pipeline_platform.spark import server as spark_server
 
@@ -98,6 +99,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         description="State folder of the warm server. Default: see `pipeline_platform.home.home`.",
     )
     _held: _Held | None = PrivateAttr(default=None)
+    _worker: LocalWorker | None = PrivateAttr(default=None)
 
     @field_validator("environment")
     @classmethod
@@ -140,28 +142,58 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
             pipeline_platform.spark.server.SparkServerError: The warm server crashed, and could not be restarted.
             pipeline_platform.spark.jvm.JavaNotFoundError: No Java was found for a session in this process.
         """
-        if self._held is not None and not self._held.place.lives:
-            self.close()
-        if self._held is None:
-            self._held = _hold(self._place())
-        return self._held.session
+        with _lock:
+            if self._held is not None and not self._held.place.lives:
+                self._leave()
+            if self._held is None:
+                self._held = _hold(self._place())
+            return self._held.session
+
+    @property
+    def local_worker(self) -> LocalWorker | None:
+        """Return the process that calls callbacks for few messages; None if Spark runs on other machines.
+
+        A cluster may have packages, devices and networks that the machine of the runs lacks.
+        """
+        if self.remote not in ("", WARM):
+            return None
+        if self._worker is None:
+            server = spark_server.status(self._folder) if self.remote else None
+            self._worker = LocalWorker(server.cores if server else self._cores)
+        return self._worker
 
     def warm_up(self, *modules: str) -> None:
         """Start the session and a Python worker per core that imports modules, so that the next run starts faster.
 
         Only runs that ship the same packages as this resource use them.
         """
-        engine.warm_up(self.spark_session, self.cores or os.cpu_count() or 1, (*_TASKS, *modules))
+        engine.warm_up(self.spark_session, self._cores, (*_TASKS, *modules))
 
     def close(self) -> None:
-        """Stop a session in this process, or disconnect from a server. The next use opens a session again."""
+        """Stop a session in this process, or disconnect from a server, and end the local worker.
+
+        The next use opens a session again.
+        """
+        if self._worker is not None:
+            self._worker.close()
+        self._leave()
+
+    def _leave(self) -> None:
         if self._held is not None:
             held, self._held = self._held, None
             _let_go(held)
 
+    @property
+    def _folder(self) -> Path:
+        return Path(self.state_folder).resolve() if self.state_folder else home()
+
+    @property
+    def _cores(self) -> int:
+        return self.cores or os.cpu_count() or 1
+
     def _place(self) -> _Place:
         log = dg.get_dagster_logger("spark")
-        folder = Path(self.state_folder).resolve() if self.state_folder else home()
+        folder = self._folder
         packages = tuple(dict.fromkeys((shipping.PLATFORM, *self.packages)))
         if self.remote == WARM:
             server = spark_server.revive(folder, log.warning)
@@ -176,8 +208,7 @@ class SparkResource(dg.ConfigurableResource["SparkResource"]):
         elif self.remote:
             address, _, params = self.remote.rstrip("/").partition("/;")
             return _Server(packages, address, self.token, address, f";{params}" if params else "")
-        cores = self.cores or os.cpu_count() or 1
-        settings = engine.local_settings(cores, self.memory) | self.spark_config
+        settings = engine.local_settings(self._cores, self.memory) | self.spark_config
         return _Process(packages, tuple(sorted(settings.items())), folder)
 
 

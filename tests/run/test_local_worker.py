@@ -1,0 +1,207 @@
+"""The local worker: a handful of messages is handled without Spark, in processes that end with the run."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
+from pipeline_platform.run import spark_work, steps
+from pipeline_platform.run.finish import finish_now
+from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError
+from pipeline_platform.spark.engine import TaskError
+from tests.fixtures.flow import handled, kinds, received, rows, run
+from tests.fixtures.handful import Doing, Handful, Ordered, Sabotaging, Sleeping
+from tests.fixtures.small_lake import rows_of
+
+ROOT = Path(__file__).parents[2]
+
+
+def process_of(local_worker: LocalWorker) -> psutil.Process:
+    return psutil.Process(local_worker.start().popen.pid)
+
+
+def until(condition: Any, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def begun_in(folder: Path, tasks: int) -> list[int]:
+    """Wait until tasks sleep, and return their processes and their worker."""
+    until(lambda: len([*folder.iterdir()]) == tasks)
+    return sorted({int(pid) for path in folder.iterdir() for pid in path.name.split()})
+
+
+# The process
+
+
+def test_shares_return_their_rows_in_order_and_no_process_of_the_run_executes_them(local_worker):
+    manifest = local_worker.run(Doing(), 5)
+
+    assert [file.rows for file in manifest.files] == [0, 1, 2, 3, 4]
+    processes = {int(file.path.split()[1]) for file in manifest.files}
+    assert not processes & {os.getpid(), process_of(local_worker).pid}
+
+
+def test_two_shares_run_in_parallel(local_worker, tmp_path):
+    assert len(local_worker.run(Doing("meet", str(tmp_path)), 2).files) == 2
+
+
+def test_two_threads_use_it_at_the_same_time(local_worker, tmp_path):
+    """As two batchers do."""
+    with ThreadPoolExecutor(2) as threads:
+        found = list(threads.map(local_worker.run, [Doing("meet", str(tmp_path))] * 2, [1] * 2))
+
+    assert [len(manifest.files) for manifest in found] == [1, 1]
+
+
+@pytest.mark.parametrize("what", ["raise", "kill", "kill the worker"])
+def test_a_failed_task_is_an_error_and_the_next_one_works(local_worker, what):
+    with pytest.raises(LocalWorkerError):
+        local_worker.run(Doing(what), 2)
+
+    assert len(local_worker.run(Doing(), 2).files) == 2
+
+
+def test_a_task_that_cannot_be_pickled_is_an_error(local_worker):
+    with pytest.raises(LocalWorkerError):
+        local_worker.run(lambda share: iter(()), 1)
+
+
+def test_it_starts_once(local_worker):
+    local_worker.run(Doing(), 1)
+    before = process_of(local_worker)
+    local_worker.run(Doing(), 1)
+    assert process_of(local_worker) == before
+
+
+def test_closing_it_ends_tasks_of_other_threads_with_an_error(local_worker, tmp_path):
+    errors = list[Exception]()
+
+    def work() -> None:
+        try:
+            local_worker.run(Doing("sleep", str(tmp_path)), 2)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    processes = begun_in(tmp_path, 2)
+    local_worker.close()
+    thread.join(60)
+
+    assert [type(error) for error in errors] == [TaskError], "Spark must not run what was interrupted"
+    until(lambda: not any(map(psutil.pid_exists, processes)))
+
+
+def test_a_signal_ends_the_tasks(local_worker, tmp_path):
+    def interrupt() -> None:
+        begun_in(tmp_path, 2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        local_worker.run(Doing("sleep", str(tmp_path)), 2)
+
+    until(lambda: not any(map(psutil.pid_exists, begun_in(tmp_path, 2))))
+
+
+def test_no_process_survives_a_killed_run(tmp_path):
+    code = (
+        "import sys; from pipeline_platform.run.local_worker import LocalWorker;"
+        "from tests.fixtures.handful import Doing; LocalWorker(2).run(Doing('sleep', sys.argv[1]), 2)"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)
+    processes = begun_in(tmp_path, 2)
+    killed.kill()
+    killed.wait()
+
+    assert len(processes) == 3
+    until(lambda: not any(map(psutil.pid_exists, processes)))
+
+
+# Flows
+
+
+@pytest.mark.parametrize("pipeline", [Handful, Ordered])
+def test_a_handful_needs_no_spark_and_its_faults_fail_alone(filled_locally, tmp_path, pipeline):
+    faults = ["kill", "raise", "called deadly", "split deadly", *["hang"] * (pipeline is Handful)]
+    good = [*map(str, range(20)), "called 1", "called 2", "split 1", "split 2", "children"]
+    flow = filled_locally(pipeline, [payload.encode() for payload in (*good, *faults)])
+    folder = tmp_path / "traces"
+    folder.mkdir()
+
+    run(flow, context={"folder": str(folder)})
+
+    assert sorted(rows(flow, "kept")["text"]) == sorted(map(str, range(20)))
+    failed = {"kill": "worker killed", "raise": "ValueError", "hang": "timeout"}
+    found = kinds(flow)
+    assert {fault: found[fault] for fault in failed if fault in faults} == {
+        fault: kind for fault, kind in failed.items() if fault in faults
+    }
+    assert found["split deadly"] == found["called deadly"] == "worker killed"
+    assert flow.source.backlog().messages == 0
+    traces = [path.name.split(" in ") for path in folder.iterdir()]
+    callbacks = {"handle_message", "handle_batch of called", "handle_batch of split", "handle_failed", "acknowledge"}
+    assert {callback for callback, _ in traces} == callbacks
+    assert str(os.getpid()) not in {process for _, process in traces}
+
+
+def test_more_messages_than_a_handful_are_handled_by_spark(filled_locally, monkeypatch):
+    flow = filled_locally(Handful, [b"1", b"2", b"3"])
+    monkeypatch.setattr(spark_work, "FEW", 2)
+    with pytest.raises(AssertionError, match="needs no Spark"):
+        handled(flow, demand=3)
+
+
+def test_spark_runs_what_the_worker_cannot(filled_on_spark, local_worker, caplog):
+    flow = replace(filled_on_spark(Sabotaging, [b"1", b"2"]), worker=local_worker)
+
+    handle = handled(flow)
+
+    assert sorted(row["text"] for row in rows_of(flow.lake, "sabotaging", flow.ledger.manifest(handle), "kept")) == [
+        "1",
+        "2",
+    ]
+    assert [record.levelname for record in caplog.records if "local worker" in record.message] == ["WARNING"]
+
+
+def test_an_interrupted_handful_is_released_and_the_next_run_handles_it(filled_on_spark, local_worker, tmp_path):
+    flow = replace(filled_on_spark(Sleeping, [b"sleep"]), worker=local_worker)
+    receive = received(flow, run_id="first", context={"folder": str(tmp_path)})
+
+    def interrupt() -> None:
+        until((tmp_path / "sleep").exists)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        steps.handle_messages(flow, receive)
+    finish_now(flow, receive)
+    run(flow, context={"folder": str(tmp_path)})
+    assert rows(flow, "kept")["text"].to_list() == ["sleep"]
+
+
+# The resource
+
+
+def test_a_spark_resource_has_one_worker_unless_spark_is_a_cluster(tmp_path):
+    with closing(SparkResource(remote="warm", state_folder=str(tmp_path))) as spark:
+        worker = spark.local_worker
+        assert worker is not None
+        assert spark.local_worker is worker
+        process = process_of(worker)
+    assert not process.is_running()
+    assert SparkResource(remote="sc://localhost:15002").local_worker is None
