@@ -99,7 +99,7 @@ def one_message(root: Path, spark: SparkResource) -> dict[str, tuple[float, floa
 def busy(worker: LocalWorker) -> float:
     """Return the processor time of a local worker and its tasks."""
     worker.run(range, 1)  # type: ignore[arg-type]  # no rows; the worker counts a task once the next one has started
-    return sum(psutil.Process(worker.start().popen.pid).cpu_times()[:4])
+    return float(sum(psutil.Process(worker.start().popen.pid).cpu_times()[:4]))
 
 
 def batch_steps(folder: Path) -> dict[str, tuple[float, float]]:

@@ -102,6 +102,12 @@ run/dead_letters.py: run/test_retry.py
     flow.ledger.write(receive, SENT
 run/notifying.py: run/test_own_acknowledger.py
     flow.ledger.write(receive, NOTIFIED
+run/local_worker.py: run/test_local_worker.py
+    if process and process.is_closed:
+    while not poll.poll(1_000) => while not poll.poll()
+    env=environment.allowed(os.environ),
+    os.dup2(theirs, ours)
+    end_with(worker)
 run/handling.py: run/test_steps_again.py
     if received.totals.redelivered else [] => if False else []
 control/claims.py: control/test_claims.py

@@ -20,7 +20,8 @@ def spark_folder(tmp_path):
 
 
 @pytest.fixture
-def deployed(tmp_path, spark_folder):
+def deployed(tmp_path, spark_folder, monkeypatch):
+    monkeypatch.setenv("FEW_UNDER_TEST", "0")  # all messages are handled by the server
     with deployment(tmp_path, spark_folder) as started:
         yield started
 

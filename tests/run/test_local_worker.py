@@ -18,7 +18,7 @@ import pytest
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run import spark_work, steps
 from pipeline_platform.run.finish import finish_now
-from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError
+from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError, prepare
 from pipeline_platform.spark.engine import TaskError
 from tests.fixtures.flow import handled, kinds, received, rows, run
 from tests.fixtures.handful import Doing, Handful, Ordered, Sabotaging, Sleeping
@@ -78,6 +78,29 @@ def test_a_failed_task_is_an_error_and_the_next_one_works(local_worker, what):
 def test_a_task_that_cannot_be_pickled_is_an_error(local_worker):
     with pytest.raises(LocalWorkerError):
         local_worker.run(lambda share: iter(()), 1)
+
+
+def test_it_gets_no_secret_of_the_run(local_worker, monkeypatch):
+    monkeypatch.setenv("BANK_TOKEN", "a secret")
+    names = process_of(local_worker).environ().keys()
+    assert "PATH" in names
+    assert "BANK_TOKEN" not in names
+
+
+def test_output_of_tasks_goes_where_the_run_writes_now(local_worker, request):
+    local_worker.start()
+    capfd = request.getfixturevalue("capfd")
+    local_worker.run(Doing("write"), 1)
+    assert capfd.readouterr().out == "written"
+
+
+def test_a_process_that_was_started_in_advance_is_used_once(local_worker):
+    before = {*psutil.Process().children()}
+    prepare()
+    (prepared,) = {*psutil.Process().children()} - before
+    with closing(LocalWorker(1)) as other:
+        assert process_of(local_worker) == prepared
+        assert process_of(other) != prepared
 
 
 def test_it_starts_once(local_worker):
