@@ -17,9 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import yaml
@@ -36,11 +37,13 @@ PAUSE_S = 6
 
 
 @contextmanager
-def daemon(folder: Path, *, standby: bool = True) -> Iterator[dg.DagsterInstance]:
-    """Run Dagster's daemon with the benchmark's location; yield its instance."""
+def daemon(
+    folder: Path, *, standby: bool = True, storage: Mapping[str, Any] | None = None
+) -> Iterator[dg.DagsterInstance]:
+    """Run Dagster's daemon with the benchmark's location, in SQLite or another storage; yield its instance."""
     home = folder / "dagster"
     home.mkdir()
-    settings = yaml.safe_load((ROOT / "dagster.yaml").read_text())
+    settings = yaml.safe_load((ROOT / "dagster.yaml").read_text()) | (storage or {})
     if not standby:
         del settings["run_launcher"]
     (home / "dagster.yaml").write_text(json.dumps(settings))

@@ -365,10 +365,15 @@ class TableBatcher(Options):
 
 
 class Retention(Options):
-    """Ages at which windows are deleted. None: never. Open failures are never deleted."""
+    """Ages at which windows and runs are deleted. None: never. Open failures are never deleted."""
 
     messages: Duration | None = Field(
         timedelta(days=30), description="Age of deliveries in the table `messages`. A replay needs them."
     )
     batchers: Duration | None = Field(None, description="Age of rows in the tables of batchers.")
     failed: Duration | None = Field(timedelta(days=90), description="Age of closed failures in the table `failed`.")
+    runs: Duration | None = Field(
+        timedelta(days=14),
+        description="Age of ended runs in Dagster, with their events and logs. Failed runs are kept four times as "
+        "long, and the newest run of each window is always kept.",
+    )

@@ -86,7 +86,7 @@ class Pipeline:
     which the definitions are first loaded, which the control store keeps."""
 
     retention: ClassVar[Retention] = Retention()
-    """Ages at which windows are deleted."""
+    """Ages at which windows and runs are deleted."""
 
     max_failed_share: ClassVar[Share | None] = None
     """Share of failed messages (0.0 to 1.0) above which a run ends red, after everything is published and acknowledged.

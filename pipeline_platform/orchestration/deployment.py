@@ -19,9 +19,10 @@ from pipeline_platform.orchestration.asset_windows import find_first_windows, wi
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
-from pipeline_platform.orchestration.jobs import REFUSED, maintenance_job, pipeline_jobs
+from pipeline_platform.orchestration.jobs import REFUSED, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
+from pipeline_platform.orchestration.maintenance_job import maintenance_job
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import (
     IO_MANAGER,

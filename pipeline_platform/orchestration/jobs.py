@@ -7,9 +7,7 @@ import dagster as dg
 
 from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin
-from pipeline_platform.lake.maintenance import maintain
 from pipeline_platform.lake.refused_changes import SchemaChangeError
-from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -164,27 +162,3 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
         )
         for name, origin, description in made
     ]
-
-
-def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
-    """Build the job `<pipeline>_maintenance`: compaction and retention."""
-
-    @dg.op(
-        name=f"{pipeline.name}__maintain",
-        description="Compacts every table, and drops what is older than `retention`.",
-        required_resource_keys={"lake"},
-        out=dg.Out(dg.Nothing),
-    )
-    def maintain_tables(context: dg.OpExecutionContext) -> None:
-        report = maintain(Tables(context.resources.lake, pipeline), pipeline.retention, log=context.log.warning)
-        context.add_output_metadata({table: dg.MetadataValue.json(done) for table, done in report.items()})
-
-    @dg.job(
-        name=f"{pipeline.name}_maintenance",
-        description="Compacts the tables and drops old windows.",
-        executor_def=dg.in_process_executor,
-    )
-    def job() -> None:
-        maintain_tables.alias("maintain")()
-
-    return job

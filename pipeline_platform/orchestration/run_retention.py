@@ -1,0 +1,135 @@
+"""Retention of runs: deletes old Dagster runs of a pipeline's own jobs, with their events, logs and files."""
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import dagster as dg
+
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.graph import asset_keys
+from pipeline_platform.orchestration.jobs import FORMER_RETRY
+from pipeline_platform.orchestration.left_by_runs import delete_evaluations, event_files
+from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
+
+MOST = 20_000
+"""Most runs that one maintenance deletes: more than the runs of a day with one every five seconds."""
+FAILED_FACTOR = 4
+"""Failed runs are kept longer by this factor: people look into their logs."""
+_JOBS = ("maintenance", "retry", "replay", FORMER_RETRY, "pull")
+_EVENTS = (
+    dg.DagsterEventType.ASSET_MATERIALIZATION,
+    dg.DagsterEventType.ASSET_OBSERVATION,
+    dg.DagsterEventType.ASSET_MATERIALIZATION_PLANNED,
+)
+"""Events from which Dagster derives the state and the data version of a window: the newest of each type counts."""
+_AT_ONCE = 500
+"""Most records of a query."""
+
+
+class Freed(NamedTuple):
+    """Deleted runs, and the size of the files on this machine that were deleted with them."""
+
+    runs: int
+    bytes: int
+
+
+def other_run_of_job(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
+    """Return the id of another run of the same job that is executing; None if there is none.
+
+    A run that was killed may stay in this state for ever; it counts for a day.
+    """
+    since = datetime.now(UTC) - timedelta(days=1)
+    started = dg.RunsFilter(job_name=run.job_name, statuses=[dg.DagsterRunStatus.STARTED], updated_after=since)
+    return next((other for other in instance.get_run_ids(started) if other != run.run_id), None)
+
+
+def delete_old_runs(
+    instance: dg.DagsterInstance,
+    pipeline: type[Pipeline],
+    keep_for: timedelta,
+    by: dg.DagsterRun,
+    now: datetime | None = None,
+    most: int = MOST,
+) -> Freed:
+    """Delete old runs of a pipeline's own jobs, the oldest of each job first.
+
+    Kept are unfinished runs and the runs that they re-execute, and of each window and asset the run with the newest
+    materialisation, with the newest observation and with the newest plan to materialise it. Thus windows stay
+    materialised, with their data versions. Other jobs with these assets are not touched, because their runs may contain
+    other assets as well.
+
+    If the process crashes, the next maintenance continues. At most the events of one run remain without their run.
+
+    Args:
+        instance: The instance.
+        pipeline: The pipeline.
+        keep_for: Time since the last change of a run, after which it is deleted.
+        by: Run that deletes. Runs of jobs with the same names in other code locations are kept.
+        now: Present time.
+        most: Most runs to delete.
+    """
+    now, runs, size = now or datetime.now(UTC), 0, 0
+    origin = by.remote_job_origin
+    tags = {".dagster/repository": origin.repository_origin.get_label()} if origin else {}
+    kept = {*_newest(instance, pipeline), *_re_executed(instance, pipeline)}
+    ended = {
+        keep_for: [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.CANCELED],
+        FAILED_FACTOR * keep_for: [dg.DagsterRunStatus.FAILURE],
+    }
+    for job in _JOBS:
+        for age, statuses in ended.items():
+            name, before = f"{pipeline.name}_{job}", now - age
+            old = dg.RunsFilter(job_name=name, statuses=statuses, updated_before=before, tags=tags)
+            for run_ids in _pages(instance, old, kept):
+                chosen = run_ids[: most - runs]
+                size += _delete(instance, chosen)
+                runs += len(chosen)
+                if runs == most:
+                    return Freed(runs, size)
+    return Freed(runs, size)
+
+
+def _newest(instance: dg.DagsterInstance, pipeline: type[Pipeline]) -> Iterator[str]:
+    """Yield the runs with the newest events of each window of each asset."""
+    storage = instance.event_log_storage
+    for asset in asset_keys(pipeline).values():
+        for event in _EVENTS:
+            newest = list(storage.get_latest_storage_id_by_partition(asset, event).values())
+            for start in range(0, len(newest), _AT_ONCE):
+                ids = newest[start : start + _AT_ONCE]
+                for record in storage.get_event_records(dg.EventRecordsFilter(event, asset, storage_ids=ids)):
+                    yield record.run_id
+
+
+def _re_executed(instance: dg.DagsterInstance, pipeline: type[Pipeline]) -> Iterator[str]:
+    """Yield the runs that unfinished runs re-execute: a re-execution reads the tags of the run before it."""
+    for job in _JOBS:
+        for run in instance.get_runs(dg.RunsFilter(job_name=f"{pipeline.name}_{job}", statuses=UNDER_WAY)):
+            if run.parent_run_id:
+                yield run.parent_run_id
+
+
+def _pages(instance: dg.DagsterInstance, old: dg.RunsFilter, kept: Collection[str]) -> Iterator[list[str]]:
+    """Yield old runs without those to keep, oldest first. The caller deletes a page before it asks for the next."""
+    cursor = None
+    while records := instance.get_run_records(old, limit=_AT_ONCE, ascending=True, cursor=cursor):
+        run_ids = [record.dagster_run.run_id for record in records]
+        yield [run_id for run_id in run_ids if run_id not in kept]
+        # The next page starts after the last kept run, because Dagster cannot find the place of a deleted run.
+        cursor = next((run_id for run_id in reversed(run_ids) if run_id in kept), cursor)
+
+
+def _delete(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> int:
+    """Delete runs with their events, evaluations, logs and files; return the size of the files."""
+    size = 0
+    delete_evaluations(instance, run_ids)
+    for run_id in run_ids:
+        events, folder = event_files(instance, run_id), Path(instance.storage_directory(), run_id)
+        size += sum(path.stat().st_size for path in (*events, *folder.rglob("*")) if path.is_file())
+        instance.compute_log_manager.delete_logs(prefix=[run_id])
+        instance.delete_run(run_id)
+        for path in events:
+            path.unlink(missing_ok=True)
+    return size
