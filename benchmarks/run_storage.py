@@ -1,13 +1,15 @@
 """What a run leaves in Dagster's storage: events, rows and bytes, before and after maintenance deletes old runs.
 
-Run it as `python -m benchmarks.run_storage [--runs N]`. A daemon evaluates a table queue that gets one message at a
-time, so each message is a run. It prints a row for SQLite, and one for PostgreSQL if that is installed. Sizes are those
-of compact files: each measurement starts with VACUUM.
+Run it as `python -m benchmarks.run_storage [--runs N] [--messages N] [--seconds N]`. A daemon evaluates a table queue
+that gets some messages at a time, so they are a run. With `--seconds`, runs are continuous: they get a message per
+second for that time. It prints a row for SQLite, and one for PostgreSQL if that is installed. Sizes are those of
+compact files: each measurement starts with VACUUM.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sqlite3
 import tempfile
 import time
@@ -23,7 +25,7 @@ import psycopg
 
 from benchmarks.events import payloads
 from benchmarks.latency import daemon, next_run
-from benchmarks.latency_location import Single, queue_options
+from benchmarks.latency_location import IDLE_TIMEOUT, Single, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.run_retention import delete_old_runs
 from pipeline_platform.spark import server as spark_server
@@ -32,7 +34,7 @@ from servers import postgres
 TABLES = ("event_logs", "asset_event_tags", "asset_check_executions", "runs", "run_tags")
 """Tables that grow with runs. Snapshots of jobs grow with changes of the code, and ticks are deleted by Dagster."""
 KEPT = timedelta(days=14)
-LATER = timedelta(days=60)
+LATER = timedelta(days=15)
 Stored = Counter[str]
 """Rows by table, and bytes."""
 
@@ -71,8 +73,10 @@ def in_postgres(home: Path, url: str) -> Stored:
     return stored
 
 
-def measure(folder: Path, runs: int, storage: dict[str, Any], look: Callable[[Path], Stored]) -> str:
+def measure(folder: Path, given: argparse.Namespace, storage: dict[str, Any], look: Callable[[Path], Stored]) -> str:
     """Make runs, then delete them all except the newest; return a row of the table."""
+    if given.seconds:
+        os.environ[IDLE_TIMEOUT] = "10"
     folder.mkdir()
     queue = TableQueue.model_validate(queue_options(folder))
     queue.create()
@@ -81,14 +85,17 @@ def measure(folder: Path, runs: int, storage: dict[str, Any], look: Callable[[Pa
         with daemon(folder, storage=storage) as instance:
             seen: set[str] = set()
 
-            def pull() -> None:
-                queue.enqueue(payloads(1))
+            def pull(seconds: int) -> None:
+                queue.enqueue(payloads(given.messages))
+                for _ in range(seconds):
+                    time.sleep(1)
+                    queue.enqueue(payloads(1))
                 next_run(instance, "single_pull", seen)
 
-            pull()
+            pull(0)
             first, before = set(seen), look(folder / "dagster")
-            for _ in range(runs):
-                pull()
+            for _ in range(given.runs):
+                pull(given.seconds)
             after = look(folder / "dagster")
             events = sum(len(instance.all_logs(run_id)) for run_id in seen - first)
             by, began = dg.DagsterRun(job_name="single_maintenance"), time.perf_counter()
@@ -97,20 +104,26 @@ def measure(folder: Path, runs: int, storage: dict[str, Any], look: Callable[[Pa
     finally:
         spark_server.stop(folder / "spark")
     grown, freed = after - before, after - left
-    print(f"by table: {dict(grown)}; deleted {deleted} runs, and with them {dict(freed)}", flush=True)
+    print(f"before: {dict(before)}, after: {dict(after)}, left: {dict(left)}", flush=True)
     rows, rows_freed = ((sum(each.values()) - each["bytes"]) for each in (grown, freed))
-    cells = [events / runs, rows / runs, grown["bytes"] / runs, rows_freed / deleted, freed["bytes"] / deleted]
-    return " | ".join([*(f"{cell:,.0f}" for cell in cells), f"{took / deleted * 1000:.0f} ms"])
+    cells = [
+        *(each / given.runs for each in (events, rows, grown["bytes"])),
+        rows_freed / deleted,
+        freed["bytes"] / deleted,
+    ]
+    return " | ".join([*(f"{cell:,.0f}" for cell in cells), str(deleted), f"{took:.1f} s"])
 
 
 def main() -> None:
     """Run the benchmark and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=30)
-    runs, rows = parser.parse_args().runs, {}
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--messages", type=int, default=1)
+    parser.add_argument("--seconds", type=int, default=0)
+    given, rows = parser.parse_args(), {}
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
-        rows["SQLite"] = measure(folder / "sqlite", runs, {}, in_sqlite)
+        rows["SQLite"] = measure(folder / "sqlite", given, {}, in_sqlite)
         if (lack := postgres.missing()) is not None:
             print(lack)
         else:
@@ -118,9 +131,11 @@ def main() -> None:
                 url = server.address
                 # Dagster has a driver of its own.
                 storage = {"storage": {"postgres": {"postgres_url": url.replace("://", "+psycopg2://")}}}
-                rows["PostgreSQL"] = measure(folder / "postgres", runs, storage, lambda home: in_postgres(home, url))
-    print("\n| storage | events per run | rows | bytes | rows freed | bytes freed | time to delete it |")
-    print("|-|-|-|-|-|-|-|")
+                rows["PostgreSQL"] = measure(folder / "postgres", given, storage, lambda home: in_postgres(home, url))
+    print(
+        "\n| storage | events per run | rows | bytes | rows freed | bytes freed | bytes left | runs deleted | seconds |"
+    )
+    print("|-|-|-|-|-|-|-|-|-|")
     for name, row in rows.items():
         print(f"| {name} | {row} |")
 

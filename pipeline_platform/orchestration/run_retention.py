@@ -9,8 +9,8 @@ import dagster as dg
 
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.graph import asset_keys
-from pipeline_platform.orchestration.jobs import FORMER_RETRY
-from pipeline_platform.orchestration.left_by_runs import delete_evaluations, event_files
+from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags
+from pipeline_platform.orchestration.left_by_runs import delete_evaluations, delete_replaced_reports, event_files
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 
 MOST = 20_000
@@ -26,6 +26,8 @@ _EVENTS = (
 """Events from which Dagster derives the state and the data version of a window: the newest of each type counts."""
 _AT_ONCE = 500
 """Most records of a query."""
+_MOST_SHORTENED = 1_000
+"""Most runs that are looked at to shorten them: more than the hours of a month."""
 
 
 class Freed(NamedTuple):
@@ -58,7 +60,7 @@ def delete_old_runs(
     Kept are unfinished runs and the runs that they re-execute, and of each window and asset the run with the newest
     materialisation, with the newest observation and with the newest plan to materialise it. Thus windows stay
     materialised, with their data versions. Other jobs with these assets are not touched, because their runs may contain
-    other assets as well.
+    other assets as well. A kept run that is continuous loses all reports but the last.
 
     If the process crashes, the next maintenance continues. At most the events of one run remain without their run.
 
@@ -88,6 +90,7 @@ def delete_old_runs(
                 runs += len(chosen)
                 if runs == most:
                     return Freed(runs, size)
+    _shorten(instance, pipeline, now - keep_for, kept)
     return Freed(runs, size)
 
 
@@ -119,6 +122,16 @@ def _pages(instance: dg.DagsterInstance, old: dg.RunsFilter, kept: Collection[st
         yield [run_id for run_id in run_ids if run_id not in kept]
         # The next page starts after the last kept run, because Dagster cannot find the place of a deleted run.
         cursor = next((run_id for run_id in reversed(run_ids) if run_id in kept), cursor)
+
+
+def _shorten(instance: dg.DagsterInstance, pipeline: type[Pipeline], before: datetime, kept: Collection[str]) -> None:
+    """Delete all but the last report of the continuous runs that stay and have become old in the last month."""
+    recent = dg.RunsFilter(
+        job_name=f"{pipeline.name}_pull", updated_before=before, updated_after=before - timedelta(days=30)
+    )
+    for run in instance.get_runs(recent, limit=_MOST_SHORTENED):
+        if run.run_id in kept and run.is_finished and RunTags.of(pipeline).rounds in run.tags:
+            delete_replaced_reports(instance, run.run_id)
 
 
 def _delete(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> int:

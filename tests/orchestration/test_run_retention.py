@@ -19,6 +19,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration import WHEN_NEW
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.graph import asset_keys
+from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.maintenance_job import maintenance_job
 from pipeline_platform.orchestration.run_retention import Freed, delete_old_runs
 from tests.fixtures.dagster import LAST, NEXT, WINDOW
@@ -30,6 +31,7 @@ WINDOWS = windows_of(Told)
 VERSION = "dagster/data_version"
 SOON = datetime(2025, 3, 1, 3, 5, tzinfo=UTC)
 """Time just after the last window."""
+ROUNDS = RunTags.of(Told).rounds
 FAILS, OBSERVES = "fails", "observes"
 _CHECK = dg.AssetCheckSpec("no_open_failures", asset=KEYS["failed"])
 _FAILED_ABOVE = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.execution_failed())
@@ -49,11 +51,12 @@ _CONDITIONS = {
 def tables(context: dg.AssetExecutionContext) -> Iterator[dg.AssetCheckResult]:
     """The assets of the pipeline: each gets a materialisation with the data version of a tag, or an observation."""
     version, window = context.run.tags["version"], context.partition_key
-    for key in KEYS.values():
-        if version == OBSERVES:
-            context.log_event(dg.AssetObservation(key, partition=window))
-        elif version != FAILS:
-            context.log_event(dg.AssetMaterialization(key, partition=window, tags={VERSION: version}))
+    for _ in range(int(context.run.tags.get(ROUNDS, 1))):
+        for key in KEYS.values():
+            if version == OBSERVES:
+                context.log_event(dg.AssetObservation(key, partition=window))
+            elif version != FAILS:
+                context.log_event(dg.AssetMaterialization(key, partition=window, tags={VERSION: version}))
     yield dg.AssetCheckResult(passed=True, asset_key=_CHECK.asset_key, check_name=_CHECK.name)
     if version in (FAILS, OBSERVES):
         raise ValueError(version)
@@ -81,11 +84,11 @@ class Storage:
         self.instance, self.home = instance, home
         self.cursor: Any = None
 
-    def run(self, version: str, window: str = WINDOW, job: str = "told_pull") -> str:
+    def run(self, version: str, window: str = WINDOW, job: str = "told_pull", **tags: str) -> str:
         """Execute a run; return its id."""
         job_def = DEFINITIONS.resolve_job_def(job)
         return job_def.execute_in_process(
-            instance=self.instance, partition_key=window, tags={"version": version}, raise_on_error=False
+            instance=self.instance, partition_key=window, tags={"version": version, **tags}, raise_on_error=False
         ).run_id
 
     def unfinished(self, job: str, status: dg.DagsterRunStatus, **given: Any) -> str:
@@ -178,6 +181,29 @@ def test_a_run_is_deleted_with_its_events_logs_and_files(storage):
     assert storage.instance.all_logs(newest)
     history = storage.instance.event_log_storage.get_asset_check_execution_history(_CHECK.key, limit=10)
     assert {evaluation.run_id for evaluation in history} == {newest}
+
+
+def test_a_continuous_run_that_stays_loses_all_reports_but_the_last(storage):
+    once, continuous = storage.run("r1", NEXT), storage.run("r2", **{ROUNDS: "3"})
+    state, again = storage.state(), storage.asks(storage.cursor)
+
+    def reports(run_id: str) -> int:
+        kind = dg.DagsterEventType.ASSET_MATERIALIZATION
+        events = storage.instance.all_logs(run_id, of_type=kind)
+        records = storage.instance.fetch_materializations(KEYS["lines"], limit=10).records
+        copies = [record for record in records if record.run_id == run_id]
+        assert len(events) == len(KEYS) * len(copies)
+        return len(copies)
+
+    assert (reports(once), reports(continuous)) == (1, 3)
+    others = len(storage.instance.all_logs(continuous)) - 3 * len(KEYS)
+
+    for _ in range(2):
+        assert storage.delete().runs == 0
+        assert (reports(once), reports(continuous)) == (1, 1)
+        assert len(storage.instance.all_logs(continuous)) == others + len(KEYS)
+        assert storage.asks(storage.cursor) == again
+        assert storage.state() == state
 
 
 @ON_SQLITE
