@@ -105,7 +105,7 @@ run/notifying.py: run/test_own_acknowledger.py
 run/local_worker.py: run/test_local_worker.py
     if process and process.is_closed:
     while not poll.poll(1_000) => while not poll.poll()
-    env=environment.allowed(os.environ),
+    env=environment.allowed(os.environ) => env=dict(os.environ)
     os.dup2(theirs, ours)
     end_with(worker)
 run/handling.py: run/test_steps_again.py
