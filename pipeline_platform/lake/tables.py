@@ -71,6 +71,10 @@ Each commit reads all kept transactions, and a run of many rounds commits one ea
 """
 
 
+KEEP_LOG = "interval 7 days"
+"""Time for which a table keeps its commits. Maintenance removes unreferenced files after the same time."""
+
+
 class CommitConflictError(Exception):
     """Another commit came first: read the table again, and retry."""
 
@@ -171,7 +175,7 @@ class Table:
                 schema=Schema.from_arrow(self.schema),
                 mode="ignore",
                 partition_by=["window"],
-                configuration={RETENTION: days, **often},
+                configuration={RETENTION: days, "delta.logRetentionDuration": KEEP_LOG, **often},
                 storage_options=self.lake.patient_options,
             )
 

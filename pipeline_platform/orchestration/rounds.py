@@ -1,5 +1,6 @@
 """Rounds: a run of a producer with `idle_timeout` continues after its first receive, with one receive per round."""
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from pipeline_platform.orchestration.run_receive import working_step
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
+from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.lease import alive, standing_by
 from pipeline_platform.run.receive_state import Phase
@@ -33,6 +35,8 @@ _HINDERED_S = 0.25
 """Pause while messages wait that the run may not lease yet."""
 _AFTER_EMPTY = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=5))
 """Pauses after rounds without messages: the source does not report its backlog, or holds messages back."""
+_FINISH_EVERY_S = 30.0
+"""Time between two attempts to finish receives of crashed runs, and of rounds whose acknowledgement was refused."""
 _REPORTS = Backoff(first=timedelta(seconds=5), most=timedelta(minutes=1))
 """Pauses between reports: Dagster keeps about six rows of each."""
 
@@ -62,6 +66,7 @@ class Rounds:
     _waiting_since: float | None = None
     _empty: int = 0
     _again_at: float = 0.0
+    _finished: float = -math.inf
     _filled: bool = False
 
     def perform(self) -> str | None:
@@ -73,6 +78,9 @@ class Rounds:
         end, red = RoundsEnd(self.context, self.flow), None
         with standing_by(self.flow, self.context.run.run_id):
             while red is None and (reason := end.reason()) is None:
+                if time.monotonic() - self._finished >= _FINISH_EVERY_S:
+                    finish_others(self.flow, self.context.log.info)
+                    self._finished = time.monotonic()
                 if ask := self._ask(end):
                     self._perform(ask)
                     if not self._empty:

@@ -203,6 +203,24 @@ def test_a_source_that_is_away_for_a_while_does_not_end_a_run(location, later, m
     assert texts(location) == ["first", "second"]
 
 
+def test_a_round_that_the_source_refused_to_acknowledge_is_acknowledged_by_the_same_run(location, later, monkeypatch):
+    monkeypatch.setattr(rounds, "_FINISH_EVERY_S", 0.5)
+    refuses = location.root / "no ack"
+    with later(
+        refuses.touch,
+        lambda: location.enqueue("second"),
+        lambda: when_stored(location, "second"),
+        refuses.unlink,
+    ):
+        made = run(location)
+
+    assert made.status == SUCCESS
+    assert texts(location) == ["first", "second"]
+    assert "Finished receive" in location.log(made)
+    assert location.waiting() == 0
+    ended(location, made)
+
+
 @pytest.mark.parametrize("during", ["a round", "a pause"])
 def test_a_run_that_is_terminated_acknowledges_what_it_handled_and_leaves_no_claim(location, during):
     begun: Path = location.root / "begun"
