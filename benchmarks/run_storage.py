@@ -1,4 +1,4 @@
-"""What a run leaves in Dagster's storage: events, rows and bytes, before and after maintenance deletes old runs.
+"""Storage that a run leaves in Dagster: events, rows and bytes, before and after maintenance deletes old runs.
 
 Run it as `python -m benchmarks.run_storage [--runs N] [--messages N] [--seconds N]`. A daemon evaluates a table queue
 that gets some messages at a time, so they are a run. With `--seconds`, runs are continuous: they get a message per

@@ -280,7 +280,7 @@ def test_a_crash_between_two_deletions_leaves_the_windows_as_they_were(storage, 
 
 
 class Brief(Told):
-    """The same pipeline, with a retention that is over at once."""
+    """The same pipeline, with a retention that ends at once."""
 
     name = "told"
     retention = Retention(runs=timedelta(microseconds=1))
