@@ -166,7 +166,8 @@ def _answer(answer: socket.socket) -> Written | None:
     """Wait for the answer to a request, and return it; None if its process crashed."""
     poll = select.poll()
     poll.register(answer, select.POLLIN)
-    while not poll.poll(1_000):  # with a timeout: a signal that another thread receives does not interrupt a wait
+    # A signal does not interrupt a read if a library, such as Polars, replaced the handler, or another thread gets it.
+    while not poll.poll(1_000):
         pass
     with answer.makefile("rb") as file, suppress(ValueError, OSError):
         return Written.load(file)
