@@ -104,11 +104,7 @@ run/notifying.py: run/test_own_acknowledger.py
     flow.ledger.write(receive, NOTIFIED
 run/local_worker.py: run/test_local_worker.py
     if process and process.is_closed:
-<<<<<<< ours
-    while not poll.poll(1_000) => while not poll.poll()
-=======
     while not poll.poll(1_000): => if False:
->>>>>>> theirs
     env=environment.allowed(os.environ) => env=dict(os.environ)
     os.dup2(theirs, ours)
     end_with(worker)
