@@ -111,7 +111,7 @@ def measure(folder: Path, given: argparse.Namespace, storage: dict[str, Any], lo
         rows_freed / deleted,
         freed["bytes"] / deleted,
     ]
-    return " | ".join([*(f"{cell:,.0f}" for cell in cells), str(deleted), f"{took:.1f} s"])
+    return " | ".join([*(f"{cell:,.0f}" for cell in cells), f"{took / deleted:.2f} s"])
 
 
 def main() -> None:
@@ -132,10 +132,8 @@ def main() -> None:
                 # Dagster has a driver of its own.
                 storage = {"storage": {"postgres": {"postgres_url": url.replace("://", "+psycopg2://")}}}
                 rows["PostgreSQL"] = measure(folder / "postgres", given, storage, lambda home: in_postgres(home, url))
-    print(
-        "\n| storage | events per run | rows | bytes | rows freed | bytes freed | bytes left | runs deleted | seconds |"
-    )
-    print("|-|-|-|-|-|-|-|-|-|")
+    print("\n| storage | events per run | rows | bytes | rows freed per deleted run | bytes freed | to delete it |")
+    print("|-|-|-|-|-|-|-|")
     for name, row in rows.items():
         print(f"| {name} | {row} |")
 

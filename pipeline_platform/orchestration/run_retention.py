@@ -1,9 +1,10 @@
 """Retention of runs: deletes old Dagster runs of a pipeline's own jobs, with their events, logs and files."""
 
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import NamedTuple
 
 import dagster as dg
 
@@ -13,8 +14,8 @@ from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags
 from pipeline_platform.orchestration.left_by_runs import delete_evaluations, delete_replaced_reports, event_files
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 
-MOST = 20_000
-"""Most runs that one maintenance deletes: more than the runs of a day with one every five seconds."""
+LONGEST = timedelta(hours=1)
+"""Time that one maintenance deletes runs, about 0.1 s each: more than the runs of a day with one every five seconds."""
 FAILED_FACTOR = 4
 """Failed runs are kept longer by this factor: people look into their logs."""
 _JOBS = ("maintenance", "retry", "replay", FORMER_RETRY, "pull")
@@ -30,11 +31,19 @@ _MOST_SHORTENED = 1_000
 """Most runs that are looked at to shorten them: more than the hours of a month."""
 
 
-class Freed(NamedTuple):
-    """Deleted runs, and the size of the files on this machine that were deleted with them."""
+@dataclass
+class Freed:
+    """What was deleted.
 
-    runs: int
-    bytes: int
+    Attributes:
+        runs: Number of runs.
+        bytes: Size of the files on this machine that were deleted with them.
+        is_all: Whether no old runs are left.
+    """
+
+    runs: int = 0
+    bytes: int = 0
+    is_all: bool = True
 
 
 def other_run_of_job(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
@@ -53,7 +62,7 @@ def delete_old_runs(
     keep_for: timedelta,
     by: dg.DagsterRun,
     now: datetime | None = None,
-    most: int = MOST,
+    longest: timedelta = LONGEST,
 ) -> Freed:
     """Delete old runs of a pipeline's own jobs, the oldest of each job first.
 
@@ -70,9 +79,9 @@ def delete_old_runs(
         keep_for: Time since the last change of a run, after which it is deleted.
         by: Run that deletes. Runs of jobs with the same names in other code locations are kept.
         now: Present time.
-        most: Most runs to delete.
+        longest: Time after which it stops. It deletes one run in any case.
     """
-    now, runs, size = now or datetime.now(UTC), 0, 0
+    now, freed, end = now or datetime.now(UTC), Freed(), time.monotonic() + longest.total_seconds()
     origin = by.remote_job_origin
     tags = {".dagster/repository": origin.repository_origin.get_label()} if origin else {}
     kept = {*_newest(instance, pipeline), *_re_executed(instance, pipeline)}
@@ -85,13 +94,15 @@ def delete_old_runs(
             name, before = f"{pipeline.name}_{job}", now - age
             old = dg.RunsFilter(job_name=name, statuses=statuses, updated_before=before, tags=tags)
             for run_ids in _pages(instance, old, kept):
-                chosen = run_ids[: most - runs]
-                size += _delete(instance, chosen)
-                runs += len(chosen)
-                if runs == most:
-                    return Freed(runs, size)
+                delete_evaluations(instance, run_ids)
+                for run_id in run_ids:
+                    freed.bytes += _delete(instance, run_id)
+                    freed.runs += 1
+                    if time.monotonic() >= end:
+                        freed.is_all = False
+                        return freed
     _shorten(instance, pipeline, now - keep_for, kept)
-    return Freed(runs, size)
+    return freed
 
 
 def _newest(instance: dg.DagsterInstance, pipeline: type[Pipeline]) -> Iterator[str]:
@@ -134,15 +145,12 @@ def _shorten(instance: dg.DagsterInstance, pipeline: type[Pipeline], before: dat
             delete_replaced_reports(instance, run.run_id)
 
 
-def _delete(instance: dg.DagsterInstance, run_ids: Sequence[str]) -> int:
-    """Delete runs with their events, evaluations, logs and files; return the size of the files."""
-    size = 0
-    delete_evaluations(instance, run_ids)
-    for run_id in run_ids:
-        events, folder = event_files(instance, run_id), Path(instance.storage_directory(), run_id)
-        size += sum(path.stat().st_size for path in (*events, *folder.rglob("*")) if path.is_file())
-        instance.compute_log_manager.delete_logs(prefix=[run_id])
-        instance.delete_run(run_id)
-        for path in events:
-            path.unlink(missing_ok=True)
+def _delete(instance: dg.DagsterInstance, run_id: str) -> int:
+    """Delete a run with its events, logs and files; return the size of the files."""
+    events, folder = event_files(instance, run_id), Path(instance.storage_directory(), run_id)
+    size = sum(path.stat().st_size for path in (*events, *folder.rglob("*")) if path.is_file())
+    instance.compute_log_manager.delete_logs(prefix=[run_id])
+    instance.delete_run(run_id)
+    for path in events:
+        path.unlink(missing_ok=True)
     return size

@@ -251,12 +251,14 @@ def test_runs_of_a_job_with_the_same_name_in_another_code_location_are_kept(stor
 
 @ON_SQLITE
 def test_the_oldest_runs_are_deleted_first_and_a_later_maintenance_continues(storage):
-    runs = [storage.run("r1") for _ in range(4)]
+    runs = [storage.run("r1") for _ in range(3)]
 
-    assert storage.delete(most=2).runs == 2
-    assert storage.left() == set(runs[2:])
-    assert storage.delete(most=2).runs == 1
-    assert storage.left() == {runs[3]}
+    freed = storage.delete(longest=timedelta(0))
+    assert (freed.runs, freed.is_all) == (1, False)
+    assert storage.left() == set(runs[1:])
+    freed = storage.delete()
+    assert (freed.runs, freed.is_all) == (1, True)
+    assert storage.left() == {runs[2]}
 
 
 def test_a_crash_between_two_deletions_leaves_the_windows_as_they_were(storage, monkeypatch):
