@@ -33,7 +33,7 @@ _MOST_SHORTENED = 1_000
 
 @dataclass
 class Freed:
-    """What was deleted.
+    """Deleted runs and freed bytes.
 
     Attributes:
         runs: Number of runs.
