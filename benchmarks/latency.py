@@ -40,7 +40,13 @@ PAUSE_S = 6
 def daemon(
     folder: Path, *, standby: bool = True, storage: Mapping[str, Any] | None = None
 ) -> Iterator[dg.DagsterInstance]:
-    """Run Dagster's daemon with the benchmark's location, in SQLite or another storage; yield its instance."""
+    """Run a warm Spark, and Dagster's daemon with the benchmark's location, in SQLite or another storage.
+
+    Yields:
+        The instance.
+    """
+    spark = folder / "spark"
+    spark_server.start(spark)
     home = folder / "dagster"
     home.mkdir()
     settings = yaml.safe_load((ROOT / "dagster.yaml").read_text()) | (storage or {})
@@ -68,6 +74,7 @@ def daemon(
                     os.killpg(process.pid, sent)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(10)
+            spark_server.stop(spark)
 
 
 def evaluations(instance: dg.DagsterInstance) -> dict[str, float]:
@@ -101,25 +108,21 @@ def measure(rounds: int, *, standby: bool) -> dict[str, list[tuple[float, float]
         folder = Path(temporary)
         queue = TableQueue.model_validate(queue_options(folder))
         queue.create()
-        spark_server.start(folder / "spark")
-        try:
-            with daemon(folder, standby=standby) as instance:
-                seen: set[str] = set()
-                for turn in range(rounds + 1):
-                    for name, job in (("one message", "single_pull"), ("empty run", "empty")):
-                        time.sleep(PAUSE_S)
-                        if job == "empty":
-                            (folder / CALLS).write_text(str(turn))
-                        else:
-                            queue.enqueue(payloads(1))
-                        whole, running = next_run(instance, job, seen)
-                        note = "  (warming up)" if not turn else ""
-                        print(f"{name:12} {whole:5.2f} s, {running:5.2f} s of it in the run{note}", flush=True)
-                        if turn:
-                            times[name].append((whole, running))
-                assert queue.backlog().messages == 0
-        finally:
-            spark_server.stop(folder / "spark")
+        with daemon(folder, standby=standby) as instance:
+            seen: set[str] = set()
+            for turn in range(rounds + 1):
+                for name, job in (("one message", "single_pull"), ("empty run", "empty")):
+                    time.sleep(PAUSE_S)
+                    if job == "empty":
+                        (folder / CALLS).write_text(str(turn))
+                    else:
+                        queue.enqueue(payloads(1))
+                    whole, running = next_run(instance, job, seen)
+                    note = "  (warming up)" if not turn else ""
+                    print(f"{name:12} {whole:5.2f} s, {running:5.2f} s of it in the run{note}", flush=True)
+                    if turn:
+                        times[name].append((whole, running))
+            assert queue.backlog().messages == 0
     return times
 
 

@@ -18,7 +18,6 @@ from benchmarks.latency import daemon
 from benchmarks.latency_location import MAX_RUNS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.spark import server as spark_server
 
 WITHIN_S = 600
 
@@ -32,16 +31,12 @@ def measure(max_runs: int, messages: int) -> tuple[float, float]:
         queue.create()
         queue.enqueue(payloads(messages))
         control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-        spark_server.start(folder / "spark")
-        try:
-            with daemon(folder):
-                deadline = time.monotonic() + WITHIN_S
-                while sum(run.messages for run in control.ended("single")) < messages:
-                    assert time.monotonic() < deadline, f"the backlog is not empty after {WITHIN_S} s"
-                    time.sleep(0.5)
-                ended = control.ended("single")
-        finally:
-            spark_server.stop(folder / "spark")
+        with daemon(folder):
+            deadline = time.monotonic() + WITHIN_S
+            while sum(run.messages for run in control.ended("single")) < messages:
+                assert time.monotonic() < deadline, f"the backlog is not empty after {WITHIN_S} s"
+                time.sleep(0.5)
+            ended = control.ended("single")
     began, until = min(run.started_at for run in ended), max(run.ended_at for run in ended)
     own = statistics.median((run.ended_at - run.started_at).total_seconds() for run in ended)
     return (until - began).total_seconds(), own

@@ -28,7 +28,6 @@ from benchmarks.latency import daemon, next_run
 from benchmarks.latency_location import IDLE_TIMEOUT, Single, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.run_retention import delete_old_runs
-from pipeline_platform.spark import server as spark_server
 from servers import postgres
 
 TABLES = ("event_logs", "asset_event_tags", "asset_check_executions", "runs", "run_tags")
@@ -80,29 +79,25 @@ def measure(folder: Path, given: argparse.Namespace, storage: dict[str, Any], lo
     folder.mkdir()
     queue = TableQueue.model_validate(queue_options(folder))
     queue.create()
-    spark_server.start(folder / "spark")
-    try:
-        with daemon(folder, storage=storage) as instance:
-            seen: set[str] = set()
+    with daemon(folder, storage=storage) as instance:
+        seen: set[str] = set()
 
-            def pull(seconds: int) -> None:
-                queue.enqueue(payloads(given.messages))
-                for _ in range(seconds):
-                    time.sleep(1)
-                    queue.enqueue(payloads(1))
-                next_run(instance, "single_pull", seen)
+        def pull(seconds: int) -> None:
+            queue.enqueue(payloads(given.messages))
+            for _ in range(seconds):
+                time.sleep(1)
+                queue.enqueue(payloads(1))
+            next_run(instance, "single_pull", seen)
 
-            pull(0)
-            first, before = set(seen), look(folder / "dagster")
-            for _ in range(given.runs):
-                pull(given.seconds)
-            after = look(folder / "dagster")
-            events = sum(len(instance.all_logs(run_id)) for run_id in seen - first)
-            by, began = dg.DagsterRun(job_name="single_maintenance"), time.perf_counter()
-            deleted = delete_old_runs(instance, Single, KEPT, by, datetime.now(UTC) + LATER).runs
-            took, left = time.perf_counter() - began, look(folder / "dagster")
-    finally:
-        spark_server.stop(folder / "spark")
+        pull(0)
+        first, before = set(seen), look(folder / "dagster")
+        for _ in range(given.runs):
+            pull(given.seconds)
+        after = look(folder / "dagster")
+        events = sum(len(instance.all_logs(run_id)) for run_id in seen - first)
+        by, began = dg.DagsterRun(job_name="single_maintenance"), time.perf_counter()
+        deleted = delete_old_runs(instance, Single, KEPT, by, datetime.now(UTC) + LATER).runs
+        took, left = time.perf_counter() - began, look(folder / "dagster")
     grown, freed = after - before, after - left
     print(f"before: {dict(before)}, after: {dict(after)}, left: {dict(left)}", flush=True)
     rows, rows_freed = ((sum(each.values()) - each["bytes"]) for each in (grown, freed))

@@ -27,7 +27,6 @@ from benchmarks.latency import daemon, evaluations
 from benchmarks.latency_location import IDLE_TIMEOUT, PATIENCE, TAGS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.spark import server as spark_server
 
 PARTS = ("look", "queue", "start", "run", "all")
 
@@ -100,38 +99,34 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
         folder = Path(temporary)
         source = TableQueue.model_validate(queue_options(folder))
         source.create()
-        spark_server.start(folder / "spark")
-        try:
-            with daemon(folder) as instance:
+        with daemon(folder) as instance:
+            source.enqueue([message()])
+            control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+            while not control.ended("single"):
+                time.sleep(0.1)
+            time.sleep(10)
+            before, runs, events = _processor_s(folder), instance.get_runs_count(), _events(instance)
+            began = time.monotonic()
+            for number in range(int(seconds / every)):
+                time.sleep(max(0, began + number * every - time.monotonic()))
                 source.enqueue([message()])
-                control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-                while not control.ended("single"):
-                    time.sleep(0.1)
-                time.sleep(10)
-                before, runs, events = _processor_s(folder), instance.get_runs_count(), _events(instance)
-                began = time.monotonic()
-                for number in range(int(seconds / every)):
-                    time.sleep(max(0, began + number * every - time.monotonic()))
-                    source.enqueue([message()])
-                time.sleep(max(0, began + seconds - time.monotonic()))
-                hour = 3600 / (time.monotonic() - began)
-                cost = [
-                    (_processor_s(folder) - before) * hour,
-                    (instance.get_runs_count() - runs) * hour,
-                    (_events(instance) - events) * hour,
-                ]
-                time.sleep(2 * patience + 15)
-                ended = {end.receive_id: end.ended_at.timestamp() for end in control.ended("single")}
-                rows = pl.read_delta(f"{folder}/lake/single/messages").select("receive_id", "data").rows()
-                took = sorted(
-                    (sent, ended[receive] - sent)
-                    for receive, data in rows
-                    if (sent := json.loads(data)["price"]) and receive in ended
-                )
-                phases = [] if idle_timeout else lives(instance, rows)
-                return Trickle([late for _, late in took[1:]], phases, cost[1], cost[2], cost[0])
-        finally:
-            spark_server.stop(folder / "spark")
+            time.sleep(max(0, began + seconds - time.monotonic()))
+            hour = 3600 / (time.monotonic() - began)
+            cost = [
+                (_processor_s(folder) - before) * hour,
+                (instance.get_runs_count() - runs) * hour,
+                (_events(instance) - events) * hour,
+            ]
+            time.sleep(2 * patience + 15)
+            ended = {end.receive_id: end.ended_at.timestamp() for end in control.ended("single")}
+            rows = pl.read_delta(f"{folder}/lake/single/messages").select("receive_id", "data").rows()
+            took = sorted(
+                (sent, ended[receive] - sent)
+                for receive, data in rows
+                if (sent := json.loads(data)["price"]) and receive in ended
+            )
+            phases = [] if idle_timeout else lives(instance, rows)
+            return Trickle([late for _, late in took[1:]], phases, cost[1], cost[2], cost[0])
 
 
 def _cell(seconds: Sequence[float]) -> str:

@@ -52,7 +52,8 @@ LONGEST = (
     "test_isolation.py", "test_parents.py", "test_plan.py",
     "test_source_contract.py", "test_demo.py", "test_run_launcher.py", "test_kafka_flow.py",
     "test_storms.py", "test_daemon.py", "test_faults.py", "test_quickstart.py",
-    "test_backfills.py", "test_assets.py", "test_flow.py", "test_reexecution.py", "test_coming_from_broadway.py",
+    "test_rounds.py", "test_run_retention.py", "test_backfills.py", "test_assets.py", "test_flow.py",
+    "test_reexecution.py", "test_coming_from_broadway.py",
     "test_pubsub_flow.py", "test_spark_resource.py", "test_sqs_runs.py", "test_kafka.py", "test_otlp.py",
     "test_spark_cluster.py", "test_spark_death.py", "test_spark_death_in_dagster.py",
 )  # fmt: skip

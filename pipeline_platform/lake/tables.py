@@ -65,12 +65,8 @@ _COLOUR = re.compile(r"\x1b\[[\d;]*m")
 RETENTION = "delta.setTransactionRetentionDuration"
 """Property of every table that a run creates."""
 KEEP_TRANSACTIONS = timedelta(days=2)
-"""Time for which a table keeps the transaction of a receive. The rows of an older receive show its decision.
-
-Each commit reads all kept transactions, and a run of many rounds commits one each second: 0.7 us each.
-"""
-
-
+"""Time for which a table keeps the transaction of a receive. Rows show the decision of an older one. Each commit reads
+all transactions, and a continuous run adds one each second."""
 KEEP_LOG = "interval 7 days"
 """Time for which a table keeps its commits. Maintenance removes unreferenced files after the same time."""
 

@@ -120,11 +120,10 @@ class Totals:
 
     def for_people(self) -> Totals:
         """Return the counts with the most frequent reasons and batch keys, and bounded samples."""
-        keys = {batcher: Counter(dict(keys.most_common(_KEYS))) for batcher, keys in self.batch_keys.items()}
         return replace(
             self,
-            reasons=Counter(dict(self.reasons.most_common(_KEYS))),
-            batch_keys=keys,
+            reasons=_most_frequent(self.reasons, _KEYS),
+            batch_keys={batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()},
             sample=self.sample[:SAMPLE],
             losses=self.losses[:SAMPLE],
             refusals=self.refusals[:SAMPLE],
@@ -194,8 +193,8 @@ class TaskReport(Totals):
 
     def bounded(self) -> TaskReport:
         """Return the report with the most frequent reasons and batch keys only."""
-        keys = {batcher: Counter(dict(keys.most_common(_KEYS))) for batcher, keys in self.batch_keys.items()}
-        return replace(self, reasons=Counter(dict(self.reasons.most_common(SAMPLE))), batch_keys=keys)
+        keys = {batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()}
+        return replace(self, reasons=_most_frequent(self.reasons, SAMPLE), batch_keys=keys)
 
     def to_json(self) -> str:
         """Return the report as JSON, without defaults."""
@@ -224,6 +223,10 @@ def earliest(times: Sequence[datetime | None]) -> datetime | None:
     """Return the earliest of some times; None if one of them is unknown."""
     known = [time for time in times if time is not None]
     return min(known) if known and len(known) == len(times) else None
+
+
+def _most_frequent(counter: Counter[str], most: int) -> Counter[str]:
+    return Counter(dict(counter.most_common(most)))
 
 
 def _forget_rare(counter: Counter[str]) -> None:

@@ -1,8 +1,8 @@
 """Uses of Dagster's private API to delete what its public API leaves, as of Dagster 1.13.27.
 
 `DagsterInstance.delete_run` deletes a run and its events. In SQLite it leaves the run's file, without events; in every
-database it leaves the run's evaluations of checks. It cannot delete some of a run's events. If another version of
-Dagster lacks a name, all this stays.
+database it leaves the run's evaluations of checks. It cannot delete some of a run's events. If a version of Dagster
+lacks one of the names, nothing is deleted here.
 """
 
 import sqlite3

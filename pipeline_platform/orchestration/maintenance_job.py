@@ -37,7 +37,9 @@ def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
             return
         freed = delete_old_runs(context.instance, pipeline, keep_for, context.run)
         if not freed.is_all:
-            context.log.info("Stopped deleting runs after its longest time. The next maintenance continues.")
+            context.log.info(
+                "Stopped deleting runs: the time limit of one maintenance has passed. The next maintenance continues."
+            )
         context.add_output_metadata({"runs deleted": freed.runs, "bytes freed": freed.bytes})
 
     @dg.job(

@@ -187,7 +187,7 @@ def report(
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
     if "failed" in tables:
         context.log_event(evaluation(flow.pipeline.name, "failed", "no_open_failures", judge_failures(open_failures)))
-    for batcher in {*tables} & {*batchers}:
+    for batcher in (name for name in tables if name in batchers):
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables:
         _report_backlog(context, flow)

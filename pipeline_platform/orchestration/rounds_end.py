@@ -109,7 +109,7 @@ def _loaded_files() -> dict[str, float | None]:
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     own = {file for file in files if isinstance(file, str) and not file.startswith(_INSTALLED)}
     now, times = time.time(), {file: _state(file) for file in own}
-    return {file: None if time_ and _LOADED_AT < time_ <= now else time_ for file, time_ in times.items()}
+    return {file: None if _LOADED_AT < changed_at <= now else changed_at for file, changed_at in times.items()}
 
 
 def _state(file: str) -> float:

@@ -49,7 +49,7 @@ class Freed:
 def other_run_of_job(instance: dg.DagsterInstance, run: dg.DagsterRun) -> str | None:
     """Return the id of another run of the same job that is executing; None if there is none.
 
-    A run that was killed may stay in this state for ever; it counts for a day.
+    A killed run may stay in this state forever, so a run counts for a day only.
     """
     since = datetime.now(UTC) - timedelta(days=1)
     started = dg.RunsFilter(job_name=run.job_name, statuses=[dg.DagsterRunStatus.STARTED], updated_after=since)
@@ -68,8 +68,8 @@ def delete_old_runs(
 
     Kept are unfinished runs and the runs that they re-execute, and of each window and asset the run with the newest
     materialisation, with the newest observation and with the newest plan to materialise it. Thus windows stay
-    materialised, with their data versions. Other jobs with these assets are not touched, because their runs may contain
-    other assets as well. A kept run that is continuous loses all reports but the last.
+    materialised, with their data versions. Runs of other jobs with these assets are kept, because they may contain
+    other assets as well. Of a continuous run that is kept, only the last report is kept.
 
     If the process crashes, the next maintenance continues. At most the events of one run remain without their run.
 

@@ -47,7 +47,7 @@ def begin(
         context: Overridden fields of the pipeline's context.
         selection: Open failures that a retry selects.
         ignore_pause: Whether to receive messages even if the pipeline is paused. Not possible during a drain.
-        is_further: Whether the run has begun a receive before. What cannot change during a run is not checked again,
+        is_further: Whether the run has had a receive before. What cannot change during a run is not checked again,
             and earlier receives are not finished: the caller does so from time to time.
         log: Gets the receives that were finished, and the reason if the demand is less than wanted.
 

@@ -17,8 +17,8 @@ class Patience(NamedTuple):
         backoff: Growth of the pauses between attempts.
         least_s: Shortest pause in seconds.
         most_s: Longest pause in seconds.
-        within_s: Seconds after which there is no other attempt. A restart takes less than 30 s, and the run's claim and
-            leases stay valid meanwhile.
+        within_s: Seconds from the first attempt until the run stops retrying. A server restarts in less than 30 s, and
+            the run's claim and leases stay valid for this time.
     """
 
     backoff: BackoffType = "rand_exp"

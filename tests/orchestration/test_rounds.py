@@ -105,7 +105,7 @@ def test_messages_that_arrive_during_a_run_are_stored_by_it_and_it_ends_when_non
     assert len(versions) == 1 + len(later_ones), "each report is new for downstream assets"
 
 
-def test_a_run_that_nobody_asked_to_continue_receives_once(location):
+def test_a_run_without_rounds_in_its_config_receives_once(location):
     location.enqueue("first")
     made = location.run("steady_pull", window_now(Steady))
     location.enqueue("second")
@@ -145,7 +145,7 @@ def test_an_edit_of_the_code_ends_a_run_after_its_round(location, later, monkeyp
 
 
 @pytest.mark.parametrize(("origin", "job"), [("failed", "steady_retry"), ("messages", "steady_replay")])
-def test_a_retry_or_a_replay_ends_a_run(location, later, monkeypatch, origin, job):
+def test_a_retry_or_a_replay_ends_a_continuous_run(location, later, monkeypatch, origin, job):
     monkeypatch.setattr(rounds_end, "_LOOK_EVERY_S", 0.0)
     queued = dg.DagsterRun(job_name=job, status=dg.DagsterRunStatus.NOT_STARTED, tags={TAGS.origin: origin})
     with later(lambda: location.instance.add_run(queued)):
@@ -154,7 +154,7 @@ def test_a_retry_or_a_replay_ends_a_run(location, later, monkeypatch, origin, jo
 
 
 @pytest.mark.parametrize("slots", [1, 5])
-def test_a_run_that_waits_for_a_slot_ends_a_run(location, later, monkeypatch, slots):
+def test_a_queued_run_without_a_slot_ends_a_continuous_run(location, later, monkeypatch, slots):
     monkeypatch.setattr(rounds_end, "_LOOK_EVERY_S", 0.0)
     monkeypatch.setattr(rounds_end, "_slots", lambda instance: slots)
     origin = RemoteJobOrigin(RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin("localhost", 1), "any"), "other")
@@ -188,7 +188,7 @@ def test_a_failed_share_above_the_maximum_fails_a_run_after_its_results_are_publ
     assert location.stored(made.run_id).tags[TAGS.published] == made.run_id
 
 
-def test_a_source_that_is_away_for_a_while_does_not_end_a_run(location, later, monkeypatch):
+def test_a_source_that_is_unavailable_for_a_second_does_not_end_a_run(location, later, monkeypatch):
     queue = location.root / "queue.sqlite"
     moved = queue.with_name("away.sqlite")
 

@@ -136,7 +136,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
 def _wait(context: dg.SensorEvaluationContext, source: Source, producer: BoundProducer) -> None:
     """Wait for a first message, if a single one is worth a run, so that this tick requests the run, not the next one.
 
-    The wait occupies one of the daemon's threads, so there are no waits unless a thread is left for all other sensors.
+    A tick waits only if the daemon has more threads than producers, so that one thread always serves other sensors.
     """
     control: ControlStore = context.resources.control
     with suppress(SourceError, ControlStoreError):  # reported by the tick, which asks again

@@ -1,0 +1,79 @@
+"""The producer sensor of a pipeline with continuous runs."""
+
+import threading
+from datetime import timedelta
+from unittest import mock
+
+import dagster as dg
+import pytest
+
+from pipeline_platform.model.options import Producer
+from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.sensors import producers
+from tests.fixtures.sensor import Asked
+
+STARTED = dg.DagsterRunStatus.STARTED
+
+
+class Continuous(Asked):
+    name = "continuous"
+    producer = Producer(source="queue", max_runs=2, idle_timeout=timedelta(minutes=1))
+
+
+def test_a_run_of_many_rounds_leases_what_arrives_and_another_run_is_for_a_backlog_beyond_a_round(place):
+    tags, source = RunTags.of(Continuous), {RunTags.of(Continuous).origin: "source"}
+    place.enqueue(30)
+    (request,) = place.tick(Continuous).run_requests
+    assert request.run_config["ops"]["continuous"]["ops"]["receive_messages"]["config"]["rounds"] is True
+    received = {tags.demand: "30", tags.receive_id: "r1", tags.received: "30", tags.rounds: "5"}
+    run = place.queued({**source, **received}, STARTED)
+    place.control.stand_by("continuous", run.run_id, 60)
+
+    assert place.skips(Continuous) == f"30 messages wait, and run {run.run_id[:8]} will lease them"
+    place.control.claim("continuous", "r2", run.run_id, wanted=30, capacity=200, lease_s=60)
+    place.enqueue(60)
+    assert place.skips(Continuous) == f"90 messages wait, and run {run.run_id[:8]} will lease them"
+    place.enqueue(130)
+    assert place.asked(Continuous) == [100]
+
+    place.control.end(run.run_id)
+    place.control.end("r2")
+    assert run.run_id[:8] not in str(place.tick(Continuous).skip_message), "it has ended its rounds"
+
+
+@pytest.mark.parametrize(("pipeline", "thread_is_left"), [(Continuous, True), (Continuous, False), (Asked, True)])
+def test_a_tick_waits_for_a_first_message_that_is_worth_a_run_if_a_thread_is_left(
+    place, pipeline, thread_is_left, monkeypatch
+):
+    monkeypatch.setattr(producers, "_is_thread_left", lambda instance: thread_is_left)
+    place.tick(pipeline)  # reports the check
+    arrival = threading.Timer(0.5, place.enqueue, (1,))
+    arrival.start()
+
+    requests = place.tick(pipeline).run_requests or []
+
+    arrival.join()
+    assert len(requests) == int(pipeline is Continuous and thread_is_left)
+
+
+@pytest.mark.parametrize(
+    ("settings", "producing", "is_left"),
+    [
+        ({"use_threads": True, "num_workers": 2}, 1, True),
+        ({"use_threads": True, "num_workers": 2}, 2, False),
+        ({"use_threads": True}, 1, False),
+        ({"use_threads": False, "num_workers": 2}, 1, False),
+        (None, 0, False),
+    ],
+)
+def test_a_thread_is_left_if_the_daemon_has_more_than_producers(settings, producing, is_left):
+    on = mock.Mock(is_running=True, instigator_name="flights_producer")
+    others = [
+        mock.Mock(is_running=False, instigator_name="b_producer"),
+        mock.Mock(is_running=True, instigator_name="b"),
+    ]
+    instance = mock.Mock()
+    instance.get_settings.return_value = settings
+    instance.all_instigator_state.return_value = [on] * producing + others
+
+    assert producers._is_thread_left(instance) == is_left
