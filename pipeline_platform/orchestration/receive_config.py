@@ -45,8 +45,8 @@ class ReceiveConfig(dg.Config):
         "nothing.",
     )
     although_paused: bool | None = Field(default=None, description="Deprecated: the former name of `ignore_pause`.")
-    rounds: bool = Field(
-        default=False,
+    rounds: bool | None = Field(
+        default=None,
         description="Continue in rounds after the first receive, until no message has arrived for the producer's "
         "`idle_timeout`. The producer's sensor sets it.",
     )

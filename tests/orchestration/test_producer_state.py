@@ -103,7 +103,7 @@ def test_a_tick_reports_the_check_once_a_minute_and_only_what_is_new(place, at):
     assert told == [1, 0, 0, 1]
 
 
-def test_a_skip_reason_names_the_capacity_and_the_runs_once(place):
+def test_a_skip_reason_names_the_limit_and_the_runs_once(place):
     place.enqueue(300)
     assert place.asked() == [100, 100]
 
@@ -111,7 +111,7 @@ def test_a_skip_reason_names_the_capacity_and_the_runs_once(place):
 
     for run in place.instance.get_runs():
         assert reason.count(run.run_id[:8]) == 1
-    assert reason.count("capacity of 200") == 1
+    assert reason.count("max_runs allows 2") == 1
     assert "no run can start" not in reason
 
 

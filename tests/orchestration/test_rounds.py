@@ -59,7 +59,8 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
 def when_stored(location: Location, *expected: str) -> None:
     """Wait until rows are in the table."""
     deadline = time.monotonic() + 120
-    while not (location.root / "lake/steady/lines").exists() or not {*expected} <= {*texts(location)}:
+    log = location.root / "lake/steady/lines/_delta_log"
+    while not any(log.glob("*.json")) or not {*expected} <= {*texts(location)}:
         assert time.monotonic() < deadline, f"{expected} not stored"
         time.sleep(0.05)
 

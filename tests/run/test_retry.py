@@ -183,7 +183,7 @@ def test_a_letter_that_another_receive_decided_is_not_sent_by_this_one(scene):
 
 
 DUE = Selection(state="due")
-SOON = Selection(state="due", due_by=datetime.now(UTC) + timedelta(minutes=30))
+SOON = Selection(state="due", due_by=datetime.now(UTC) + timedelta(days=1))
 
 
 class Soon(Obedient):
@@ -194,10 +194,10 @@ class Soon(Obedient):
 
 
 class Late(Soon):
-    """Failures are due in an hour."""
+    """Failures are due in a month."""
 
     name = "late"
-    retry = Retry(max_attempts=2, backoff=timedelta(hours=1))
+    retry = Retry(max_attempts=2, backoff=timedelta(days=30))
 
 
 def counted(flow: Flow) -> list[tuple[int, int]]:
