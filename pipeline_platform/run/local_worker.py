@@ -106,6 +106,8 @@ class LocalWorker:
         except Exception as error:
             if process and process.is_closed:
                 raise engine.TaskError("The local worker was closed: the run was terminated") from None
+            if process:  # it may be crashing
+                process.end()
             raise LocalWorkerError(str(error)) from error
         except BaseException:
             self.close()
