@@ -33,21 +33,23 @@ _IDLE_TIMEOUT_S = float(os.environ.get(IDLE_TIMEOUT, "0"))
 MAX_RUNS = "LATENCY_MAX_RUNS"
 """Variable with the number of parallel runs, for large runs."""
 _MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
+IDLE_PIPELINES = "LATENCY_IDLE_PIPELINES"
+"""Variable with the number of further pipelines, which get no messages."""
+_IDLE = [f"idle_{number}" for number in range(int(os.environ.get(IDLE_PIPELINES, "0")))]
 
 
-def _producer() -> Producer:
-    if _IDLE_TIMEOUT_S:
-        return Producer(source="queue", concurrency=1, idle_timeout=timedelta(seconds=_IDLE_TIMEOUT_S))
-    return Producer(
-        source="queue", concurrency=1, patience=timedelta(seconds=_PATIENCE_S or 30), max_runs=_MAX_RUNS or 1
-    )
+def _producer(source: str) -> Producer:
+    idle_timeout = timedelta(seconds=_IDLE_TIMEOUT_S) if _IDLE_TIMEOUT_S else None
+    patience = timedelta(seconds=0.2 if idle_timeout else _PATIENCE_S or 30)
+    max_runs = _MAX_RUNS or 1
+    return Producer(source=source, concurrency=1, max_runs=max_runs, patience=patience, idle_timeout=idle_timeout)
 
 
 class Single(Pipeline):
     """Events into a table, or into batches."""
 
     name = "single"
-    producer = _producer()
+    producer = _producer("queue")
     processors = (
         Processors(concurrency=2, max_demand=50_000)
         if _MAX_RUNS
@@ -67,9 +69,9 @@ class Single(Pipeline):
 TAGS = RunTags.of(Single)
 
 
-def queue_options(folder: Path) -> dict[str, str]:
-    """Return the options of the source."""
-    return {"name": "queue", "url": f"sqlite:///{folder}/queue.sqlite", "created_column": "created_at"}
+def queue_options(folder: Path, name: str = "queue") -> dict[str, str]:
+    """Return the options of a source."""
+    return {"name": name, "url": f"sqlite:///{folder}/{name}.sqlite", "created_column": "created_at"}
 
 
 @dg.op
@@ -96,10 +98,11 @@ def resources(folder: Path) -> dict[str, Any]:
         "lake": LakeResource(root=f"{folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{folder}/control.sqlite"),
         "spark": SparkResource(remote="warm", state_folder=f"{folder}/spark", packages=["benchmarks"]),
-        "queue": source_resource(TableQueue)(**queue_options(folder)),
+        **{name: source_resource(TableQueue)(**queue_options(folder, name)) for name in ("queue", *_IDLE)},
     }
 
 
+idle = [type(name, (Single,), {"name": name, "producer": _producer(name)}) for name in _IDLE]
 defs = dg.Definitions.merge(
-    platform_definitions([Single], resources(FOLDER)), dg.Definitions(jobs=[empty], sensors=[empty_asked])
+    platform_definitions([Single, *idle], resources(FOLDER)), dg.Definitions(jobs=[empty], sensors=[empty_asked])
 )

@@ -1,7 +1,7 @@
-"""Gain of a second parallel run: a backlog with `max_runs=1` and with `max_runs=2`, in turns.
+"""Gain of a second parallel run, and of a continuous run: a full queue in each of these modes, in turns.
 
-Run it as `python -m benchmarks.overlap [--messages N] [--rounds N]`. A daemon works off a full table queue in runs of
-100,000 messages. The time is from the first claim to the last acknowledgement.
+Run it as `python -m benchmarks.overlap [--messages N] [--rounds N]`. A daemon works off a full table queue in runs, or
+in rounds of a run, of 100,000 messages. The time is from the first claim to the last acknowledgement.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from pathlib import Path
 
 from benchmarks.events import payloads
 from benchmarks.latency import daemon
-from benchmarks.latency_location import MAX_RUNS, queue_options
+from benchmarks.latency_location import IDLE_TIMEOUT, MAX_RUNS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 
 WITHIN_S = 600
+MODES = {"max_runs=1": (1, 0), "max_runs=2": (2, 0), "continuous": (1, 30)}
+"""Modes, with their `max_runs` and `idle_timeout`."""
 
 
-def measure(max_runs: int, messages: int) -> tuple[float, float]:
-    """Return the seconds from the first claim to the last acknowledgement, and the median of the runs."""
-    os.environ[MAX_RUNS] = str(max_runs)
+def measure(max_runs: int, idle_timeout: int, messages: int) -> tuple[float, float]:
+    """Return the seconds from the first claim to the last acknowledgement, and the median of the receives."""
+    os.environ[MAX_RUNS], os.environ[IDLE_TIMEOUT] = str(max_runs), str(idle_timeout)
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
         folder = Path(temporary)
         queue = TableQueue.model_validate(queue_options(folder))
@@ -47,15 +49,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    given, ratios = parser.parse_args(), []
+    given = parser.parse_args()
+    took: dict[str, list[float]] = {mode: [] for mode in MODES}
     for _ in range(given.rounds):
-        took = {max_runs: measure(max_runs, given.messages) for max_runs in (1, 2)}
-        for max_runs, (whole, own) in took.items():
-            rate = given.messages / whole
-            print(f"max_runs={max_runs}: {whole:.1f} s, {rate:,.0f}/s; {own:.1f} s per run", flush=True)
-        ratios.append(took[1][0] / took[2][0])
-    bounds = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"\nrate of max_runs=2 / rate of max_runs=1: {statistics.median(ratios):.2f} ({bounds})")
+        for mode, (max_runs, idle_timeout) in MODES.items():
+            whole, own = measure(max_runs, idle_timeout, given.messages)
+            print(f"{mode}: {whole:.1f} s, {given.messages / whole:,.0f}/s; {own:.1f} s per receive", flush=True)
+            took[mode].append(whole)
+    base, *others = took
+    for mode in others:
+        ratios = [of_base / of_mode for of_base, of_mode in zip(took[base], took[mode], strict=True)]
+        bounds = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        print(f"rate of {mode} / rate of {base}: {statistics.median(ratios):.2f} ({bounds})")
 
 
 if __name__ == "__main__":

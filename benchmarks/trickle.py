@@ -1,8 +1,9 @@
 """Latency of a message in a trickle, and the cost of an hour of it: runs, events, processor time.
 
-Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--idle-timeout 30] [--every 1] [--seconds 120]`. A daemon
-evaluates a table queue that gets a message every second, or as `--every` says. With a patience of 0 one message is
-worth a run. With an idle timeout, runs are continuous.
+Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--idle-timeout 30] [--every 1] [--seconds 120] [--idle 1]`.
+A daemon evaluates a table queue that gets a message every second, or as `--every` says. With a patience of 0, a single
+message is worth a run. With an idle timeout, runs are continuous. `--idle` measures only the processor time of a number
+of pipelines without messages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import polars as pl
 
 from benchmarks.events import payloads
 from benchmarks.latency import daemon, evaluations
-from benchmarks.latency_location import IDLE_TIMEOUT, PATIENCE, TAGS, queue_options
+from benchmarks.latency_location import IDLE_PIPELINES, IDLE_TIMEOUT, PATIENCE, TAGS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 
@@ -129,6 +130,20 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
             return Trickle([late for _, late in took[1:]], phases, cost[1], cost[2], cost[0])
 
 
+def idle(pipelines: int, idle_timeout: float, seconds: int) -> float:
+    """Return the processor time in seconds that an hour of pipelines without messages takes, with daemon and Spark."""
+    os.environ[IDLE_TIMEOUT], os.environ[IDLE_PIPELINES] = str(idle_timeout), str(pipelines - 1)
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+        folder = Path(temporary)
+        for name in ("queue", *(f"idle_{number}" for number in range(pipelines - 1))):
+            TableQueue.model_validate(queue_options(folder, name)).create()
+        with daemon(folder):
+            time.sleep(30)
+            before, began = _processor_s(folder), time.monotonic()
+            time.sleep(seconds)
+            return (_processor_s(folder) - before) * 3600 / (time.monotonic() - began)
+
+
 def _cell(seconds: Sequence[float]) -> str:
     return f"{statistics.median(seconds):.1f}, {statistics.quantiles(seconds, n=100)[98]:.1f} s"
 
@@ -148,7 +163,14 @@ def main() -> None:
     parser.add_argument("--idle-timeout", type=float, nargs="*", default=[30])
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two messages")
     parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--idle", type=int, nargs="*", default=[], help="numbers of pipelines without messages")
     given = parser.parse_args()
+    for pipelines in given.idle:
+        for idle_timeout in (0.0, *given.idle_timeout):
+            cost = idle(pipelines, idle_timeout, given.seconds)
+            print(f"{pipelines} idle, idle_timeout {idle_timeout:g} s: {cost:,.0f} s of processor time per hour")
+    if given.idle:
+        return
     per_hour = "runs per hour | events per hour | processor time per hour"
     print(f"| | {' | '.join(PARTS)} | {per_hour} |\n|-|{'-|' * (len(PARTS) + 3)}")
     modes = [(f"patience {patience:g} s", patience, 0.0) for patience in given.patience]

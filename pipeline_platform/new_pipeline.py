@@ -52,7 +52,6 @@ $options
 _PIPELINE = '''\
 """The pipeline `$name`: its messages, and how they are handled."""
 
-from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel
@@ -71,7 +70,7 @@ class $Class(Pipeline):
     """Writes each message to a table as one row."""
 
     name = "$name"
-    producer = Producer(source="$key", patience=timedelta(seconds=5))
+    producer = Producer(source="$key")
     batchers = {"lake": TableBatcher(schema=Row)}
 
     def handle_message(self, message: Message, context: Any) -> Message:

@@ -68,7 +68,6 @@ class Flights(Pipeline):
         source="flights_queue",
         max_runs=2,
         rate_limiting=RateLimiting(allowed_messages=100_000, interval=timedelta(seconds=1)),
-        patience=timedelta(seconds=5),
         oldest_allowed=timedelta(hours=1),
     )
     processors = Processors(concurrency=2, max_demand=100_000)

@@ -79,8 +79,8 @@ BATCH_MESSAGES = 10**6
 
 WORTH_IT = timedelta(seconds=20)
 """Shortest `target_run_time`: the fixed cost of a run, 1 to 2 s, stays below a tenth of it."""
-_ROUND_PATIENCE = timedelta(seconds=0.2)
-"""Default of `patience` where an `idle_timeout` is set: a round costs much less than a run."""
+_PATIENCE_OF_RUNS = timedelta(seconds=30)
+"""Default of `patience` without `idle_timeout`: a run costs much more than a round."""
 _MAX_DEMAND = 1_000_000
 """Default of `max_demand` where a `target_run_time` is set."""
 
@@ -107,15 +107,15 @@ class Producer(Options):
     max_runs: int = Field(1, ge=1, le=1_000, description="Most runs at the same time.")
     rate_limiting: RateLimiting | None = Field(None, description="Limit of messages per interval. None: no limit.")
     patience: Duration = Field(
-        timedelta(seconds=30),
+        timedelta(seconds=0.2),
         description="Longest wait for a backlog that is worth a run or a round: after this time a smaller backlog "
-        "starts one. With idle_timeout, the default is 0.2 s.",
+        "starts one. If idle_timeout is None, the default is 30 s.",
     )
     idle_timeout: Duration | None = Field(
-        None,
-        description="A run continues in rounds after its first receive, and ends when no message has arrived for this "
-        "time. A round receives the waiting messages at once, so a message is stored about a second after it arrives. "
-        "None: a run receives once.",
+        timedelta(seconds=30),
+        description="A run that the sensor starts continues in rounds after its first receive, and ends when no "
+        "message has arrived for this time. A round receives the waiting messages at once, so a message is stored "
+        "about a second after it arrives. None: a run receives once.",
     )
     interval: Duration = Field(
         timedelta(seconds=5), description="Time between two ticks of the sensor; Dagster allows 5 s or more."
@@ -134,8 +134,9 @@ class Producer(Options):
 
     @model_validator(mode="before")
     @classmethod
-    def _is_prompt_in_rounds(cls, given: dict[str, Any]) -> dict[str, Any]:
-        return given if given.get("idle_timeout") is None else {"patience": _ROUND_PATIENCE, **given}
+    def _is_patient_without_rounds(cls, given: dict[str, Any]) -> dict[str, Any]:
+        is_in_rounds = given.get("idle_timeout", True) is not None
+        return given if is_in_rounds else {"patience": _PATIENCE_OF_RUNS, **given}
 
 
 class Processors(Options):

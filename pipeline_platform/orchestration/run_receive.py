@@ -75,6 +75,8 @@ def receive_of(
     Raises:
         FencedError: The receive of this run was fenced.
     """
+    if config is not None:
+        _start_worker(pipeline, context, config)
     flow, tags, lineage = flow_of(BoundProducer(pipeline), context), RunTags.of(pipeline), _lineage(context)
     own, earlier = _receive_ids([each.get(tags.receive_id) for each in lineage])
     if own:
@@ -99,6 +101,13 @@ def receive_of(
             context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
             return flow, None
     return _received(pipeline, context, config or config_of(pipeline, context), ChainMap(*lineage))
+
+
+def _start_worker(pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
+    """Start the local worker if a run needs no Spark: the worker loads its modules while the run loads its own."""
+    worker = context.resources.spark.local_worker
+    if worker is not None and config.demand and config.demand <= FEW and not pipeline.uses_columns():
+        worker.start()
 
 
 def _lineage(context: dg.AssetExecutionContext) -> list[dict[str, str]]:
