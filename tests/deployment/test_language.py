@@ -33,6 +33,11 @@ CODE += [ROOT / "definitions.py", *sorted((ROOT / "docs").rglob("*.py"))]
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/**/*.md")]
 )
+DOCUMENTS += [
+    *(ROOT / name for name in ("Makefile", "pyproject.toml", "dagster.yaml", "workspace.yaml", ".ci/run")),
+    *sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file() and path.suffix != ".md"),
+]
+"""Files with comments for users."""
 RULES = ROOT / "docs" / "contributing" / "language.md"
 """The page that quotes the forbidden words."""
 
