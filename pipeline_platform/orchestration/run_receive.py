@@ -24,6 +24,7 @@ from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_now
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.receive_state import ReceiveState
+from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.stopping import heeding
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
