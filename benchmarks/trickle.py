@@ -22,12 +22,14 @@ from typing import NamedTuple
 
 import dagster as dg
 import polars as pl
+import psutil
 
 from benchmarks.events import payloads
 from benchmarks.latency import daemon, evaluations
 from benchmarks.latency_location import IDLE_PIPELINES, IDLE_TIMEOUT, PATIENCE, TAGS, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.launcher.run_process import RunProcess
 
 PARTS = ("look", "queue", "start", "run", "all")
 
@@ -64,10 +66,14 @@ def lives(instance: dg.DagsterInstance, rows: Sequence[tuple[str, bytes]]) -> li
 
 
 class Trickle(NamedTuple):
-    """Result: seconds of each message from its arrival to its acknowledgement, its phases, and the cost of an hour."""
+    """Result: seconds of each message from its arrival to its acknowledgement, its phases, and the cost of an hour.
+
+    `memory_mb` is the memory of the run, every ten seconds.
+    """
 
     seconds: list[float]
     lives: list[Life]
+    memory_mb: list[float]
     runs: float
     events: float
     processor_s: float
@@ -86,6 +92,13 @@ def _processor_s(folder: Path) -> float:
 
 def _events(instance: dg.DagsterInstance) -> int:
     return sum(len(instance.all_logs(run.run_id)) for run in instance.get_runs())
+
+
+def _memory_mb(instance: dg.DagsterInstance) -> list[float]:
+    """Return the memory of the processes of active runs."""
+    started = instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED]))
+    processes = filter(None, map(RunProcess.of, started))
+    return [psutil.Process(process.pid).memory_info().rss / 1e6 for process in processes if process.lives]
 
 
 def message() -> bytes:
@@ -107,10 +120,12 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
                 time.sleep(0.1)
             time.sleep(10)
             before, runs, events = _processor_s(folder), instance.get_runs_count(), _events(instance)
-            began = time.monotonic()
+            began, memory = time.monotonic(), list[float]()
             for number in range(int(seconds / every)):
                 time.sleep(max(0, began + number * every - time.monotonic()))
                 source.enqueue([message()])
+                if time.monotonic() - began >= 10 * (len(memory) + 1):
+                    memory += _memory_mb(instance)[:1]
             time.sleep(max(0, began + seconds - time.monotonic()))
             hour = 3600 / (time.monotonic() - began)
             cost = [
@@ -127,7 +142,7 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
                 if (sent := json.loads(data)["price"]) and receive in ended
             )
             phases = [] if idle_timeout else lives(instance, rows)
-            return Trickle([late for _, late in took[1:]], phases, cost[1], cost[2], cost[0])
+            return Trickle([late for _, late in took[1:]], phases, memory, cost[1], cost[2], cost[0])
 
 
 def idle(pipelines: int, idle_timeout: float, seconds: int) -> float:
@@ -178,6 +193,9 @@ def main() -> None:
     for name, patience, idle_timeout in modes:
         took = measure(patience, idle_timeout, given.every, given.seconds)
         print(f"{row(name, took)}  {len(took.seconds)} messages", flush=True)
+        if idle_timeout and took.memory_mb:
+            tenths = took.memory_mb[:: max(1, len(took.memory_mb) // 10)]
+            print(f"memory of the run, from first to last, in MB: {', '.join(f'{mb:.0f}' for mb in tenths)}")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
+import psutil
+
 _BARS = "▁▂▃▄▅▆▇█"
 _MINUTES = 60
 
@@ -14,6 +16,7 @@ class _Minute:
     rounds: int = 0
     messages: int = 0
     slowest_s: float = 0.0
+    memory_mb: float = 0.0
 
 
 @dataclass
@@ -32,6 +35,7 @@ class RoundsPlot:
         minute.rounds += 1
         minute.messages += messages
         minute.slowest_s = max(minute.slowest_s, seconds)
+        minute.memory_mb = psutil.Process().memory_info().rss / 1e6
 
     def markdown(self) -> str:
         """Return a line of bars for each figure, with a bar for each minute."""
@@ -39,6 +43,7 @@ class RoundsPlot:
             "rounds per minute": [float(minute.rounds) for minute in self._minutes],
             "messages per minute": [float(minute.messages) for minute in self._minutes],
             "slowest round, s": [minute.slowest_s for minute in self._minutes],
+            "memory of the run, MB": [minute.memory_mb for minute in self._minutes],
         }
         return "\n".join(["```", *(_line(name, values) for name, values in figures.items()), "```"])
 
@@ -46,4 +51,4 @@ class RoundsPlot:
 def _line(name: str, values: list[float]) -> str:
     most = max(values, default=0.0)
     bars = "".join(_BARS[round(value / most * (len(_BARS) - 1))] if most else _BARS[0] for value in values)
-    return f"{name:<20} {bars} up to {most:,.4g}"
+    return f"{name:<21} {bars} up to {most:,.4g}"
