@@ -1,6 +1,7 @@
 """Demand: when runs are requested, and for how many messages."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -22,7 +23,14 @@ from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.source.backlog import Backlog
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
-LIMITS = Limits(Producer(source="queue", max_runs=2), Processors())
+
+
+def of_runs(**options: Any) -> Producer:
+    """Return a producer whose runs receive once."""
+    return Producer(source="queue", idle_timeout=None, **options)
+
+
+LIMITS = Limits(of_runs(max_runs=2), Processors())
 UNKNOWN = Backlog(None)
 
 
@@ -32,7 +40,7 @@ def seconds(number: float) -> timedelta:
 
 def limited(permits: int, soon: int, max_runs: int = 2) -> Limits:
     return Limits(
-        Producer(source="queue", max_runs=max_runs),
+        of_runs(max_runs=max_runs),
         Processors(),
         permits=permits,
         permits_soon=soon,
@@ -157,7 +165,7 @@ def test_a_small_backlog_is_asked_for_at_the_last_look_before_patience_is_over()
 
 @pytest.mark.parametrize("patience", [0.1, 5])
 def test_short_patience_starts_runs_at_once_except_for_leftovers(patience):
-    limits = Limits(Producer(source="queue", patience=seconds(patience), max_runs=3), Processors())
+    limits = Limits(of_runs(patience=seconds(patience), max_runs=3), Processors())
 
     assert [ask.demand for ask in next_asks(Backlog(100_012), limits, NOTHING, None)] == [100_000]
     assert [ask.demand for ask in next_asks(Backlog(12), limits, NOTHING, None)] == [12]
@@ -167,7 +175,7 @@ def test_short_patience_starts_runs_at_once_except_for_leftovers(patience):
 @pytest.mark.parametrize(("batch_timeout", "patience"), [(None, 30), (20, 20), (90, 30)])
 def test_a_batch_timeout_ends_the_wait_sooner_and_never_later(batch_timeout, patience):
     timeout = None if batch_timeout is None else seconds(batch_timeout)
-    limits = Limits(Producer(source="queue"), Processors(), batch_timeout=timeout)
+    limits = Limits(of_runs(), Processors(), batch_timeout=timeout)
 
     assert next_ask(Backlog(12), limits, NOTHING, seconds(patience - 6)).demand == 0
     assert next_ask(Backlog(12), limits, NOTHING, seconds(patience - 5)).demand == 12
@@ -205,7 +213,7 @@ def test_the_reason_of_a_pause_has_its_end_and_a_run_id():
 messages = st.one_of(st.none(), st.integers(0, 500))
 limits = st.builds(
     lambda runs, tasks, most, least, permits, soon: Limits(
-        Producer(source="queue", max_runs=runs),
+        of_runs(max_runs=runs),
         Processors(concurrency=tasks, max_demand=most, min_demand=min(least, most - 1)),
         permits=permits,
         permits_soon=None if permits is None else min(permits, soon),

@@ -52,7 +52,7 @@ def test_an_empty_queue_is_a_reason(place):
 def test_it_looks_as_often_as_its_producer_says():
     class Often(Told):
         name = "often"
-        producer = Producer(source="queue", interval=timedelta(seconds=10))
+        producer = Producer(source="queue", idle_timeout=None, interval=timedelta(seconds=10))
 
     assert producer_sensor(Told).minimum_interval_seconds == 4, "due when Dagster passes after 4.99 s"
     assert producer_sensor(Often).minimum_interval_seconds == 9, "due at its second pass, not at its first"
@@ -79,7 +79,7 @@ def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeo
 def test_where_runs_have_a_time_to_take_it_asks_for_what_the_last_ones_handled_in_so_long(place, monkeypatch):
     processors = Processors(concurrency=2, target_run_time=timedelta(seconds=30))
     monkeypatch.setattr(Asked, "processors", processors)
-    monkeypatch.setattr(Asked, "producer", Producer(source="queue", max_runs=1))
+    monkeypatch.setattr(Asked, "producer", Producer(source="queue", idle_timeout=None, max_runs=1))
     place.enqueue(900)
     assert place.asked() == [200], "nobody knows yet how fast it is"
 
@@ -318,7 +318,7 @@ class InTurn(Told):
     """In order by the source's partition. By default, a table queue leases a partition to several runs."""
 
     name = "in_turn"
-    producer = Producer(source="queue", max_runs=3)
+    producer = Producer(source="queue", idle_timeout=None, max_runs=3)
     partition_by = "source"
 
 

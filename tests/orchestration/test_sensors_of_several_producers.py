@@ -29,7 +29,7 @@ class Mixed(Told):
     name = "mixed"
     producer = None
     producers = {
-        "east": Producer(source="queue", oldest_allowed=timedelta(minutes=5)),
+        "east": Producer(source="queue", idle_timeout=None, oldest_allowed=timedelta(minutes=5)),
         "west": Producer(source="beside_queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5)),
     }
 
@@ -40,9 +40,11 @@ class Slow(Told):
     name = "slow"
     producer = None
     producers = {
-        "east": Producer(source="queue"),
+        "east": Producer(source="queue", idle_timeout=None),
         "west": Producer(
-            source="beside_queue", rate_limiting=RateLimiting(allowed_messages=10, interval=timedelta(minutes=1))
+            source="beside_queue",
+            idle_timeout=None,
+            rate_limiting=RateLimiting(allowed_messages=10, interval=timedelta(minutes=1)),
         ),
     }
 
