@@ -251,7 +251,7 @@ def test_a_run_that_is_killed_in_a_round_is_continued_by_the_next(location):
     location.enqueue("first")
     process = location.start("steady_pull", window_now(Steady), rounds=True)
     when_stored(location, "first")
-    location.enqueue(f"touch {begun}", "sleep 30", "second")
+    location.enqueue(f"touch {begun}", "sleep 5", "second")
     while not begun.exists():
         time.sleep(0.05)
     process.kill()
