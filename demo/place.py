@@ -27,16 +27,14 @@ class Progress(BaseModel, frozen=True):
     Attributes:
         source: Kind of its queue.
         flights: Number of flights in the queue.
-        since: Start of the first window; earlier releases used the default.
+        since: Start of the first window.
         finished: Whether its figures added up.
-        filled: False in files of earlier releases that were written before the queue was filled.
     """
 
     source: Kind
     flights: int
-    since: str = "2026-11-01T00:00+00:00"
+    since: str
     finished: bool = False
-    filled: bool = True
 
 
 class Place:
@@ -55,7 +53,7 @@ class Place:
             DemoError: The file cannot be read. A new demo would erase the messages in its queue.
         """
         try:
-            progress = Progress.model_validate_json(self._progress.read_bytes())
+            return Progress.model_validate_json(self._progress.read_bytes())
         except FileNotFoundError:
             return None
         except ValueError:
@@ -63,7 +61,6 @@ class Place:
                 f"This release cannot read {self._progress}. Continue with the release that started it, or remove "
                 f"{self.home} and the messages in its queue"
             ) from None
-        return progress if progress.filled else None
 
     def write(self, progress: Progress) -> None:
         """Write the progress of this demo atomically."""

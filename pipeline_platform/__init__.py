@@ -2,7 +2,6 @@
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.blocks import ack_immediately, columns
-from pipeline_platform.model.deprecated import renamed_names
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.options import (
@@ -58,5 +57,3 @@ __all__ = [
     "columns",
     "telemetry",
 ]
-
-__getattr__ = renamed_names(__name__, {"Held": "LeasedIds"})

@@ -21,12 +21,12 @@ HOME = Path(__file__).parents[1]
 # earlier in the file.
 GUARDS = """
 lake/decision.py: lake/test_decision.py lake/test_removed_receives.py
-    if found.mark == FENCED or (not found.is_decided and ledger
+    if state == FENCED or ledger
     if not still_ours():
     if ledger.get(receive_id) is None:
     others.drop(outcomes.added_since(handle, looked)) => 0
-    if not Transaction.of(table, handle, receive.receive_id, receive).is_decided => if True
-    def fence( >> if found.is_decided:
+    if state_at(handle, table, receive.receive_id, receive) != DECIDED => if True
+    def fence( >> if state == DECIDED:
 lake/decision.py: run/test_steps_again.py
     if received != known:
 lake/tables.py: lake/test_decision.py
@@ -82,7 +82,7 @@ run/lease.py: run/test_steps_again.py
     if not has_claim:
 orchestration/run_receive.py: orchestration/test_reexecuted_steps.py
     finish_now(flow, receive, context.log.info)
-    if state.transaction.is_decided:
+    if state.is_decided:
 run/lease.py: run/test_lease.py
     if every_s => if False
     CLAIM_S / 3 => CLAIM_S * 3

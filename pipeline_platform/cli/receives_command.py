@@ -66,7 +66,7 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict
         state, claim, begun, step = ReceiveState(flow, receive_id), claims.get(receive_id), None, "receive"
         messages = claim.messages if claim else None
         try:
-            if begun := state.record:
+            if begun := state.receive:
                 step = next_steps.get(state.phase, "none: fenced or finished")
                 messages = messages or flow.ledger.manifest(begun).totals.received
         except ReceiveError as error:

@@ -210,10 +210,10 @@ def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> _Rows:
     for receive_id in flow.ledger.unfinished():
         state = ReceiveState(flow, receive_id)
         try:
-            if state.record:
+            if state.receive:
                 kind = "undecided receives" if state.phase < Phase.DECIDED else "unfinished receives"
                 phase = state.phase.name.lower()
-                found[kind].append(f"{receive_id[:8]} of run {state.record.run_id[:8]} ({phase})")
+                found[kind].append(f"{receive_id[:8]} of run {state.receive.run_id[:8]} ({phase})")
         except ReceiveError as error:
             found["unreadable receives"].append(str(error))
     unreadable = found.pop("unreadable receives")

@@ -36,22 +36,8 @@ _WINDOWS = sa.Table(
 """First window of each pipeline whose class does not set it, by its key."""
 
 
-def _add_alone(connection: sa.Connection) -> None:
-    connection.exec_driver_sql("ALTER TABLE control_receives ADD COLUMN alone BOOLEAN DEFAULT FALSE NOT NULL")
-
-
-STEPS: Final[list[Callable[[sa.Connection], None]]] = [
-    lambda _: None,  # control_stops and control_overrides
-    _add_alone,
-    lambda _: None,  # control_ended
-    lambda _: None,  # control_deployment
-    lambda _: None,  # control_windows
-]
-"""Migrations: the first step changes the tables and rows of version 1 to version 2, and so on.
-
-A new store gets all tables of the code and the newest version. A store without a version has version 1. All steps run
-once, in one transaction. New tables are created before, so their step does nothing.
-"""
+VERSION: Final = 6
+"""Version of the tables since release 0.3.0. A release that changes a table migrates them in `prepare`."""
 
 _DAMAGED: Final = (
     "{file} is damaged. Stop all runs, and remove it with the -wal and -shm files beside it. A new file is created on "
@@ -69,8 +55,7 @@ class ControlStoreError(Exception):
 class ControlStore(Throttle, Claims, Overriding, LogPositions):
     """State shared by the runs, tasks and sensors of all machines; safe for threads and processes, and picklable.
 
-    Connections and tables are created on first use, in the process that uses it. A store of an earlier version is
-    migrated then.
+    Connections and tables are created on first use, in the process that uses it.
 
     Args:
         url: SQLAlchemy URL: `sqlite:///<file>` (one machine, a local disk: its locks do not work over network
@@ -111,27 +96,25 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
             return str(connection.execute(kept).scalar_one())
 
     def prepare(self, engine: sa.Engine) -> None:
-        """Create missing tables, and migrate tables of an earlier release."""
-        newest = len(STEPS) + 1
+        """Create missing tables, and refuse tables of another version."""
         with transaction(engine, immediate=False) as connection:
-            if _version(connection) == newest:
+            if _version(connection) == VERSION:
                 return  # a process that only reads need not wait for a writer
         with transaction(engine, immediate=True) as connection:
             if not self.is_sqlite:  # concurrent CREATE TABLE IF NOT EXISTS is not safe
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-            found = _version(connection) or (1 if sa.inspect(connection).has_table("control_pipelines") else newest)
-            if found > newest:
+            found = _version(connection)
+            if found not in (None, VERSION):
+                fix = "Upgrade pipeline-platform" if found and found > VERSION else "Upgrade to release 0.3.0 first"
                 raise self.refusal(
-                    f"its tables have version {found}, and this release supports versions up to {newest}. Upgrade "
-                    "pipeline-platform, or use another store"
+                    f"its tables have version {found}, and this release supports version {VERSION}. {fix}, or use "
+                    "another store"
                 )
             TABLES.create_all(connection)
             new = insert(connection, _DEPLOYMENT).values(one=1, id=str(uuid.uuid4()))
             connection.execute(new.on_conflict_do_nothing())
-            for step in STEPS[found - 1 :]:
-                step(connection)
             connection.execute(sa.delete(_VERSION))
-            connection.execute(sa.insert(_VERSION).values(version=newest))
+            connection.execute(sa.insert(_VERSION).values(version=VERSION))
 
 
 def _version(connection: sa.Connection) -> int | None:

@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.readable import unreadable_rows
 from pipeline_platform.lake.reader import row_groups
 from pipeline_platform.lake.tables import CommitConflictError, Table
 from pipeline_platform.lake.writer import Writer
@@ -94,15 +93,12 @@ def _readable(table: Table, file: File, columns: pa.Schema) -> Iterator[pa.Recor
     """Read a file in the table's columns.
 
     Raises:
-        UnreadableFileError: Some readers cannot read the file.
+        UnreadableFileError: The file is truncated or damaged.
     """
     try:
         for rows in row_groups(table.lake, table.path(file.path), columns):
-            for batch in rows.cast(columns).to_batches():
-                if unreadable_rows(batch):
-                    raise UnreadableFileError("it contains values that some readers cannot read")
-                yield batch
-    except (UnreadableFileError, pa.ArrowException, OSError) as error:
+            yield from rows.cast(columns).to_batches()
+    except (pa.ArrowException, OSError) as error:
         raise UnreadableFileError(
             f"{table.pipeline}/{table.name}: {file.path} cannot be read: {error}. Run `pipeline-platform repair "
             f"{table.pipeline}`"
@@ -110,7 +106,7 @@ def _readable(table: Table, file: File, columns: pa.Schema) -> Iterator[pa.Recor
 
 
 def drop_bounds(table: Table) -> None:
-    """Remove column bounds from the log, which earlier releases and other writers add."""
+    """Remove column bounds from the log, which other writers add. They may be wrong, for example of decimals."""
     for _ in range(_TRIES):
         with table.look() as handle, suppress(CommitConflictError):
             if files := _with_bounds(table, handle):

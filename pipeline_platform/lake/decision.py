@@ -28,9 +28,6 @@ from pipeline_platform.lake.tables import (
     side_by_side,
 )
 
-_MARK_BITS = 2
-"""Bits of a transaction's version that contain its mark, DECIDED or FENCED. Release 0.2 kept an owner in the others."""
-
 
 class FencedError(Exception):
     """The receive was fenced: its run stalled, failed or was re-executed, and may not go on with it."""
@@ -55,37 +52,21 @@ class Decision(NamedTuple):
     tries: int
 
 
-class Transaction(NamedTuple):
-    """State of a receive in one table.
+def state_at(handle: DeltaTable, table: Table, receive_id: str, record: Receive | None) -> int | None:
+    """Return the state of a receive as of a handle: DECIDED, FENCED, or None. In other tables, DECIDED means published.
 
-    Attributes:
-        mark: DECIDED, FENCED, or None if the table has no commit of the receive.
-        owner: Folder of manifests of a receive that a re-execution decided under release 0.2; 0 for any other.
+    The rows of a receive show it if the receive is older than the transactions that the table keeps.
     """
-
-    mark: int | None
-    owner: int = 0
-
-    @classmethod
-    def of(cls, table: Table, handle: DeltaTable, receive_id: str, record: Receive | None) -> Self:
-        """Look it up, by the rows of the receive if it is older than the transactions that the table keeps."""
-        version = table.transaction_version(handle, receive_id)
-        if version is not None:
-            return cls(version % 2**_MARK_BITS, version >> _MARK_BITS)
-        return cls(DECIDED if record is not None and _holds(table, handle, record) else None)
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the receive is decided; for a table other than `outcomes`, published."""
-        return self.mark == DECIDED
+    state = table.transaction_version(handle, receive_id)
+    return DECIDED if state is None and record is not None and _holds(table, handle, record) else state
 
 
-def transaction_of(table: Table, receive_id: str, record: Receive | None) -> Transaction:
+def state_of(table: Table, receive_id: str, record: Receive | None) -> int | None:
     """Return the state of a receive in a table now. A decided receive stays decided."""
-    if (known := table.known(receive_id)) is not None and known % 2**_MARK_BITS == DECIDED:
-        return Transaction(DECIDED, known >> _MARK_BITS)
+    if table.known(receive_id) == DECIDED:
+        return DECIDED
     with table.look() as handle:
-        return Transaction.of(table, handle, receive_id, record)
+        return state_at(handle, table, receive_id, record)
 
 
 def _holds(table: Table, handle: DeltaTable, receive: Receive) -> bool:
@@ -122,11 +103,11 @@ def decide(
     looked, dropped, tries = receive.base, 0, 0
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):
-            found = Transaction.of(outcomes, handle, receive_id, receive)
-            if found.mark == FENCED or (not found.is_decided and ledger.get(receive_id) is None):
-                raise FencedError.of(receive_id)
-            if found.is_decided:
+            state = state_at(handle, outcomes, receive_id, receive)
+            if state == DECIDED:
                 return Decision(dropped, tries)
+            if state == FENCED or ledger.get(receive_id) is None:
+                raise FencedError.of(receive_id)
             # A fence that is committed after the look makes the swap fail.
             if not still_ours():
                 raise FencedError(f"receive {receive_id}: its lease expired and could not be renewed")
@@ -168,10 +149,10 @@ def fence(tables: Tables, receive: Receive) -> Receive | None:
     outcomes, receive_id = tables["outcomes"], receive.receive_id
     while True:
         with outcomes.look() as handle, suppress(CommitConflictError):
-            found = Transaction.of(outcomes, handle, receive_id, receive)
-            if found.is_decided:
-                return receive.model_copy(update={"owner": found.owner})
-            if found.mark != FENCED:
+            state = state_at(handle, outcomes, receive_id, receive)
+            if state == DECIDED:
+                return receive
+            if state != FENCED:
                 outcomes.swap(handle, receive_id, [], state=FENCED)
             return None
 
@@ -190,7 +171,7 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
 def is_published(tables: Tables, receive: Receive, manifest: Manifest) -> bool:
     """Whether every table contains the rows of a decided receive."""
     changed = _changed(tables, receive, manifest)
-    return all(transaction_of(table, receive.receive_id, receive).is_decided for table in changed)
+    return all(state_of(table, receive.receive_id, receive) == DECIDED for table in changed)
 
 
 def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[Table]:
@@ -206,7 +187,7 @@ def _publish_once(table: Table, receive: Receive, files: Sequence[File]) -> None
     replacement, reopened = Replacement(table, receive), Reopened(table, receive, files)
     while True:
         with table.look() as handle, suppress(CommitConflictError):
-            if not Transaction.of(table, handle, receive.receive_id, receive).is_decided:
+            if state_at(handle, table, receive.receive_id, receive) != DECIDED:
                 removed, left = replacement.at(handle)
                 table.swap(handle, receive.receive_id, [*reopened.at(handle), *left], removed=removed)
             return

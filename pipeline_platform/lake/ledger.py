@@ -35,11 +35,10 @@ class Receive(BaseModel, frozen=True):
         base: Version of `outcomes` before it received. The decision looks at later commits.
         replaces: Receives whose rows a replay replaces.
         started_at: Time at which it began.
-        owner: Folder of its manifests, if a re-execution decided it under release 0.2; 0 for any other receive.
         producer: Name of its producer; empty for the only producer, and for retries and replays.
         selection: Open failures that a retry selects.
         traceparent: W3C trace context of the run; empty without tracing.
-        control: Id of the control store of its run; empty if an earlier release began it.
+        control: Id of the control store of its run.
         place: Control store and host, for people.
     """
 
@@ -54,7 +53,6 @@ class Receive(BaseModel, frozen=True):
     base: int = 0
     replaces: tuple[str, ...] = ()
     started_at: datetime
-    owner: int = 0
     producer: str = ""
     selection: Selection = ALL
     traceparent: str = ""
@@ -125,8 +123,7 @@ class Ledger:
 
     def _path(self, receive: Receive, step: str = "") -> str:
         """Path of a manifest, or of the folder of manifests."""
-        owner = f"_owner-{receive.owner:016x}" if receive.owner else ""
-        return "/".join(filter(None, (self.folder(receive.receive_id), owner, step and f"{step}.parquet")))
+        return "/".join(filter(None, (self.folder(receive.receive_id), step and f"{step}.parquet")))
 
     def steps(self, receive: Receive) -> list[str]:
         """Return the steps that have written their manifests."""

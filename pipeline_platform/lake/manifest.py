@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from pipeline_platform.lake.task_report import TaskReport, Totals, from_json, from_notes
+from pipeline_platform.lake.task_report import TaskReport, Totals, from_json
 
 
 class File(NamedTuple):
@@ -53,8 +52,6 @@ class Manifest:
         """Read the results of tasks."""
         rows = table.to_pylist()
         files = [File(*(row[name] for name in _WRITTEN)) for row in rows if row["path"]]
-        if "notes" in table.column_names:  # of release 0.2
-            return cls(files, [from_notes(json.loads(row["notes"])) for row in rows if row["notes"]])
         return cls(files, [from_json(row["report"]) for row in rows if row["report"]])
 
     def to_arrow(self) -> pa.Table:

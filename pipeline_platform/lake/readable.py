@@ -24,22 +24,6 @@ def refuse_unreadable(names: Iterable[str], columns: Iterable[pa.Array]) -> None
             raise ColumnError(f"{name} has {why}")
 
 
-def unreadable_rows(rows: pa.RecordBatch) -> list[int]:
-    """Return the numbers of the rows that some readers cannot read, found by halving."""
-    found, waiting = [], [(0, rows.num_rows)]
-    while waiting:
-        start, count = waiting.pop()
-        some = rows.slice(start, count)
-        if all(_unreadable(column) is None for column in some.columns):
-            continue
-        if count == 1:
-            found.append(start)
-        else:
-            half = count // 2
-            waiting += [(start + half, count - half), (start, half)]
-    return found
-
-
 def _unreadable(column: pa.Array) -> str | None:
     """Return the reason why some readers cannot read a column, or None."""
     # In lists, Arrow also validates values outside a slice; a copy contains only the slice.

@@ -1,4 +1,4 @@
-"""Repair of tables: unreadable files and rows are removed, and outcomes of their messages are recorded again."""
+"""Repair of tables: unreadable files are removed, and outcomes of their messages are recorded again."""
 
 import uuid
 from collections.abc import Iterator, Sequence
@@ -9,17 +9,14 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.readable import unreadable_rows
 from pipeline_platform.lake.reader import filled, is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERY_KEY, MESSAGES, PAYLOAD
 
-_KEYS = (*ATTEMPT_KEY, "receive_id")
 _RECEIVED = only(MESSAGES, *DELIVERY_KEY, "receive_id", *PAYLOAD)
 _TRIES = 10
 _REASON = "the outcome of the message was in an unreadable file"
-_VALUES = "the row contained values that some readers cannot read"
 
 
 def unreadable(tables: Tables) -> list[File]:
@@ -27,26 +24,12 @@ def unreadable(tables: Tables) -> list[File]:
     return [file for name in tables.names for file in _broken(tables[name])]
 
 
-def unreadable_values(tables: Tables) -> dict[File, pa.Table]:
-    """Return the files with rows that some readers cannot read, and the keys of these rows. Reads the whole lake."""
-    found = {}
-    for table in (tables[name] for name in tables.names if tables[name].exists()):
-        with table.look() as handle:
-            files, columns = table.files(handle), table.stored_columns(handle)
-        for file in files:
-            if is_whole(table.lake, table.path(file.path), file):
-                rows = pa.concat_tables(bad.select(_KEYS) for _, bad in _divided(table, file, columns))
-                found.update({file: rows} if rows.num_rows else {})
-    return found
-
-
 def repair(tables: Tables) -> int:
-    """Remove unreadable files and rows from their tables; return the number of recorded open failures.
+    """Remove unreadable files from their tables; return the number of recorded open failures.
 
     The files stay on disk until maintenance removes them. A lost outcome is restored from the message's failure or row.
     A message with neither becomes an open failure, with its payload, which a retry handles. Lost rows of a message
-    with a known outcome are restored by a replay of the window. A message whose row was removed from a batcher's table
-    becomes an open failure if its payload is still kept.
+    with a known outcome are restored by a replay of the window.
 
     Raises:
         CommitConflictError: Other commits came first in all attempts; try again.
@@ -58,34 +41,7 @@ def repair(tables: Tables) -> int:
         again += _record(tables, window, [file for file in lost if file.window == window])
     for name in dict.fromkeys(file.table for file in broken if file.table != "outcomes"):
         _swap(tables[name], [], [file for file in broken if file.table == name])
-    return again + sum(_take_out(tables, file, rows) for file, rows in unreadable_values(tables).items())
-
-
-def _divided(table: Table, file: File, columns: pa.Schema) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """Yield the rows of a file by batches: rows that every reader can read, and the other rows."""
-    for group in row_groups(table.lake, table.path(file.path), columns):
-        for batch in group.to_batches():
-            bad = pa.array(unreadable_rows(batch), pa.int64())
-            is_bad = pc.is_in(pa.array(range(batch.num_rows), pa.int64()), bad)
-            rows = pa.Table.from_batches([batch])
-            yield rows.filter(pc.invert(is_bad)), rows.filter(is_bad)
-
-
-def _take_out(tables: Tables, file: File, lost: pa.Table) -> int:
-    """Remove rows that some readers cannot read from a file, and record their messages as open failures."""
-    table, failures = tables[file.table], FAILED.empty_table()
-    with table.look() as handle:
-        columns = table.stored_columns(handle)
-    if file.table in tables.pipeline.batchers:
-        received = _rows(tables["messages"], file.window, _RECEIVED)
-        places = pc.index_in(pc.unique(keys_of(lost, *_KEYS)), keys_of(received, *_KEYS)).drop_null()
-        recorded = {"state": "open", "stage": "repair", "kind": "unreadable", "reason": _VALUES, "batcher": file.table}
-        failures = filled(received.take(places), FAILED, **recorded, at=datetime.now(UTC))
-    rows = ((file.table, file.window, good) for good, _ in _divided(table, file, columns))
-    written = write_rows(tables.lake, tables.pipeline.name, "repair", (*rows, ("failed", file.window, failures)))
-    _swap(tables["failed"], [new for new in written if new.table == "failed"], [])
-    _swap(table, [new for new in written if new.table == file.table], [file])
-    return int(failures.num_rows)
+    return again
 
 
 def _broken(table: Table) -> list[File]:

@@ -55,7 +55,7 @@ SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").appe
 `handle_message` did not return a list."""
 
 DECIDED, FENCED = 1, 2
-"""States of a receive in `outcomes`. Release 0.2 wrote 3 for a receive that a re-execution took over: undecided."""
+"""States of a receive in `outcomes`."""
 
 _CUT = "error sending request"
 """Text of delta-rs's error for a connection lost during a request that it does not retry."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -208,15 +208,6 @@ class TaskReport(Totals):
 _JSON = TypeAdapter(TaskReport)
 from_json = _JSON.validate_json
 """Return the report that `TaskReport.to_json` wrote."""
-
-
-def from_notes(notes: Mapping[str, Any]) -> TaskReport:
-    """Return the counts of release 0.2 that finishing a receive needs. Can be removed after the next release."""
-    names = {"given_back": "released", "unheard": "not_taken", "heard": "notified"}
-    kept = ("received", "dead", "dropped", "letters", *names)
-    values = {names.get(name, name): notes[name] for name in kept if name in notes}
-    outcomes = {name: {"": notes[name]} for name in ("returned", "duplicates") if name in notes}  # of all windows
-    return _JSON.validate_python({**values, **outcomes})
 
 
 def earliest(times: Sequence[datetime | None]) -> datetime | None:

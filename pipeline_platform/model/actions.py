@@ -4,8 +4,6 @@ import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pipeline_platform.model.deprecated import renamed_names
-
 
 class AckAction(NamedTuple):
     """The effect of an ack action at its source.
@@ -46,7 +44,7 @@ class AckPolicy(NamedTuple):
         source: Name of the source.
         on_success: Default action for a handled message.
         on_failure: Default action for a failed message.
-        words: Valid actions. Empty if nothing is acknowledged: then every action is valid and ends a message.
+        actions: Valid actions. Empty if nothing is acknowledged: then every action is valid and ends a message.
         closes_failures: Whether its messages are open failures, which are closed when they are handled.
         at_once: Function that acknowledges messages now, for `ack_immediately`; None if the pipeline does not use it.
     """
@@ -103,6 +101,3 @@ class AckPolicy(NamedTuple):
             if effect.longest_s
         ]
         return " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
-
-
-__getattr__ = renamed_names(__name__, {"Word": "AckAction", "Words": "AckActions"})

@@ -6,7 +6,6 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from pipeline_platform.model.deprecated import OPTIONS as RENAMED
 from pipeline_platform.model.options import Batcher, Processors, Producer, RateLimiting, Retention, Retry, TableBatcher
 from pipeline_platform.model.strict_options import PipelineError, nearest, shown
 
@@ -18,6 +17,8 @@ _WITHIN = {
     for name, field in model.model_fields.items()
 }
 """Options of other options, and the class that each belongs to: as attributes of a pipeline they have no effect."""
+_FORMER: Mapping[str, str] = {"fail_run_on": "max_failed_share", "redrive": "retry_schedule"}
+"""Options that resemble their names of release 0.2 in nothing."""
 _DEFERRED: Mapping[Callable[[Any], bool], str] = {
     inspect.iscoroutinefunction: "an async function",
     inspect.isasyncgenfunction: "an async generator",
@@ -30,7 +31,7 @@ def check_names(cls: _Class, base: _Class, options: Sequence[str], callbacks: Se
     """Refuse attributes whose names resemble an option or a callback; `base` is `Pipeline` itself."""
     classes = [parent for parent in cls.__mro__ if parent not in base.__mro__]
     for owner, name, value in ((parent, *item) for parent in classes for item in vars(parent).items()):
-        if name.startswith("_") or name in options or name in callbacks or name in RENAMED:
+        if name.startswith("_") or name in options or name in callbacks:
             continue
         rename = f"or rename your attribute to _{name}."
         if name in _WITHIN and not callable(value) and not hasattr(type(value), "__get__"):
@@ -39,7 +40,7 @@ def check_names(cls: _Class, base: _Class, options: Sequence[str], callbacks: Se
             why = f"is not an option. Did you mean {meant!r} of {_WITHIN[meant]}(...)? Set it there, {rename}"
         elif name in vars(base):
             why = "overrides a method of Pipeline that is not a callback. Rename yours."
-        elif meant := nearest(name, [*options, *callbacks]):
+        elif meant := _FORMER.get(name) or nearest(name, [*options, *callbacks]):
             kind = "option" if meant in options else "callback"
             why = f"is not an option or callback. Did you mean the {kind} {meant!r}? Use that name, {rename}"
         else:

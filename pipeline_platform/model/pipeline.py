@@ -10,7 +10,6 @@ from pydantic_core import ErrorDetails
 
 from pipeline_platform.model.blocks import BLOCK_TYPES, annotated, name_of
 from pipeline_platform.model.checks import check_class
-from pipeline_platform.model.deprecated import rename_options
 from pipeline_platform.model.events import Functions
 from pipeline_platform.model.message import BatchInfo, Message
 from pipeline_platform.model.option_types import (
@@ -121,10 +120,6 @@ class Pipeline:
             PipelineError: An option or callback is not valid.
         """
         super().__init_subclass__(**kwargs)
-        try:
-            rename_options(cls, Pipeline)
-        except ValueError as error:
-            raise PipelineError(str(error)) from None
         if not abstract:
             check_class(cls, Pipeline)
 

@@ -15,8 +15,6 @@ REPLAY_TAG = "pipeline_platform/replay"
 """On every run of a replay job, with the pipeline's name: `dagster.yaml` has one of a pipeline run at a time."""
 _RANGE = "dagster/asset_partition_range"
 """The tags by which Dagster runs an asset job over several partitions."""
-FORMER_RETRY = "backfill"
-"""Former name of the job `retry`: queued runs, schedules and scripts of the previous release use it."""
 NO_RETRIES = {"dagster/max_retries": "0"}
 """Dagster does not retry runs: the next run finishes a decided receive, and releases an undecided one."""
 
@@ -150,8 +148,6 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
         "messages": ("replay", "Replays all messages of the chosen windows; the new rows replace the old ones."),
     }
     replay = {"messages": {REPLAY_TAG: pipeline.name}}
-    made = [(name, origin, description) for origin, (name, description) in jobs.items()]
-    made.append((FORMER_RETRY, "failed", f"Deprecated: use the job `{pipeline.name}_retry`, which does the same."))
     return [
         dg.define_asset_job(
             f"{pipeline.name}_{name}",
@@ -160,5 +156,5 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
             executor_def=dg.in_process_executor,
             tags={RunTags.of(pipeline).origin: origin, **NO_RETRIES, **replay.get(origin, {})},
         )
-        for name, origin, description in made
+        for origin, (name, description) in jobs.items()
     ]

@@ -1,6 +1,5 @@
 """Configuration of a receive in the launchpad."""
 
-from collections.abc import Callable
 from enum import Enum
 from typing import Any, get_args
 
@@ -44,7 +43,6 @@ class ReceiveConfig(dg.Config):
         description="Receive messages even if the pipeline is paused. By default, a run of a paused pipeline receives "
         "nothing.",
     )
-    although_paused: bool | None = Field(default=None, description="Deprecated: the former name of `ignore_pause`.")
     rounds: bool | None = Field(
         default=None,
         description="Continue in rounds after the first receive, until no message has arrived for the producer's "
@@ -60,13 +58,6 @@ class ReceiveConfig(dg.Config):
         description="Open failures to retry, if the origin is `failed`: `state` (`open`: all; `waiting`: not dead; "
         "`due`: their retry is due; `dead`), `kind`, `reason` (a part of it), `source`, `message_id`. Default: all.",
     )
-
-    def ignores_pause(self, log: Callable[[str], None]) -> bool:
-        """Whether the run receives messages although the pipeline is paused; warn of the old option by `log`."""
-        if self.although_paused is None:
-            return self.ignore_pause
-        log("`although_paused` in the run config is deprecated and will be removed. Use `ignore_pause`.")
-        return self.ignore_pause or self.although_paused
 
     def overrides(self) -> dict[str, Any]:
         """Return the fields of the context that are set."""

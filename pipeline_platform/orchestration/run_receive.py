@@ -16,7 +16,7 @@ from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
-from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags, producer_tag
+from pipeline_platform.orchestration.jobs import RunTags, producer_tag
 from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.run import steps
@@ -82,8 +82,8 @@ def receive_of(
     own, earlier = _receive_ids([each.get(tags.receive_id) for each in lineage])
     if own:
         state = ReceiveState(flow, own)
-        if (receive := state.record) is None:
-            if lineage[0].get(tags.demand) != "0" and not state.transaction.is_decided:
+        if (receive := state.receive) is None:
+            if lineage[0].get(tags.demand) != "0" and not state.is_decided:
                 raise FencedError.of(own)
             return flow, None
         flow = flow_of(BoundProducer(pipeline, receive.producer), context)
@@ -94,11 +94,11 @@ def receive_of(
         state = ReceiveState(flow, earlier)
         if (receive := state.receive) is not None:
             flow = flow_of(BoundProducer(pipeline, receive.producer), context)
-            if state.transaction.is_decided:
+            if state.is_decided:
                 return flow, receive
             finish_now(flow, receive, context.log.info)
             context.log.info(f"Released the undecided receive {receive.receive_id} of run {receive.run_id}.")
-        elif state.transaction.is_decided and config is None:
+        elif state.is_decided and config is None:
             context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
             return flow, None
     return _received(pipeline, context, config or config_of(pipeline, context), ChainMap(*lineage))
@@ -133,8 +133,6 @@ def _received(
 ) -> tuple[Flow, Receive]:
     """Begin a receive of this run and lease its messages. `inherited` are the tags of the run's lineage."""
     tags = RunTags.of(pipeline)
-    if context.job_def.name == f"{pipeline.name}_{FORMER_RETRY}":
-        context.log.warning(f"The job {context.job_def.name} is deprecated. Use {pipeline.name}_retry.")
     only_failed = context.selected_asset_keys == {dg.AssetKey([pipeline.name, "failed"])}
     default = inherited.get(tags.origin, "failed" if only_failed else "source")
     origin: Origin = (config.origin or RunOrigin(default)).value
@@ -153,7 +151,7 @@ def _received(
         demand=config.demand,
         context=config.overrides(),
         selection=_selection(pipeline, config.failures),
-        ignore_pause=config.ignores_pause(context.log.warning),
+        ignore_pause=config.ignore_pause,
         log=context.log.info,
     )
     begun = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}

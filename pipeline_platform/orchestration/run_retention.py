@@ -10,7 +10,7 @@ import dagster as dg
 
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.graph import asset_keys
-from pipeline_platform.orchestration.jobs import FORMER_RETRY, RunTags
+from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.left_by_runs import delete_evaluations, delete_replaced_reports, event_files
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 
@@ -18,7 +18,7 @@ LONGEST = timedelta(hours=1)
 """Time that one maintenance deletes runs, about 0.1 s each: more than the runs of a day with one every five seconds."""
 FAILED_FACTOR = 4
 """Failed runs are kept longer by this factor: people look into their logs."""
-_JOBS = ("maintenance", "retry", "replay", FORMER_RETRY, "pull")
+_JOBS = ("maintenance", "retry", "replay", "pull")
 _EVENTS = (
     dg.DagsterEventType.ASSET_MATERIALIZATION,
     dg.DagsterEventType.ASSET_OBSERVATION,

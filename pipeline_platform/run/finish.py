@@ -89,7 +89,7 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[st
 
 def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:
     state = ReceiveState(flow, receive_id)
-    is_live, record = state.is_live, state.record
+    is_live, record = state.is_live, state.receive
     if record is None:
         if not is_live:
             flow.ledger.remove(receive_id)  # files that a task wrote after the receive was finished

@@ -4,9 +4,8 @@ from enum import IntEnum
 from functools import cached_property
 
 from pipeline_platform.lake import decision
-from pipeline_platform.lake.decision import Transaction
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.tables import FENCED
+from pipeline_platform.lake.tables import DECIDED, FENCED
 from pipeline_platform.run.flow import Flow
 
 
@@ -30,24 +29,24 @@ class ReceiveState:
         self._flow, self._receive_id = flow, receive_id
 
     @cached_property
-    def record(self) -> Receive | None:
+    def receive(self) -> Receive | None:
         """Its record; None once it is finished or released."""
         return self._flow.ledger.get(self._receive_id)
 
     @cached_property
-    def transaction(self) -> Transaction:
-        """Its commit to `outcomes`: decided, fenced, or none yet."""
-        return decision.transaction_of(self._flow.tables["outcomes"], self._receive_id, self.record)
+    def _state(self) -> int | None:
+        """Its state in `outcomes`: decided, fenced, or none yet."""
+        return decision.state_of(self._flow.tables["outcomes"], self._receive_id, self.receive)
 
-    @cached_property
-    def receive(self) -> Receive | None:
-        """The receive with the folder of its manifests; None once it is finished or released."""
-        return self.record and self.record.model_copy(update={"owner": self.transaction.owner})
+    @property
+    def is_decided(self) -> bool:
+        """Whether its outcomes are final."""
+        return self._state == DECIDED
 
     @property
     def unfinished(self) -> Receive | None:
         """The receive if it is decided and not finished: any run may publish and acknowledge it."""
-        return self.receive if self.transaction.is_decided else None
+        return self.receive if self.is_decided else None
 
     @cached_property
     def phase(self) -> Phase:
@@ -56,13 +55,13 @@ class ReceiveState:
         Raises:
             ReceiveError: Its record or a manifest cannot be read.
         """
-        ledger, receive, is_decided = self._flow.ledger, self.receive, self.transaction.is_decided
+        ledger, receive, is_decided = self._flow.ledger, self.receive, self.is_decided
         if receive is None:
             return Phase.ACKNOWLEDGED if is_decided else Phase.FENCED
         if is_decided:
             is_published = decision.is_published(self._flow.tables, receive, ledger.manifest(receive))
             return Phase.PUBLISHED if is_published else Phase.DECIDED
-        if self.transaction.mark == FENCED:
+        if self._state == FENCED:
             return Phase.FENCED
         steps = ledger.steps(receive)
         if "handle" not in steps:

@@ -40,7 +40,7 @@ def _keep_forgotten(flow: Flow, fenced: Receive) -> Receive:
 
     After a crash this is done again under another id: the decision drops messages that are decided already.
     """
-    receive = fenced.model_copy(update={"receive_id": uuid.uuid4().hex, "owner": 0})
+    receive = fenced.model_copy(update={"receive_id": uuid.uuid4().hex})
     flow.ledger.begin(receive)
     received = flow.ledger.manifest(fenced, "receive").of_table("messages")
     parts = divide(received, flow.pipeline.name, flow.processors.concurrency)

@@ -180,7 +180,7 @@ def decide(flow: Flow, receive: Receive) -> Decision:
         FencedError: The receive was fenced.
     """
     state = ReceiveState(flow, receive.receive_id)
-    if receive.demand and state.record is None and not state.transaction.is_decided:
+    if receive.demand and state.receive is None and not state.is_decided:
         raise FencedError.of(receive.receive_id)
     if not receive.demand or not flow.ledger.manifest(receive, "receive").rows("messages"):
         return Decision(0, 0)

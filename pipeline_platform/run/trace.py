@@ -13,7 +13,6 @@ from pipeline_platform.lake.failure_events import rank
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.reader import rows_with, scan
 from pipeline_platform.lake.tables import FAILED, Table
-from pipeline_platform.model.deprecated import warn
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import ReceiveState
@@ -74,12 +73,6 @@ class TracedDelivery:
     run_id: str | None = None
     acknowledged_at: datetime | None = None
     unfinished: UnfinishedReceive | None = None
-
-    @property
-    def held(self) -> UnfinishedReceive | None:
-        """The former name of `unfinished`."""
-        warn("TracedDelivery.held", "unfinished")
-        return self.unfinished
 
 
 def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> list[TracedDelivery]:

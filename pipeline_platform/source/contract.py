@@ -14,7 +14,6 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckActions, AckPolicy
-from pipeline_platform.model.deprecated import rename_members, renamed_names
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.model.options import Backoff
 from pipeline_platform.source.backlog import Backlog
@@ -159,12 +158,6 @@ class Source(SourceOptions, ABC):
         The value of an option from the environment is not known yet: it is a `dg.EnvVar`.
         """
         return None
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Make members that a connector overrides by their old names available by their new names."""
-        super().__pydantic_init_subclass__(**kwargs)
-        rename_members(cls)
 
     def __getstate__(self) -> dict[Any, Any]:
         """Return the state without clients and connections: a source is pickled to tasks."""
@@ -393,7 +386,3 @@ class Source(SourceOptions, ABC):
         }
         filled = {name: pa.nulls(rows) if value is None else column(value) for name, value in columns.items()}
         return pa.RecordBatch.from_pydict(filled, schema=DELIVERIES)
-
-
-rename_members(Source)
-__getattr__ = renamed_names(__name__, {"Held": "LeasedIds"})

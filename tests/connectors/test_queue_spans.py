@@ -5,18 +5,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline_platform.connectors.table_queue import id_spans
 from pipeline_platform.connectors.table_queue.id_spans import IdSpan
 from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
-from pipeline_platform.source.contract import Refused, SourceError
+from pipeline_platform.source.contract import Refused
 from tests.fixtures.table_queue import ids, numbers, receive
 
 Sql = Callable[..., Any]
-REFUSAL = r"messages_receives\.spans.*An earlier release created this table.*run `pipeline-platform table-queue create`"
 
 
 def insert(run_sql: Sql, *ids_: int) -> None:
@@ -133,23 +131,6 @@ def test_a_planner_skips_a_receive_that_is_acknowledging(postgres_url):
         queue.abandon("late", list)
         assert ids(pool.submit(receive, queue, "quick").result(30)) == ["4"]
     assert ids(receive(queue, "next")) == ["3"]
-
-
-def test_tables_of_an_earlier_release_are_upgraded(queue, run_sql):
-    queue.enqueue([b"1", b"2"])
-    run_sql("ALTER TABLE messages_receives DROP COLUMN spans")
-    run_sql("INSERT INTO messages_receives (receive_id, leased_until) VALUES ('earlier', 4102444800)")
-    run_sql("INSERT INTO messages_leases SELECT 1, id, 1 FROM messages_receives")
-    plan, ack = (lambda: queue.plan(1, 1, "a")), (lambda: queue.ack("a", "1"))
-    for use in (queue.check_ready, queue.backlog, queue.held, plan, ack):
-        with pytest.raises(SourceError, match=REFUSAL):
-            use()
-
-    queue.create()
-    queue.check_ready()
-
-    assert ids(receive(queue, "a")) == ["2"]
-    assert queue.ack("earlier", ["1"]) == []
 
 
 sets = st.sets(st.integers(-30, 30))

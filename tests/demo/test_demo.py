@@ -136,19 +136,11 @@ def test_fewer_flights_are_spread_over_the_year_and_are_json():
 
 @pytest.mark.parametrize(
     ("before", "goes_on"),
-    [({}, True), ({"finished": True}, False), ({"flights": 3}, False), ({"source": "sqs"}, False)],
+    [({}, True), ({"finished": True}, False), ({"flights": 3}, False), ({"source": "kafka"}, False)],
 )
 def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
-    told = place.Progress(**{"source": "table", "flights": 2, **before})
-    assert (why_new(told, place.Progress(source=told.source, flights=2)) is None) == goes_on
-
-
-def test_a_demo_of_an_earlier_release_goes_on_where_its_queue_was_full(tmp_path):
-    told = {"source": "table", "flights": 2, "filled": True, "queue_url": None, "server": None, "backfills": ["a"]}
-    there, wanted = place.Place(tmp_path), place.Progress(source="table", flights=2)
-    for filled, goes_on in ((True, True), (False, False)):
-        (tmp_path / "demo.json").write_text(json.dumps({**told, "filled": filled, "interrupted": False}))
-        assert (why_new(there.progress(), wanted) is None) == goes_on
+    wanted = place.Progress(source="table", flights=2, since="2026-11-01T00:00+00:00")
+    assert (why_new(wanted.model_copy(update=before), wanted) is None) == goes_on
 
 
 def test_a_demo_with_an_unreadable_file_is_not_erased(tmp_path):

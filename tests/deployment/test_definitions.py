@@ -133,7 +133,7 @@ def test_pipelines_side_by_side_share_resources_and_nothing_else():
 
     names = {job.name for job in definitions.get_repository_def().get_all_jobs()}
     for pipeline in pipelines:
-        kinds = ("pull", "backfill", "replay", "maintenance", "limits")
+        kinds = ("pull", "retry", "replay", "maintenance", "limits")
         assert {f"{pipeline.name}_{kind}" for kind in kinds} <= names
     sensors = {sensor.name: sensor for sensor in definitions.get_repository_def().sensor_defs}
     assert {f"{pipeline.name}_producer" for pipeline in pipelines} <= sensors.keys()
@@ -157,7 +157,7 @@ def test_pipelines_of_one_class_differ_by_their_names(tmp_path):
     assert all(test_message(pipeline, "a line").successful for pipeline in (north, south))
 
 
-@pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("backfill", "failed"), ("replay", "messages")])
+@pytest.mark.parametrize(("kind", "origin"), [("pull", "source"), ("retry", "failed"), ("replay", "messages")])
 def test_each_job_has_its_origin_for_any_partition_and_accepts_config(kind, origin):
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None

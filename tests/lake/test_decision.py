@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform.lake import decision, rewriting, writer
-from pipeline_platform.lake.decision import FencedError, decide, fence, publish, transaction_of
+from pipeline_platform.lake.decision import FencedError, decide, fence, publish, state_of
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.lake.tables import DECIDED, Table, Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run, visible
 
 SWAP = Table.swap
@@ -64,7 +64,7 @@ class Others:
         elif action == "fence":
             if fence(self.tables, run.receive) is None:
                 run.ledger.remove(receive_id)
-        elif transaction_of(self.tables["outcomes"], receive_id, run.receive).is_decided:
+        elif state_of(self.tables["outcomes"], receive_id, run.receive) == DECIDED:
             run.publish()
             if action == "finish":
                 run.ledger.remove(receive_id)

@@ -86,14 +86,6 @@ def test_windows_may_change_while_there_is_no_data(lake):
         Tables(lake, keeping(window_cron=DAILY, first_window=FIRST + timedelta(days=2))).ensure()
 
 
-def test_tables_of_before_windows_were_kept_are_held_to_what_they_are_opened_with_first(lake):
-    with_data(lake)
-    lake.remove_file("keeping/_windows.json")
-    Tables(lake, keeping()).ensure()
-    with pytest.raises(PipelineError, match="window_cron"):
-        Tables(lake, keeping(window_cron=DAILY)).ensure()
-
-
 def test_an_invalid_record_of_windows_raises_an_error_with_its_path(lake):
     with_data(lake)
     lake.write("keeping/_windows.json", b"{")

@@ -32,12 +32,6 @@ def test_a_receive_comes_back_as_it_was_kept(ledger):
     assert ledger.unfinished() == ["r1"]
 
 
-def test_a_record_that_names_no_producer_is_of_the_only_one(lake, ledger):
-    record = RECEIVE.model_dump_json(exclude={"producer"})
-    lake.write("flights/_receives/r1/receive.json", record.encode())
-    assert ledger.get("r1").producer == ""
-
-
 def test_there_is_none_before_it_begins_and_after_its_end(ledger):
     assert ledger.get("r1") is None
     ledger.begin(RECEIVE)

@@ -9,9 +9,8 @@ import pytest
 
 from pipeline_platform.lake.maintenance import MaintenanceError, maintain
 from pipeline_platform.lake.reader import row_groups
-from pipeline_platform.lake.repair import repair, unreadable, unreadable_values
+from pipeline_platform.lake.repair import repair, unreadable
 from pipeline_platform.lake.tables import Table, Tables
-from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put
 
@@ -75,37 +74,9 @@ def test_a_message_of_which_nothing_is_known_any_more_is_an_open_failure_with_it
     assert failed.select("message_id", "state", "data").rows() == [("m0", "open", b"1"), ("m2", "open", b"3")]
 
 
-def put_unreadable(tables, window=WINDOW):
-    """Commit rows of r1's messages with one invalid text, as an earlier release could."""
-    kept = tables["kept"]
-    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"\xff\xfe", b"fine"]).buffers())
-    columns = [field for field in kept.schema if field.name != "window"]
-    known = {"source": ["memory"] * 2, "message_id": ["m0", "m2"], "attempt": [1] * 2, "receive_id": ["r1"] * 2}
-    values = {"text": texts, **known}
-    arrays = [pa.array(values.get(column.name, [None] * 2), column.type) for column in columns]
-    with Writer(tables.lake, "keeping", "before") as writer:
-        writer.write("kept", window, pa.RecordBatch.from_arrays(arrays, schema=pa.schema(columns)))
-        kept.swap(kept.open(), "before", writer.close().files)
-
-
-def test_rows_that_some_reader_cannot_read_are_taken_out_and_their_messages_are_open_failures(lake, published):
-    put_unreadable(published)
-    with pytest.raises(pl.exceptions.ComputeError):
-        table(lake, "kept")
-    assert unreadable(published) == []
-    (bad,) = unreadable_values(published).values()
-    assert bad["message_id"].to_pylist() == ["m0"]
-
-    assert repair(published) == 1
-
-    assert sorted(table(lake, "kept")["text"]) == ["1", "3", "fine"]
-    (failure,) = table(lake, "failed").filter(pl.col("kind") == "unreadable").to_dicts()
-    assert (failure["message_id"], failure["data"], failure["state"]) == ("m0", b"1", "open")
-    assert (unreadable_values(published), repair(published)) == ({}, 0)
-
-
 def test_maintenance_names_the_file_and_goes_on_with_other_windows_and_tables(lake, published):
-    put_unreadable(published)
+    damage(lake, "kept")
+    put(published["kept"], "same window", {"text": "x"})
     for number in range(2):
         put(published["kept"], f"later{number}", {"text": "x"}, window="2026-01-02T0000")
         put(published["messages"], f"later{number}", {"message_id": "x"}, window="2026-01-02T0000")

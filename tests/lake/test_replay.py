@@ -89,14 +89,6 @@ def test_a_replay_keeps_the_time_and_the_receive_of_the_first_delivery(tables):
     assert after["received_at"] == before["received_at"]
 
 
-def test_replaying_twice_is_replaying_once(tables):
-    Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
-    replay(tables, "r2").finish()
-    replay(tables, "r3").finish()
-    assert texts(tables) == ["A", "B"]
-    assert len(visible(tables, "messages")) == len(visible(tables, "outcomes")) == 2
-
-
 def test_other_windows_are_left_alone(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
     Run(tables, Memory(deliveries_=(("b", b"b"),)), "r2", windows=(LATER,)).finish()

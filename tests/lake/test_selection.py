@@ -3,7 +3,6 @@
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
@@ -13,12 +12,10 @@ from pipeline_platform.lake.failed import Counts
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.inspection import IDS, Group, grouped, history
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import FAILED, Tables
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retry
 from tests.fixtures.failures import LATER, MINUTE, NOON, event, failures, record
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
-
-OLD = pa.schema([field for field in FAILED if field.name != "due_at"])
 
 
 def chosen(lake: Lake, **selection: Any) -> list[str]:
@@ -124,15 +121,6 @@ def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
     )
     assert failures(mixed, state="due", due_by=NOON).chosen_by_window() == {LATER: 1}
     assert [path for paths in read for path in paths if WINDOW in path] == []
-
-
-def test_a_table_of_an_earlier_release_gains_the_column_and_its_failures_are_never_due(lake):
-    record(lake, "r1", event("old"), schema=OLD)
-    assert chosen(lake) == ["old:1"], "read before anything widens the table"
-    record(lake, "r2", event("new", due_at=NOON))
-    assert chosen(lake) == ["new:1", "old:1"]
-    assert chosen(lake, state="due", due_by=NOON) == ["new:1"]
-    assert chosen(lake, state="waiting", kind="ValueError") == ["new:1", "old:1"]
 
 
 class Patient(Keeping):

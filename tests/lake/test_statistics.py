@@ -154,7 +154,7 @@ def test_readers_find_rows_by_nested_values_and_ranges(lake, where, count):
         compact(table, [])
 
 
-def test_bounds_of_an_earlier_release_leave_the_log(lake):
+def test_bounds_of_other_writers_leave_the_log(lake):
     table = table_of(lake, [[row(price=PRICE)], [row(price=Decimal(5))]])
     handle = table.open()
     bounds = {"numRecords": 1, "minValues": {"price": 5.0}, "maxValues": {"price": 1234567890.1234567}}

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pytest
 from pydantic import BaseModel
 
-from pipeline_platform.lake.decision import decide, publish, transaction_of
+from pipeline_platform.lake.decision import decide, publish, state_of
 from pipeline_platform.lake.refused_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import (
+    DECIDED,
     FENCED,
     OUTCOMES,
     CommitConflictError,
@@ -206,8 +207,8 @@ def test_when_its_transaction_is_forgotten_a_receives_rows_tell_that_it_decided(
     forgetful()
 
     outcomes = tables["outcomes"]
-    assert transaction_of(outcomes, "r1", run.receive).is_decided
-    assert not transaction_of(outcomes, "r2", stalled.receive).is_decided
+    assert state_of(outcomes, "r1", run.receive) == DECIDED
+    assert state_of(outcomes, "r2", stalled.receive) != DECIDED
 
 
 def test_deciding_and_publishing_after_the_transaction_expired_changes_nothing(lake, forgetful):
@@ -229,7 +230,7 @@ def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, m
     run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
     monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
-    assert transaction_of(tables["outcomes"], "r1", run.receive).is_decided
+    assert state_of(tables["outcomes"], "r1", run.receive) == DECIDED
 
 
 def test_a_fence_is_no_decision(lake):
@@ -238,7 +239,7 @@ def test_a_fence_is_no_decision(lake):
     outcomes = tables["outcomes"]
     outcomes.swap(outcomes.open(), "r1", [], state=FENCED)
 
-    assert not transaction_of(outcomes, "r1", run.receive).is_decided
+    assert state_of(outcomes, "r1", run.receive) != DECIDED
 
 
 # All tables of a pipeline

@@ -282,9 +282,3 @@ def test_a_slow_launch_is_identified_by_its_launcher(launching, monkeypatch):
     ((launcher, gone),) = found
     assert launcher
     assert (launcher.pid, gone) == (os.getpid(), False)
-
-
-def test_the_former_module_of_the_launcher_still_works():
-    from pipeline_platform import run_launcher
-
-    assert run_launcher.StandbyRunLauncher is StandbyRunLauncher

@@ -67,7 +67,7 @@ def asked():
         yield ask
 
 
-@pytest.mark.parametrize("job", ["pull", "backfill", "replay"])
+@pytest.mark.parametrize("job", ["pull", "retry", "replay"])
 def test_it_opens_with_what_a_run_takes_on_and_no_resources(asked, job):
     assert asked(LAUNCHPAD, job=f"flights_{job}")["rootDefaultYaml"] == RECEIVE
 

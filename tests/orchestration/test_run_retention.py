@@ -69,7 +69,7 @@ def downstream(name: str, condition: dg.AutomationCondition) -> dg.AssetsDefinit
     return made
 
 
-JOBS = ("told_pull", "told_retry", "told_replay", "told_backfill", "told_maintenance", "told_limits", "nightly")
+JOBS = ("told_pull", "told_retry", "told_replay", "told_maintenance", "told_limits", "nightly")
 DEFINITIONS = dg.Definitions(
     [tables, *(downstream(*given) for given in _CONDITIONS.items())],
     jobs=[dg.define_asset_job(name, dg.AssetSelection.assets(tables)) for name in JOBS],

@@ -177,7 +177,7 @@ def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the
     assert on == {"mixed_east_producer", "mixed_east_backlog", "mixed_west_backlog", *schedules}
     assert off == {"mixed_west_producer"}
     jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
-    assert jobs == {"mixed_pull", "mixed_retry", "mixed_backfill", "mixed_replay", "mixed_maintenance", "mixed_limits"}
+    assert jobs == {"mixed_pull", "mixed_retry", "mixed_replay", "mixed_maintenance", "mixed_limits"}
     checks = {key.name for key in location.asset_graph.asset_check_keys}
     assert checks == {"acknowledged", "columns", "no_open_failures", "backlog_east", "backlog_west"}
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake.decision import FencedError
-from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
@@ -238,43 +237,3 @@ def test_handled_messages_are_not_handled_again(filled):
     before = flow.ledger.manifest(receive)
     steps.advance(replace(flow, producer=BoundProducer(Quick)), receive, Phase.BATCHED)
     assert flow.ledger.manifest(receive) == before
-
-
-OWNER = 1 << 32 | 0xABCD
-"""Owner of a receive that a re-execution took over, as release 0.2 numbered it."""
-
-
-def hand_over(flow: Flow, receive: Receive) -> None:
-    """Move the manifests of a receive to the folder of an owner, as a re-execution under release 0.2 did."""
-    owned = receive.model_copy(update={"owner": OWNER})
-    for step in flow.ledger.steps(receive):
-        flow.ledger.write(owned, step, flow.ledger.manifest(receive, step))
-        flow.lake.remove_file(f"{flow.ledger.folder(receive.receive_id)}/{step}.parquet")
-
-
-def test_a_receive_that_a_re_execution_of_release_0_2_decided_is_finished(filled):
-    flow = filled(Obedient, PAYLOADS)
-    receive = worked(flow)
-    files = flow.ledger.manifest(receive).of_table("outcomes")
-    hand_over(flow, receive)
-    outcomes = flow.tables["outcomes"]
-    outcomes.swap(outcomes.open(), receive.receive_id, files, state=OWNER << 2 | DECIDED)
-    flow.control.let_go("test")
-
-    assert finish_others(replace(flow)) == [receive.receive_id]
-
-    assert_each_once(flow)
-
-
-def test_an_undecided_receive_that_release_0_2_took_over_is_released(filled):
-    flow = filled(Obedient, PAYLOADS)
-    receive = worked(flow)
-    hand_over(flow, receive)
-    outcomes = flow.tables["outcomes"]
-    outcomes.swap(outcomes.open(), receive.receive_id, [], state=OWNER << 2 | 3)
-    flow.control.let_go("test")
-
-    assert finish_others(replace(flow)) == [receive.receive_id]
-    run(flow)
-
-    assert_each_once(flow)

@@ -15,16 +15,15 @@ from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
 from tests.fixtures.flow import finish, handled
 from tests.fixtures.flow_pipelines import Obedient
-from tests.fixtures.small_lake import Keeping, Memory, Run, received, visible
+from tests.fixtures.small_lake import Keeping, Memory, Run, received
 
 SENT = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -102,16 +101,6 @@ def test_a_time_that_is_not_by_the_sources_own_clock_bounds_no_look_up(tmp_path)
 
     manifest = received(Lake(root=str(tmp_path)), "keeping", Displayed(times=(SENT,), again=(True,)))
     assert handling._oldest(manifest) is None
-
-
-def test_a_table_of_before_there_was_such_a_column_gains_it(tmp_path):
-    tables = Tables(Lake(root=str(tmp_path)), Keeping)
-    before = pa.schema([field for field in MESSAGES if field.name != "published_at"])
-    Table(tables.lake, "keeping", "messages", before).ensure()
-    tables.ensure()
-    fields = {field.name: field for field in tables["messages"].open().schema().fields}
-    assert fields["published_at"].nullable
-    assert visible(tables, "messages") == []
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
@@ -15,7 +14,7 @@ from pipeline_platform.tasks.batch import batch_plan
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import staged_table
-from tests.fixtures.small_lake import Keeping, Memory, done, handled, outcomes, ranges, returned, rows_of
+from tests.fixtures.small_lake import Keeping, Memory, done, handled, outcomes, ranges, rows_of
 
 
 class Parcel(BaseModel):
@@ -187,24 +186,3 @@ def test_splitter_failures_are_retried_unless_the_plan_or_handle_failed_disables
         monkeypatch.setattr(*patch)
     _, manifest = boxed(lake, "a 6 -", "a 9 raise")
     assert [row["state"] for row in rows_of(lake, "boxes", manifest, "failed")] == [state]
-
-
-@pytest.mark.parametrize("lacking", [["child"], ["child", "own"]])
-def test_files_that_an_earlier_release_staged_are_cut_and_batched(lake, lacking):
-    payloads = "a 6 -", "a 4 -", "b 1 -"
-    whole, _ = planned(lake, *payloads)
-    for file in whole:
-        rows = pq.read_table(lake.open_input(file.path))
-        with lake.open_output(file.path) as opened:
-            pq.write_table(rows.drop_columns(lacking), opened)
-    SEEN.clear()
-
-    (options,) = Boxes.batchers.values()
-    ack_policy = Memory().ack_policy
-    plan = returned(CutBatches(Boxes, None, ack_policy, lake, "r1", "box", options, whole)(0))
-    files = ranges(plan, "boxes", plan_table("r1", "box"))
-    manifest = done(HandleBatches(Boxes, None, ack_policy, lake, "r1", "box", whole, files))
-
-    assert outcomes(lake, "boxes", manifest) == dict.fromkeys(["m0", "m1", "m2"], "handled")
-    assert [weights for _, weights in SEEN] == [[6, 4], [1]]
-    assert {row["child"] for row in rows_of(lake, "boxes", manifest, "box")} == {None}

@@ -16,11 +16,10 @@ COLUMNS_AS_JSON: Final = 60
 """Maximum columns of a row as JSON: SQLite accepts 127 arguments, two for each member of an object."""
 
 CREATE: Final = "run `pipeline-platform table-queue create`"
-"""Command that creates the tables, and upgrades the tables of an earlier release."""
+"""Command that creates the tables."""
 
 _WAYS_OUT: Final = {
     "unable to open database file": f"The url must name an existing file. To create it, {CREATE}.",
-    "_receives.spans": f"An earlier release created this table. Stop all runs, then {CREATE}.",
     "file is not a database": "Set url to a SQLite file.",
     "does not exist": f"Correct url or table, or {CREATE}.",
     "no such table": f"Correct table, or {CREATE}.",
@@ -79,14 +78,6 @@ def open_table(
 def database_at(what: str, url: str, *, create: bool, keep: bool = False) -> Database:
     """Return a queue's database. Its connections are not kept by default: each use is a single bulk statement."""
     return Database(url, what, SourceError, away=SourceAwayError, ways_out=_WAYS_OUT, create=create, keep=keep)
-
-
-def add_spans(connection: sa.Connection, receives: sa.Table) -> None:
-    """Add the column `spans` to a table of receives that an earlier release created."""
-    columns = sa.inspect(connection).get_columns(receives.name, schema=receives.schema)
-    if all(column["name"] != receives.c.spans.name for column in columns):
-        table = connection.dialect.identifier_preparer.format_table(receives)
-        connection.exec_driver_sql(f"ALTER TABLE {table} ADD COLUMN spans TEXT")
 
 
 def row_id() -> sa.types.TypeEngine[int]:

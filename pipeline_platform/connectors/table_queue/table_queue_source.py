@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import queue_reading, queue_tables, queue_writing
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.connectors.table_queue.queue_tables import CREATE, add_spans, database_at, open_table, row_id
+from pipeline_platform.connectors.table_queue.queue_tables import CREATE, database_at, open_table, row_id
 from pipeline_platform.control.database import parse_url
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share
@@ -119,8 +119,6 @@ class TableQueue(LeasedSource):
         open_table.cache_clear()
         table = self._table()
         table.database.write(table.leases.metadata.create_all)
-        table.database.write(lambda connection: add_spans(connection, table.receives))
-        open_table.cache_clear()
 
     def enqueue(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Add all messages in one durable transaction; return their number. It holds SQLite's write lock.
