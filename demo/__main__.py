@@ -35,7 +35,7 @@ def run(
     flights: Annotated[str, typer.Option(envvar="FLIGHTS", help="Number of flights, or 'all'.")] = "",
     home: Home = PROJECT / ".demo",
 ) -> None:
-    """Run the demo, or continue an interrupted demo. The exit code is 0 only if the figures add up."""
+    """Run the demo. The exit code is 0 only if the figures add up."""
     from demo.show import show
 
     raise typer.Exit(show(Place(home), source, _count(flights, source), console))
@@ -53,9 +53,8 @@ def dev(
     from demo.services import Services, alone
 
     place = Place(home)
-    progress = place.progress()
-    with suppress(KeyboardInterrupt), alone(place), opened(place, progress.source if progress else "table") as queue:
-        place.enter(queue.environment, progress)
+    with suppress(KeyboardInterrupt), alone(place), opened(place, place.begun.source) as queue:
+        place.enter(queue.environment)
         services = Services(place, port)
         services.wait()
         console.print(f"The Dagster UI: {services.url}/asset-groups (Ctrl-C ends it)")

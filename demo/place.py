@@ -1,4 +1,4 @@
-"""Folder and progress of a demo, with which an interrupted demo continues."""
+"""Folder of a demo, and the files in it."""
 
 from __future__ import annotations
 
@@ -18,23 +18,14 @@ MARK = "PIPELINE_PLATFORM_DEMO"  # variable that marks the processes of a demo, 
 
 
 class DemoError(Exception):
-    """The demo cannot continue; the message contains the reason and the fix."""
+    """The demo failed; the message contains the reason and the fix."""
 
 
-class Progress(BaseModel, frozen=True):
-    """Progress of a demo whose queue was filled.
+class Begun(BaseModel, frozen=True):
+    """The kind of a demo's queue, and the start of its first window."""
 
-    Attributes:
-        source: Kind of its queue.
-        flights: Number of flights in the queue.
-        since: Start of the first window.
-        finished: Whether its figures added up.
-    """
-
-    source: Kind
-    flights: int
-    since: str
-    finished: bool = False
+    source: Kind = "table"
+    since: str = ""
 
 
 class Place:
@@ -44,40 +35,26 @@ class Place:
         self.home = home = home.resolve()
         self.lake, self.dagster, self.logs = home / "lake", home / "dagster", home / "logs"
         self.queue, self.control, self.alerts = (home / f"{name}.sqlite" for name in ("queue", "control", "alerts"))
-        self.chart, self._progress = home / "demo.png", home / "demo.json"
+        self.chart, self._begun = home / "demo.png", home / "demo.json"
 
-    def progress(self) -> Progress | None:
-        """Return the progress of the last demo in this folder; None if its queue was never filled.
+    @property
+    def begun(self) -> Begun:
+        """The last demo in this folder."""
+        return Begun.model_validate_json(self._begun.read_bytes()) if self._begun.exists() else Begun()
 
-        Raises:
-            DemoError: The file cannot be read. A new demo would erase the messages in its queue.
-        """
-        try:
-            return Progress.model_validate_json(self._progress.read_bytes())
-        except FileNotFoundError:
-            return None
-        except ValueError:
-            raise DemoError(
-                f"This release cannot read {self._progress}. Continue with the release that started it, or remove "
-                f"{self.home} and the messages in its queue"
-            ) from None
-
-    def write(self, progress: Progress) -> None:
-        """Write the progress of this demo atomically."""
-        aside = self._progress.with_suffix(".new")
-        aside.write_text(progress.model_dump_json(indent=2))
-        aside.replace(self._progress)
+    def write(self, begun: Begun) -> None:
+        """Write what `make dev` needs of this demo."""
+        self._begun.write_text(begun.model_dump_json())
 
     def clear(self) -> None:
         """Remove the files of demos, and no other files."""
-        self._progress.unlink(missing_ok=True)  # first, so that no demo continues with the rest if this is interrupted
         for folder in (self.lake, self.dagster, self.logs):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.queue, self.control, self.alerts, self.chart):
+        for file in (self.queue, self.control, self.alerts, self.chart, self._begun):
             for part in self.home.glob(f"{file.name}*"):  # also SQLite's -wal and -shm
                 part.unlink()
 
-    def enter(self, queue: Mapping[str, str], progress: Progress | None) -> None:
+    def enter(self, queue: Mapping[str, str]) -> None:
         """Set environment variables of this process and its children to this folder and its queue."""
         for name in ("LAKE", "CONTROL", "SPARK"):
             os.environ.pop(f"PIPELINE_PLATFORM_{name}", None)
@@ -86,7 +63,7 @@ class Place:
             "PIPELINE_PLATFORM_HOME": str(self.home),
             "FLIGHTS_ALERTS": str(self.alerts),
             "FLIGHTS_SOURCE": "",
-            **({"FLIGHTS_SINCE": progress.since} if progress else {}),
+            **({"FLIGHTS_SINCE": self.begun.since} if self.begun.since else {}),
             "PYTHONUNBUFFERED": "1",
             **queue,
         }

@@ -162,12 +162,6 @@ class Services:
         client = DagsterGraphQLClient("127.0.0.1", port_number=self._port)
         return client.submit_job_execution(job, "pipeline_platform", "__repository__", **options)
 
-    def cancel_runs(self) -> None:
-        """Mark active runs as canceled, because their processes ended with an earlier demo."""
-        for record in self._dagster.get_run_records():
-            if not record.dagster_run.is_finished:
-                self._dagster.report_run_canceled(record.dagster_run)
-
     def _start(self, name: str, *module: str) -> None:
         with (self._logs / f"{name}.log").open("ab") as log:
             self._started[name] = subprocess.Popen(  # noqa: S603

@@ -1,10 +1,10 @@
-"""A demo from its start, or from its interruption, to the account of its messages."""
+"""A demo from its start to the account of its messages."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,11 +14,10 @@ from rich.console import Console
 from demo.chart import draw
 from demo.figures import account, look, open_failures, sent_alerts, table
 from demo.flights import departures, payloads
-from demo.place import DemoError, Kind, Place, Progress
+from demo.place import Begun, DemoError, Kind, Place
 from demo.queues import Queue, opened
 from demo.screen import Screen, account_table, run_table
 from demo.services import Run, Services, alone
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.asset_windows import contiguous
 from pipelines.flights import Flights
 
@@ -31,54 +30,33 @@ _FIX = {"ops": {Flights.name: {"ops": {"receive_messages": {"config": {"context"
 
 def show(place: Place, source: Kind, flights: int, console: Console) -> int:
     """Run the demo; return 0 if the figures add up, 1 if they do not, 130 if it was interrupted."""
-    wanted = Progress(source=source, flights=flights, since=f"{datetime.now(UTC):%Y-%m-%dT%H:00+00:00}")
     try:
         with alone(place):
-            before = place.progress()
-            if why := why_new(before, wanted):
-                place.clear()
-                console.print(f"Starting a new demo: {why}.")
-            elif before:
-                wanted = before
-                console.print(f"Continuing the interrupted demo ({flights:,} flights).")
+            place.clear()
+            place.write(Begun(source=source, since=f"{datetime.now(UTC):%Y-%m-%dT%H:00+00:00}"))
             with opened(place, source) as queue:
-                return 0 if _Demo(place, wanted, queue, console, goes_on=why is None).run() else 1
+                return 0 if _Demo(place, flights, queue, console).run() else 1
     except KeyboardInterrupt:
-        why = why_new(place.progress(), wanted)
-        outcome = f"starts a new demo: {why}" if why else "continues this demo"
-        console.print(f"Interrupted; the same command {outcome}.")
+        console.print("Interrupted; the same command starts a new demo.")
         return 130
 
 
-def why_new(before: Progress | None, wanted: Progress) -> str | None:
-    """Return the reason why the earlier demo cannot be continued; None if it can."""
-    if before is None:
-        return "no earlier demo left a full queue"
-    if (before.source, before.flights) != (wanted.source, wanted.flights):
-        return f"the last demo was different ({before.flights:,} flights, {before.source})"
-    if before.finished:
-        return "the last demo is finished"
-    return None if before.source == "table" else f"the {before.source} queue ended with the last demo"
-
-
 class _Demo:
-    def __init__(self, place: Place, progress: Progress, queue: Queue, console: Console, *, goes_on: bool) -> None:
-        self._place, self._progress, self._queue, self._console = place, progress, queue, console
-        self._goes_on, self._began = goes_on, time.monotonic()
-        place.enter(queue.environment, progress)
+    def __init__(self, place: Place, flights: int, queue: Queue, console: Console) -> None:
+        self._place, self._flights, self._queue, self._console = place, flights, queue, console
+        self._began = time.monotonic()
+        place.enter(queue.environment)
         self._services = Services(place, port=0)
-        self._screen = Screen(console, progress.flights, self._services.url)
+        self._screen = Screen(console, flights, self._services.url)
 
     def run(self) -> bool:
         """Handle all flights; return whether the figures add up."""
         with self._timed("fill the queue"):
-            flights = departures(self._progress.flights)
-            if not self._goes_on:
-                count = self._queue.fill(payloads(flights))
-                self._place.write(self._progress)
-                self._console.print(f"Sent {count:,} flights to the queue.")
+            flights = departures(self._flights)
+            self._console.print(f"Sent {self._queue.fill(payloads(flights)):,} flights to the queue.")
         with self._timed("start Dagster and Spark"):
-            self._start_dagster()
+            self._services.wait()
+            import definitions  # noqa: F401 - an error in it is shown here instead of in a daemon's log
         self._console.print(f"The Dagster UI is at {self._services.url}/asset-groups while the demo runs.")
         with self._timed("handle, batch, commit, acknowledge"):
             self._until("From the queue", lambda figures, _: not figures["backlog"] and not figures["in flight"])
@@ -97,21 +75,12 @@ class _Demo:
             draw(self._place.chart, self._services.runs(), table(self._place, "delays_per_carrier"), title)
         return self._report(account(self._place, self._queue, flights))
 
-    def _start_dagster(self) -> None:
-        if self._goes_on:
-            self._services.cancel_runs()
-            with closing(ControlStore(f"sqlite:///{self._place.control}")) as control:
-                for claim in control.in_flight(Flights.name):  # the next run need not wait until the claim ends
-                    control.let_go(claim.run_id)
-        self._services.wait()
-        import definitions  # noqa: F401 - an error in it is shown here instead of in a daemon's log
-
     def _until(self, title: str, done: Callable[[Mapping[str, int], Sequence[Run]], bool]) -> Sequence[Run]:
         """Show the progress until a condition is true; return the runs."""
         with self._screen.shown():
             while True:
                 self._services.watch()
-                figures, runs = look(self._place, self._queue, self._progress.flights), self._services.runs()
+                figures, runs = look(self._place, self._queue, self._flights), self._services.runs()
                 self._screen.show(title, figures, runs, self._services.sensor_says())
                 if done(figures, runs):
                     return runs
@@ -153,13 +122,12 @@ class _Demo:
         if not all(wanted == found for _, wanted, found in lines):
             self._console.print("[bold red]The figures do not add up.[/bold red]")
             return False
-        self._place.write(self._progress.model_copy(update={"finished": True}))
         self._console.print("[bold green]The figures add up.[/bold green] Next:")
         self._console.print("  make dev: the Dagster UI with these runs, assets and failures")
         self._console.print("  pipelines/flights.py: the code of the pipeline")
         self._console.print(f"  {self._place.chart}: the chart")
         self._console.print(f"  {self._place.lake}: the tables, for Polars, Spark, DuckDB, Trino")
-        if self._progress.source == "table":  # a server's queue ended with the demo
+        if self._place.begun.source == "table":  # a server's queue ended with the demo
             self._console.print(f"  {self._place.status_command({})}: backlog, runs, failures")
         return True
 

