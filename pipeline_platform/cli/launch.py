@@ -53,13 +53,7 @@ def retry_failures(
 def plan_retries(
     opened: loading.Deployment, pipeline: type[Pipeline], selection: Selection, windows: Sequence[str] = ()
 ) -> list[PlannedRun]:
-    """Return a run for each contiguous range of windows with selected failures.
-
-    Args:
-        opened: The deployment.
-        pipeline: Pipeline of the failures.
-        selection: Failures to retry.
-        windows: Only failures of these windows; all windows if empty.
+    """Return a run for each contiguous range of windows with selected failures; of all windows if `windows` is empty.
 
     Raises:
         SetUpError: Failures of several sources have the selected id.

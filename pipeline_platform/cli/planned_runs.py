@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+import tempfile
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from pipeline_platform.cli import launch_runs, loading
+from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.run_progress import follow
 from pipeline_platform.cli.terminal import say
@@ -51,13 +56,7 @@ class Launched(NamedTuple):
 def launch_all(
     job: str, runs: Iterable[PlannedRun], module: str | None = None, log: Callable[[str], object] = lambda _: None
 ) -> Iterator[Launched]:
-    """Launch runs of one job, and yield each run once it is launched.
-
-    Args:
-        job: Name of the job.
-        runs: Runs to launch; none launch nothing.
-        module: Module of the deployment; by default what `loading.location_of` finds.
-        log: Called before the deployment is loaded, which takes seconds.
+    """Launch runs of one job, and yield each run once it is launched; `log` is called before the deployment is loaded.
 
     Raises:
         SetUpError: DAGSTER_HOME is not set, or Dagster does not launch a run.
@@ -67,7 +66,7 @@ def launch_all(
     if not (planned := list(runs)):
         return
     log(f"Launching {job}: Dagster loads {module or 'the workspace'}.")
-    with launch_runs.launching(job, module) as launch_one:
+    with launching(job, module) as launch_one:
         for run in planned:
             partition = {"dagster/partition": run.request.partition_key} if run.request.partition_key else {}
             run_id = launch_one(run.request.run_config, {**run.request.tags, **partition})
@@ -129,3 +128,62 @@ def refuse_paused(control: ControlStore, producer: BoundProducer, *, ignore_paus
 def windows_text(windows: Sequence[str]) -> str:
     """Return contiguous windows as text: the only window, or the first and the last."""
     return " to ".join(dict.fromkeys((windows[0], windows[-1])))
+
+
+@contextmanager
+def launching(job: str, module: str | None) -> Iterator[Callable[[Mapping[str, Any], Mapping[str, str]], str]]:
+    """Load the deployment and yield a function that launches a run of a job with a config and tags, and returns its id.
+
+    The location is loaded under the name that it has in the daemon, which finds a run's code by that name.
+    Dagster's own command launches a single run, so this calls the private functions of that command (Dagster 1.13).
+
+    Raises:
+        loading.SetUpError: Dagster refused to launch a run.
+    """
+    import click
+    import dagster as dg
+    from dagster._cli.job import _create_run
+    from dagster._cli.workspace import cli_target
+    from dagster_shared.cli import WorkspaceOpts
+
+    of = loading.location_of(module)
+    opened = cli_target.get_workspace_from_cli_opts
+    try:
+        with (
+            dg.DagsterInstance.get() as instance,
+            _workspace(of) as file,
+            opened(instance, dg.__version__, WorkspaceOpts(workspace=(file,)), log_level="WARNING") as workspace,
+        ):
+            location = cli_target.get_code_location_from_workspace(workspace, of.name)
+            of_location = cli_target.get_remote_repository_from_code_location(location, None)
+            remote_job = cli_target.get_remote_job_from_remote_repo(of_location, job)
+
+            def launch(config: Mapping[str, Any], tags: Mapping[str, str]) -> str:
+                run = _create_run(
+                    instance,
+                    location,
+                    of_location,
+                    remote_job,
+                    config,
+                    tags,
+                    op_selection=None,
+                    run_id=str(uuid.uuid4()),
+                )
+                return instance.submit_run(run.run_id, workspace).run_id
+
+            yield launch
+    except (click.ClickException, dg.DagsterError) as error:
+        raise loading.SetUpError(f"Dagster did not launch {job}: {str(error).strip().splitlines()[-1]}") from None
+
+
+@contextmanager
+def _workspace(of: loading.Location) -> Iterator[str]:
+    """Yield a workspace file with the location: the deployment's own, or a temporary file."""
+    if of.listed:
+        yield "workspace.yaml"
+        return
+    entry = {"module_name": of.module, "working_directory": os.getcwd(), "location_name": of.name}
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "workspace.yaml")
+        file.write_text(json.dumps({"load_from": [{"python_module": entry}]}))  # JSON is YAML
+        yield str(file)

@@ -19,7 +19,7 @@ from pipeline_platform.cli.planned_runs import (
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until, windows_between
 from pipeline_platform.control.quota import Quota
-from pipeline_platform.lake.replay_preview import ReplayedWindow, decided_messages, preview
+from pipeline_platform.lake.replay import ReplayedWindow, decided_messages, preview
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline

@@ -26,11 +26,6 @@ _OUTCOMES = ("received", "handled", "failed", "returned", "duplicates")
 def follow(pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> bool:
     """Wait until runs on the instance in DAGSTER_HOME end, and print a line for each change.
 
-    Args:
-        pipeline: Pipeline of the runs.
-        run_ids: Ids of the runs.
-        sleep: Waits for a number of seconds.
-
     Returns:
         Whether all runs succeeded.
 

@@ -244,7 +244,7 @@ def _columns(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
 
 
 def _coming_back(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
-    from pipeline_platform.lake.coming_back import coming_back
+    from pipeline_platform.lake.inspection import coming_back
     from pipeline_platform.lake.tables import Tables
 
     found = coming_back(Tables(lake, pipeline)["outcomes"])

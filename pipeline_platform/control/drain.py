@@ -22,14 +22,8 @@ def drain(
 
     Current runs start further messages for the pipeline's `shutdown` time. A run that has no claim yet ends without
     messages. A replay that is cut short changes nothing, and the Spark lane is not interrupted. A drain of one producer
-    does not affect retries and replays, which belong to the whole pipeline.
-
-    Args:
-        store: The control store.
-        producer: The producer or the whole pipeline.
-        reason: Readable reason of the pause.
-        log: Called with the current runs each time that they change.
-        sleep: Waits, in seconds; for tests.
+    does not affect retries and replays, which belong to the whole pipeline. `log` gets the current runs each
+    time that they change.
 
     Returns:
         The result in words.

@@ -1,16 +1,19 @@
-"""Full replay: all decided messages of some windows, read from the raw log to be handled again."""
+"""Full replay: all decided messages of some windows, read from the raw log to be handled again; and its preview."""
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline_platform.lake.failed import LakeSource
+from pipeline_platform.lake.failed import NONE, FailedMessages, LakeSource
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
-from pipeline_platform.lake.tables import OUTCOMES
+from pipeline_platform.lake.removed_batchers import removed_batchers
+from pipeline_platform.lake.tables import OUTCOMES, Table, Tables
 from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES, MESSAGE_KEY, MESSAGES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
@@ -142,3 +145,56 @@ def _are_in(rows: pa.RecordBatch, bucket: int, of: int) -> pa.Array:
         return pa.repeat(True, rows.num_rows)
     keys = keys_of(rows, *MESSAGE_KEY).to_pylist()
     return pa.array([zlib.crc32(key.encode()) % of == bucket for key in keys], pa.bool_())
+
+
+class ReplayedWindow(NamedTuple):
+    """A window of a replay.
+
+    Attributes:
+        window: Its key.
+        messages: Messages that the replay handles again.
+        rows: Rows that the replay replaces, by table; tables without rows are left out.
+        open_failures: Open failures that the replay replaces.
+        missing: Messages that the raw log lacks at least; if any, the replay fails.
+    """
+
+    window: str
+    messages: int
+    rows: dict[str, int]
+    open_failures: int
+    missing: int
+
+
+def decided_messages(tables: Tables, windows: Iterable[str]) -> dict[str, int]:
+    """Return the number of messages that a replay of each window handles again; windows without messages are left out.
+
+    The ids of all outcomes of the windows are read.
+    """
+    name = tables.pipeline.name
+    source = ReplayedMessages(
+        name=name, lake=tables.lake, pipeline=name, windows=tuple(windows), version=tables["outcomes"].version()
+    )
+    return source.by_window()
+
+
+def preview(tables: Tables, messages: dict[str, int]) -> Iterator[ReplayedWindow]:
+    """Yield what a replay of each window replaces, oldest window first, by the windows' `decided_messages`."""
+    name = tables.pipeline.name
+    names = [*tables.pipeline.batchers, *removed_batchers(tables)]
+    rows = {table: _rows(tables[table], messages) for table in names}
+    stored = _rows(tables["messages"], messages)
+    failed = FailedMessages(name=name, lake=tables.lake, pipeline=name, windows=tuple(messages)).by_window()
+    for window, count in sorted(messages.items()):
+        replaced = {table: rows[table][window] for table in names if rows[table][window]}
+        missing = max(0, count - stored[window])
+        yield ReplayedWindow(window, count, replaced, failed.get(window, NONE).open, missing)
+
+
+def _rows(table: Table, windows: Iterable[str]) -> Counter[str]:
+    """Return the number of stored rows by window."""
+    rows: Counter[str] = Counter()
+    if table.exists():
+        with table.look() as handle:
+            for file in table.files(handle, list(windows)):
+                rows[file.window] += file.rows
+    return rows

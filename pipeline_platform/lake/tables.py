@@ -17,9 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.file_times import time_of_files
-from pipeline_platform.lake.kept_decimals import as_stored
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.refused_changes import SchemaChangeError, check_windows, refuse_changes
+from pipeline_platform.lake.schema_changes import SchemaChangeError, as_stored, check_windows, refuse_changes
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline

@@ -9,8 +9,8 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel
 
-from pipeline_platform.model import cron
 from pipeline_platform.model.strict_options import Requirement, call_of
+from pipeline_platform.model.windows import CRON_FIX, is_cron
 
 _LONGEST = timedelta(days=36_500)
 """A century. Adding it to the present time stays within the range of `datetime`."""
@@ -34,7 +34,7 @@ Duration = Annotated[
         lambda value: isinstance(value, timedelta) and timedelta(0) < value <= _LONGEST,
     ),
 ]
-Cron = Annotated[str, Requirement("a cron schedule", cron.FIX, cron.is_cron)]
+Cron = Annotated[str, Requirement("a cron schedule", CRON_FIX, is_cron)]
 ZonedDatetime = Annotated[
     datetime,
     Requirement(

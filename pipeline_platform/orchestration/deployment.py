@@ -11,13 +11,12 @@ import dagster as dg
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.conflicts import check_together
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
-from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places
+from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places, check_together
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
 from pipeline_platform.orchestration.jobs import REFUSED, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad

@@ -129,14 +129,7 @@ def report(
 ) -> None:
     """Report a materialisation of tables for each window of a run, and the checks that it outdates.
 
-    Args:
-        context: Of the step.
-        flow: The pipeline and its resources.
-        results: What to report.
-        run: Metadata of the run.
-        tables: Names of the tables.
-        is_red: Whether the run is to fail.
-        replaces: Id of the receive if it replaced rows, else empty.
+    `run` is metadata of the run, which fails if it `is_red`, and `replaces` the id of a receive that replaced rows.
     """
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     windows, batchers, totals = context.partition_keys, list(flow.pipeline.batchers), results.totals

@@ -16,12 +16,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
-    """Finish a receive of a run that does not work on it any more.
-
-    Args:
-        flow: The pipeline and its resources, with the source of the receive.
-        receive: The receive, in any phase.
-        log: Gets the reason if the receive cannot be finished yet.
+    """Finish a receive of a run that does not work on it any more; `log` gets the reason if it cannot be finished yet.
 
     Returns:
         Whether the receive is finished. If not, a later run tries again.
@@ -57,11 +52,8 @@ def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.i
 def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
     """Finish the receives that crashed, failed and terminated runs left; return the ids of those that are finished.
 
-    Receives of another producer are only published: acknowledging them takes that producer's source.
-
-    Args:
-        flow: The pipeline and its resources.
-        log: Gets what was finished, and a line for each receive that cannot be finished, which stays as it is.
+    Receives of another producer are only published: acknowledging them takes that producer's source. `log` gets a
+    line for each receive that cannot be finished, which stays as it is.
     """
     # Retries and replays have no producer: any run may finish them.
     expired = [claim.receive_id for claim in flow.control.over(flow.quota.key, flow.pipeline.name)]

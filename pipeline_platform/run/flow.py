@@ -12,8 +12,8 @@ from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.kept_decimals import keep_decimals
 from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.schema_changes import keep_decimals
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer

@@ -71,11 +71,6 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
     """Handle all messages in portions for which there are permits.
 
     A task that waits for a permit occupies a core of Spark; this process does not.
-
-    Args:
-        pace: Pace of the tasks.
-        messages: Number of messages.
-        step: Handles the messages between two positions.
     """
     done, first, more = Manifest(), 0, 0
     while first < messages:

@@ -128,14 +128,9 @@ def handle_messages(flow: Flow, receive: Receive) -> Manifest:
 
 
 def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Manifest]:
-    """Call `handle_batch` for the staged messages of a receive, all batchers in parallel.
+    """Call `handle_batch` for the staged messages of a receive, all batchers in parallel, or only `batchers`.
 
     Batchers that are done are left as they are. Afterwards, messages whose children waited for batches get outcomes.
-
-    Args:
-        flow: The pipeline and its resources.
-        receive: A handled receive.
-        batchers: Names of batchers with a callback; all of them by default.
 
     Returns:
         Manifests by batcher.

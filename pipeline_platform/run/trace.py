@@ -78,11 +78,6 @@ class TracedDelivery:
 def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> list[TracedDelivery]:
     """Return the recorded deliveries of a message, in order.
 
-    Args:
-        flow: The pipeline and its resources, without Spark.
-        message_id: Id of the message at its source.
-        source: Source of the message, if the pipeline has several; None for any.
-
     Returns:
         The deliveries; empty if the message was not received yet, or is older than the retention.
 

@@ -19,8 +19,7 @@ from pipeline_platform.model.options import Backoff
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
 from pipeline_platform.source.options import SourceOptions
-from pipeline_platform.source.pauses import Patience
-from pipeline_platform.source.polling import PAUSES, poll
+from pipeline_platform.source.pauses import PAUSES, Patience, poll
 from pipeline_platform.source.readers import Reader, others
 
 

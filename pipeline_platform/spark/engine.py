@@ -131,10 +131,7 @@ def slots(spark: SparkSession) -> int | None:
 def warm_up(spark: SparkSession, workers: int, modules: Iterable[str] = ()) -> None:
     """Start Python workers and load Java classes, so that the next stage does not wait for them.
 
-    Args:
-        spark: Session of the workers.
-        workers: Number of workers.
-        modules: Modules to import. Errors are ignored here, and reported by the run.
+    Errors of imports are ignored here, and reported by the run.
     """
     names = tuple(modules)
 

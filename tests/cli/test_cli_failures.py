@@ -8,7 +8,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from pipeline_platform.cli import launch, launch_runs
+from pipeline_platform.cli import launch, planned_runs
 from pipeline_platform.cli.main import app
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.failures import LATER, NOON, event, record
@@ -46,7 +46,7 @@ def launched(monkeypatch):
         assert (job, module) == ("keeping_retry", None)
         return nullcontext(launch_one)
 
-    monkeypatch.setattr(launch_runs, "launching", launching)
+    monkeypatch.setattr(planned_runs, "launching", launching)
     return runs
 
 

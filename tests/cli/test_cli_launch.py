@@ -10,7 +10,6 @@ from pathlib import Path
 import dagster as dg
 import pytest
 
-from pipeline_platform.cli.launch_runs import launching
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.orchestration.asset_windows import window_now
@@ -99,18 +98,6 @@ def test_in_a_project_of_dg_the_daemon_finds_the_run_by_the_name_of_dg(cli, tmp_
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
     assert run.remote_job_origin.location_name == "shop"
-
-
-def test_where_dagster_lacks_what_loads_once_its_command_launches(cli, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "dagster._cli.job", None)
-    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    monkeypatch.chdir(ROOT)
-    receive = {"config": {"origin": "failed", "failures": {}}}
-    config = {"ops": {"flights": {"ops": {"receive_messages": receive}}}}
-    with launching("flights_retry", None) as launch:
-        run_id = launch(config, {"dagster/partition": window_now(Flights, datetime.now(UTC))})
-    with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
-        assert [run.run_id for run in instance.get_runs()] == [run_id]
 
 
 def test_a_module_that_is_named_is_the_one_that_is_loaded(cli):

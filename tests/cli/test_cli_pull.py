@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.cli import launch_runs
+from pipeline_platform.cli import planned_runs
 from pipeline_platform.orchestration.asset_windows import window_now
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory, numbered
@@ -25,7 +25,7 @@ def launched(monkeypatch):
 
         return nullcontext(launch_one)
 
-    monkeypatch.setattr(launch_runs, "launching", launching)
+    monkeypatch.setattr(planned_runs, "launching", launching)
     return runs
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.cli import launch_runs, replay_command
+from pipeline_platform.cli import planned_runs, replay_command
 from pipeline_platform.cli.time_range import windows_between
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -35,7 +35,7 @@ def launched(monkeypatch):
 
         return nullcontext(launch_one)
 
-    monkeypatch.setattr(launch_runs, "launching", launching)
+    monkeypatch.setattr(planned_runs, "launching", launching)
     return runs
 
 

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipeline_platform.model.cron import is_cron
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.windows import is_cron
 from tests.fixtures.built import build
 from tests.fixtures.small_lake import Keeping
 

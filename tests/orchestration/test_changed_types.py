@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from pipeline_platform import Producer, TableBatcher
 from pipeline_platform.cli import status_command
-from pipeline_platform.lake.refused_changes import SchemaChangeError
+from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import SYSTEM, Table
 from pipeline_platform.model.bound_producer import BoundProducer

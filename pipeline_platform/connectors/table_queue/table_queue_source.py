@@ -21,7 +21,7 @@ from pipeline_platform.control.database import parse_url
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
-from pipeline_platform.source.polling import poll
+from pipeline_platform.source.pauses import poll
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledgements of one transaction: it holds SQLite's write lock for about 0.1 s."""

@@ -1,4 +1,4 @@
-"""Checks for changes that are invalid once there is data: of the windows' options, and of column types."""
+"""Changes of windows and column types that are invalid once there is data, and the digits of stored Decimals."""
 
 from __future__ import annotations
 
@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING, Any
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.cron import canonical
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
-from pipeline_platform.model.windows import WINDOW_FORMAT
+from pipeline_platform.model.windows import WINDOW_FORMAT, canonical
 
 if TYPE_CHECKING:
     from deltalake.schema import Field
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable, Schema
+
 
 _WORDS = {"long": "integer", "string": "text", "double": "number", "boolean": "yes or no", "binary": "bytes"}
 
@@ -116,3 +122,31 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
                 f"{begins.isoformat()} or earlier"
             )
     lake.write(path, ours.model_dump_json().encode())
+
+
+def as_stored(columns: pa.Schema, handle: DeltaTable) -> Schema:
+    """Return the columns of a model as a Delta schema, with the Decimal digits of the stored table."""
+    from deltalake import Schema
+
+    return Schema.from_arrow(keep_decimals(columns, handle))
+
+
+def keep_decimals(columns: pa.Schema, handle: DeltaTable) -> pa.Schema:
+    """Return the columns of a model, with the Decimal digits of the stored table."""
+    if "decimal" not in str(columns):
+        return columns
+    there = pa.struct(list(pa.schema(handle.schema().to_arrow())))
+    return pa.schema(list(_kept(pa.struct(list(columns)), there)))
+
+
+def _kept(ours: pa.DataType, there: pa.DataType) -> pa.DataType:
+    if pa.types.is_decimal(ours) and pa.types.is_decimal(there):
+        return there
+    if pa.types.is_struct(ours) and pa.types.is_struct(there):
+        known = {field.name: field.type for field in there}
+        return pa.struct([field.with_type(_kept(field.type, known.get(field.name, field.type))) for field in ours])
+    if pa.types.is_list(ours) and pa.types.is_list(there):
+        return pa.list_(_kept(ours.value_type, there.value_type))
+    if pa.types.is_map(ours) and pa.types.is_map(there):
+        return pa.map_(ours.key_type, _kept(ours.item_type, there.item_type))
+    return ours
