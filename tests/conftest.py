@@ -55,7 +55,7 @@ LONGEST = (
     "test_rounds.py", "test_run_retention.py", "test_backfills.py", "test_assets.py", "test_flow.py",
     "test_reexecution.py", "test_coming_from_broadway.py",
     "test_pubsub_flow.py", "test_spark_resource.py", "test_sqs_runs.py", "test_kafka.py", "test_otlp.py",
-    "test_spark_cluster.py", "test_spark_death.py", "test_spark_death_in_dagster.py",
+    "test_spark_cluster.py", "test_spark_death.py",
 )  # fmt: skip
 
 

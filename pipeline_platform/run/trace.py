@@ -56,7 +56,7 @@ class TracedDelivery:
         rows: Rows in the tables of batchers, each with the name of its `table`.
         run_id: Run that finished the receive or works on it; None if it is no longer recorded.
         acknowledged_at: End of the receive; None before that, or if it is no longer recorded.
-        held: The receive, if it is unfinished.
+        unfinished: The receive, if it is unfinished.
     """
 
     receive_id: str

@@ -70,13 +70,6 @@ def test_numbers_keep_to_what_pubsub_allows(option, lowest, highest):
             source(**{option: refused})
 
 
-def test_unknown_options_are_refused_and_unset_options_have_defaults():
-    with pytest.raises(ValidationError, match=r"receive_interval\n.*Extra inputs"):
-        source(receive_interval=5)
-    unset = source()
-    assert (unset.max_number_of_messages, unset.pull_timeout_s, unset.credentials_file) == (1_000, 2.0, None)
-
-
 def test_the_lease_equals_the_deadline_and_cannot_be_set_separately():
     assert source(ack_deadline_s=30).lease_s == 30.0
     assert source(ack_deadline_s=30).extend_every_s == 10.0
@@ -106,18 +99,6 @@ def test_shares_are_equal_and_at_least_a_full_pull(demand, concurrency, shares):
 
 
 # Receiving
-
-
-def test_pulls_request_no_more_than_the_demand(subscribed, monkeypatch):
-    flights = subscribed(max_number_of_messages=10)
-    flights.send(b"%d" % n for n in range(30))
-    pulls = requests(flights, monkeypatch, "pull")
-
-    rows = received(flights, 25)
-
-    assert len({row["message_id"] for row in rows}) == 25
-    assert sorted(call["max_messages"] for call in pulls)[-3:] == [5, 10, 10]
-    assert len(received(flights, 10)) == 5
 
 
 def test_two_empty_pulls_end_a_share(subscribed, monkeypatch):

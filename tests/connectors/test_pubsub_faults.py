@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 
 import grpc
 import pytest
@@ -10,7 +9,7 @@ from google.api_core import exceptions
 from google.iam.v1.iam_policy_pb2 import TestIamPermissionsResponse as Granted
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.pubsub_v1 import AcknowledgeRequest, ModifyAckDeadlineRequest, PullResponse, SubscriberClient, Subscription
-from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE
+from google.rpc.code_pb2 import FAILED_PRECONDITION, PERMISSION_DENIED, UNAVAILABLE
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status import rpc_status
@@ -26,18 +25,6 @@ MINE = "projects/local/subscriptions/mine"
 
 def ids(rows):
     return [row["ack_id"] for row in rows]
-
-
-def names(rows):
-    return {row["message_id"] for row in rows}
-
-
-def come_back(source, count):
-    """Receive until a number of messages arrived; deadlines must expire first, some perhaps twice."""
-    rows, end = {}, time.monotonic() + 40
-    while len(rows) < count and time.monotonic() < end:
-        rows |= {row["message_id"]: row for row in received(source, count)}
-    return list(rows.values())
 
 
 # Leases
@@ -56,54 +43,6 @@ def test_a_message_of_the_maximum_size_arrives_whole(subscribed):
 
 
 # The server is unavailable
-
-
-def test_a_server_that_stops_during_a_receive_ends_it_with_the_messages_so_far(
-    subscribed, own_pubsub_server, monkeypatch
-):
-    monkeypatch.setattr("pipeline_platform.source.calls.BATCH_ROWS", 100)
-    flights = subscribed(address=own_pubsub_server.address, max_number_of_messages=50, ack_deadline_s=10)
-    flights.send(b"%d" % n for n in range(1_000))
-
-    reading = flights.read(Share(messages=1_000), "r1")
-    rows = next(reading).to_pylist()
-    own_pubsub_server.stop()
-    rows += [row for batch in reading for row in batch.to_pylist()]
-    own_pubsub_server.start()
-
-    assert len(names(rows)) == len(rows) < 1_000
-    assert flights.ack(flights._path, ids(rows)) == []
-    rest = come_back(flights, 1_000 - len(rows))
-    assert len(names(rest) | names(rows)) == 1_000
-
-
-def test_acknowledgements_refused_by_a_stopped_server_can_be_retried(subscribed, own_pubsub_server, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.source.calls.THREADS", 1)
-    flights = subscribed(address=own_pubsub_server.address, timeout_s=1)
-    flights.send(b"%d" % n for n in range(6_000))
-    rows = received(flights, 6_000)
-    acknowledge = flights._client.acknowledge
-
-    def stop_after_one(**request):
-        acknowledge(**request)
-        own_pubsub_server.stop()
-
-    monkeypatch.setattr(flights._client, "acknowledge", stop_after_one)
-    refused = flights.ack(flights._path, ids(rows))
-    own_pubsub_server.start()
-    monkeypatch.undo()
-
-    assert {entry.ack_id for entry in refused} == set(ids(rows)[2_500:])
-    assert not any(entry.lost for entry in refused)
-    assert "does not answer" in refused[0].reason
-    assert flights.ack(flights._path, [entry.ack_id for entry in refused]) == []
-    assert received(flights, 1) == []
-
-
-def test_an_unavailable_server_is_named_within_the_timeout(subscribed):
-    flights = subscribed().model_copy(update={"emulator_host": "127.0.0.1:1", "timeout_s": 1, "_clients": {}})
-    with pytest.raises(SourceAwayError, match=r"emulator_host 127.0.0.1:1 does not answer .*Connection refused"):
-        flights.check_ready()
 
 
 # The subscription is missing, or cannot be pulled from
@@ -165,17 +104,6 @@ def test_a_call_with_a_transient_error_is_retried(stub_server):
 
     assert mine(stub_server).ack(MINE, ["a"]) == []
     assert made == [["a"]] * 3
-
-
-@pytest.mark.parametrize("code", [UNAVAILABLE, RESOURCE_EXHAUSTED])
-def test_a_failed_pull_is_an_error_and_does_not_count_as_empty(stub_server, code):
-    stub_server.answers |= {
-        "GetSubscription": lambda *_: Subscription.serialize(Subscription(name=MINE, ack_deadline_seconds=600)),
-        "Pull": failed(code),
-    }
-
-    with pytest.raises(SourceAwayError, match=f"subscription '{MINE}'"):
-        received(mine(stub_server, ack_deadline_s=600, pull_timeout_s=0.5), 1)
 
 
 def test_subscriber_permissions_suffice_and_the_deadline_is_then_always_set(stub_server):

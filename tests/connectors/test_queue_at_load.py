@@ -64,10 +64,3 @@ def test_messages_whose_ids_are_not_consecutive_by_four_processes(url, gone):
     queue.enqueue(b"x" for _ in range(3_000))
     do(url, f"DELETE FROM messages WHERE {gone}")
     assert_each_is_given_to_one(queue, [str(id_) for (id_,) in do(url, "SELECT id FROM messages")], demand=200)
-
-
-@pytest.mark.soak
-def test_a_million_messages_by_four_processes(postgres_url):
-    assert_each_is_given_to_one(
-        TableQueue(name="load", url=postgres_url, lease_s=600), numbers(1, 1_000_000), demand=50_000
-    )

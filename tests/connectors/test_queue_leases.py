@@ -100,15 +100,6 @@ def test_a_second_plan_of_a_receive_invalidates_the_earlier_shares(queue):
     assert queue.backlog().messages == 2
 
 
-def test_extending_keeps_a_receive_from_running_out(queue, let_run_out):
-    queue.enqueue([b"1"])
-    queue.plan(1, 1, "a")
-    assert queue.extend("a", list)
-    let_run_out("a")
-    assert queue.extend("a", list), "it ran out, but nobody has planned since"
-    assert receive(queue, "b") == []
-
-
 def test_extending_fails_once_an_expired_receive_was_planned_again(queue, let_run_out):
     queue.enqueue([b"1", b"2", b"3"])
     queue.plan(3, 1, "a")

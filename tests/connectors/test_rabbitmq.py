@@ -13,29 +13,11 @@ import pytest
 
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes, rabbitmq_source
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
-from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
 from tests.fixtures.rabbitmq_source import acknowledged, numbers, texts
 from tests.fixtures.received import received
 
 # Receiving
-
-
-def test_a_receive_gets_its_demand_in_order_and_the_rest_waits(rabbitmq):
-    source = rabbitmq()
-    assert source.send(numbers(30)) == 30
-    assert source.backlog().messages == 30
-
-    (share,) = source.plan(20, 4, "r1")
-    (batch,) = source.read(share, "r1")
-
-    assert batch.schema == DELIVERIES
-    assert batch.column("data").to_pylist() == numbers(20)
-    assert set(batch.column("source").to_pylist()) == {"flights"}
-    assert len(set(batch.column("message_id").to_pylist())) == 20
-    assert not any(batch.column("redelivered").to_pylist())
-    assert source.backlog() == Backlog(10), "what is held does not count"
 
 
 def test_a_receive_leases_no_more_than_prefetch_count(rabbitmq):

@@ -49,24 +49,6 @@ def restarting(server: RabbitMQ) -> Iterator[None]:
         thread.join()
 
 
-def test_after_a_restart_during_a_receive_all_messages_are_redelivered(server, queue, monkeypatch):
-    monkeypatch.setattr(mailboxes, "MAILBOX_ROWS", 10)
-    source = queue()
-    source.send(numbers(200))
-    batches = source.read(Share(messages=200), "r1")
-    first = next(batches).to_pylist()
-
-    with restarting(server):
-        with pytest.raises(SourceAwayError, match="does not answer, or closed the connection"):
-            list(batches)
-        again = patiently(lambda: received(source), SOON)
-
-    assert sorted(texts(again), key=int) == [str(n) for n in range(200)]
-    assert {row["message_id"] for row in again if row["redelivered"]} >= {row["message_id"] for row in first}
-    assert [entry.lost for entry in acknowledged(source, "ack", first)] == [True] * len(first)
-    assert acknowledged(source, "ack", again) == []
-
-
 def test_a_restart_during_acknowledgement_keeps_earlier_acknowledgements(server, queue, caplog):
     source = queue()
     source.send(numbers(20))

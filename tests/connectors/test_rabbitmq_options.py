@@ -4,7 +4,6 @@ from ssl import SSLEOFError
 from typing import Any
 from uuid import uuid4
 
-import dagster as dg
 import pika
 import pytest
 from pika.exceptions import (
@@ -19,10 +18,8 @@ from pydantic import ValidationError
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import PARAMETERS, explained
-from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.pauses import Patience
-from tests.fixtures.rabbitmq_source import numbers
 from tests.fixtures.received import received
 
 SECRET = "hush-this-is-secret"
@@ -60,10 +57,6 @@ def test_client_properties_of_a_url_reach_the_server_with_the_connection_name(ra
     assert told == {"team": "orders", "connection_name": "a run"}
 
 
-def test_the_url_is_not_in_the_repr():
-    assert SECRET not in repr(source()) + str(source())
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -95,39 +88,9 @@ def test_invalid_options_are_refused_by_name(options, said):
         source(**options)
 
 
-def test_unset_options_have_the_documented_defaults():
-    assert source().model_dump(exclude={"name", "url", "queue"}) == {
-        "on_success": "ack", "on_failure": "ack", "declare": None, "bindings": (), "prefetch_count": None,
-        "wait_time_s": 0.0, "consume_options": {"consumer_tag": "", "exclusive": False, "arguments": {}},
-        "message_id_header": None, "deduplicate_publishes": False, "connection_name": None, "backoff_type": "rand_exp",
-        "backoff_min_s": 1.0, "backoff_max_s": 30.0,
-    }  # fmt: skip
-
-
 def test_a_run_waits_for_a_server_according_to_the_backoff_options():
     assert source().patience == Patience("rand_exp", 1.0, 30.0, 60.0)
     assert source(backoff_type="exp", backoff_min_s=2, backoff_max_s=8).patience == Patience("exp", 2.0, 8.0, 60.0)
-
-
-def test_the_resource_has_the_same_options(rabbitmq_server, monkeypatch):
-    monkeypatch.setenv("RABBITMQ_UNDER_TEST", rabbitmq_server)
-    queue = f"queue-{uuid4().hex[:8]}"
-    options: dict[str, Any] = {
-        "connection_name": "a run", "prefetch_count": 3, "wait_time_s": 0.5, "message_id_header": "id",
-        "declare": {"durable": True, "arguments": {"x-queue-type": "quorum"}},
-        "bindings": [{"exchange": "amq.topic", "routing_key": "a.#", "arguments": {}}],
-        "consume_options": {"consumer_tag": "mine", "exclusive": True, "arguments": {"x-priority": 5}},
-    }  # fmt: skip
-    resource = source_resource(RabbitmqSource)(
-        name="flights", url=dg.EnvVar("RABBITMQ_UNDER_TEST"), queue=queue, **options
-    )
-
-    with dg.build_resources({"flights": resource}) as resources:
-        made: RabbitmqSource = resources.flights
-        made.send(numbers(5))
-        assert [row["data"] for row in received(made)] == numbers(3), "as the prefetch count says"
-        made.close()
-    assert made.model_dump(mode="json", exclude_unset=True, exclude={"name", "url", "queue"}) == options
 
 
 # Errors of a real server

@@ -30,12 +30,6 @@ def test_live_claims_are_listed(store, clock, claim):
     assert store.in_flight("trains") == store.over("flights") == []
 
 
-def test_a_claim_again_replaces_the_former(store, claim):
-    claim(receive_id="a", wanted=70)
-    assert claim(receive_id="a", wanted=90, run_id="again") == 90
-    assert [(c.run_id, c.messages) for c in store.in_flight("flights")] == [("again", 90)]
-
-
 def test_a_receive_stays_with_its_pipeline(store, claim):
     claim(receive_id="a", wanted=70)
     with pytest.raises(ValueError, match="belongs to pipeline flights, not to trains"):
@@ -59,15 +53,6 @@ def test_acknowledged_receives_are_kept_for_some_days(store, clock, claim):
     claim(receive_id="c", wanted=1)
     store.finish("c")
     assert [ended.receive_id for ended in store.ended("flights")] == ["c", "b"]
-
-
-def test_an_expired_claim_frees_its_capacity(store, clock, claim):
-    claim(receive_id="a", wanted=100)
-    clock.now += 60
-    assert store.in_flight("flights") == []
-    assert [over.receive_id for over in store.over("flights")] == ["a"]
-    assert claim(receive_id="b", wanted=10) == 10
-    assert not store.beat("a", 60), "100 and 10 are more than the capacity"
 
 
 receives = st.sampled_from("abcd")
@@ -131,13 +116,6 @@ def test_only_the_owning_run_can_renew_a_claim(store):
     assert not store.beat("a", 60, run_id="one")
     assert store.beat("a", 60, run_id="two")
     assert store.beat("a", 60)
-
-
-def test_a_renewed_claim_is_not_ended_as_expired(store, clock, claim):
-    claim(receive_id="a", wanted=10)
-    assert not store.end("a", if_over=True)
-    clock.now += 60
-    assert store.end("a", if_over=True)
 
 
 def test_a_renewal_waits_for_a_concurrent_claim(postgres_url):

@@ -3,7 +3,6 @@
 import json
 import sqlite3
 import subprocess
-import time
 from datetime import timedelta
 
 import dagster as dg
@@ -43,24 +42,6 @@ def test_a_run_counts_the_messages_that_it_leased(place):
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
     found = in_flight(BoundProducer(Asked), place.instance, place.control)
     assert (found, found.held) == (InFlight(7, 1, 0), 7)
-
-
-def test_claimed_messages_are_not_requested_again(place):
-    place.enqueue(60)
-    run = place.queued(tags(60, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
-    place.control.claim("asked", "r", run.run_id, wanted=60, capacity=200, lease_s=60)
-    found = in_flight(BoundProducer(Asked), place.instance, place.control)
-    assert (found, found.held) == (InFlight(60, 1, 60), 0)
-    assert place.skips() == f"60 messages wait, and run {run.run_id[:8]} will lease them"
-
-
-def test_a_crashed_run_does_not_count_after_its_claim_expires(place):
-    run = place.queued(tags(100, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.STARTED)
-    place.control.claim("asked", "r", run.run_id, wanted=100, capacity=200, lease_s=0.05)
-    time.sleep(0.1)
-    place.enqueue(200)
-    assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
-    assert place.asked() == [100, 100]
 
 
 ENDED = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]

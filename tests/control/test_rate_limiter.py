@@ -4,9 +4,7 @@ import itertools
 import math
 import os
 import pickle
-import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore, ControlStoreError, Grant
 from pipeline_platform.model.options import RateLimiting
-from tests.fixtures.processes import PROCESSES
 
 START = 1_000_000.0
 TEN_A_SECOND = RateLimiting(allowed_messages=10, interval=timedelta(seconds=1))
@@ -181,26 +178,6 @@ def test_a_fast_task_needs_few_calls(store, clock):
     assert len(counted.wanted) < 10 * 12
 
 
-def test_a_task_that_stalls_past_the_interval_asks_again(store, clock):
-    handled = []
-    for message in paced(store, clock).each(range(12)):
-        handled.append((message, int(clock.now - START)))
-        if message == 5:
-            clock.now += 7.5
-    assert [message for message, _ in handled] == list(range(12)), "none is lost, none comes twice"
-    assert max(Counter(at for _, at in handled).values()) <= 10
-    assert dict(handled)[6] == 7
-
-
-def test_an_answer_that_comes_after_the_interval_permits_nothing(store, clock):
-    clock.now += 0.9
-    clock.latency = 0.3
-    count, valid_until = paced(store, clock).permitted(1)
-    assert count == 1
-    assert clock.now < valid_until
-    assert store.spare("flights", TEN_A_SECOND, timedelta(0)) == 9, "of the interval it is handled in"
-
-
 @pytest.mark.parametrize("limit", [None, TEN_A_SECOND])
 def test_waiting_ends_with_the_lease(store, clock, limit):
     handled = []
@@ -343,20 +320,3 @@ def test_a_task_finishes_as_soon_as_limit_and_work_allow(store, clock, allowed, 
     a_interval = max(1, min(allowed, int(seconds / work)))
     by_limit = math.ceil(messages / a_interval) * max(seconds, work)
     assert clock.now - started <= 2 * by_limit + 2 * seconds + messages * work
-
-
-def _handle(arguments) -> tuple[float, float, int]:
-    url, limit = arguments
-    pace, started, count = Pace(ControlStore(url), "flights", limit), time.time(), 0
-    for _ in pace.each(range(60)):
-        count += 1
-    return started, time.time(), count
-
-
-def test_processes_together_are_no_faster_than_the_limit(control_url):
-    """Real clocks and sleeps: 180 messages at 30 per 0.1 s need at least six intervals."""
-    limit = RateLimiting(allowed_messages=30, interval=timedelta(seconds=0.1))
-    with ProcessPoolExecutor(3, mp_context=PROCESSES) as pool:
-        tasks = list(pool.map(_handle, [(control_url, limit)] * 3))
-    assert [count for _, _, count in tasks] == [60, 60, 60]
-    assert max(end for _, end, _ in tasks) - min(start for start, _, _ in tasks) > 0.4

@@ -253,18 +253,6 @@ def attempts(deployed: Deployed) -> dict[tuple[str, int], int]:
     return {(window, attempt): count for window, attempt, count in counted.iter_rows()}
 
 
-@pytest.mark.soak
-def test_each_range_of_windows_from_the_partitions_tab_is_a_run_that_retries_everything_once(
-    deployed, failures_in_two_windows
-):
-    before = attempts(deployed)
-    again = max(attempt for _, attempt in before) + 1
-    runs = backfill(deployed, of_job("told_retry", EARLY, LATE))
-    assert sorted(windows_of(run) for run in runs) == [(EARLY, EARLY), (LATE, LATE)]
-    assert {run.tags[TAGS.origin] for run in runs} == {"failed"}
-    assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}
-
-
 def windows_of(run: dg.DagsterRun) -> tuple[str, str]:
     """Return the first and the last window of a run."""
     first, last = (run.tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end"))
@@ -353,35 +341,6 @@ def test_a_killed_run_is_completed_by_the_next(deployed):
     killed = deployed.instance.get_run_by_id(run_id)
     assert killed is not None
     assert killed.status != dg.DagsterRunStatus.SUCCESS
-
-
-TERMINATE = """
-mutation Terminate($id: String!) { terminateRun(runId: $id) {
-  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }
-"""
-
-
-@pytest.mark.soak
-def test_the_messages_of_a_run_that_is_terminated_in_the_ui_are_received_by_the_next(deployed):
-    gate = deployed.folder / "terminated"
-    payloads = [f"wait for {gate}", *(f"ended {n}" for n in range(60))]
-    run_id, _ = run_at_work(deployed, payloads)
-
-    answer = deployed.ask(TERMINATE, id=run_id)["terminateRun"]
-    assert answer["__typename"] == "TerminateRunSuccess", answer
-
-    def status() -> dg.DagsterRunStatus | None:
-        run = deployed.instance.get_run_by_id(run_id)
-        return run.status if run else None
-
-    deployed.until("the run is canceled", lambda: status() == dg.DagsterRunStatus.CANCELED)
-    gate.touch()
-    deployed.until("the next run has done it", lambda: deployed.left() == 0)
-    assert texts(deployed, "ended", f"wait for {gate}") == sorted(payloads)
-    deployed.until("the runs have ended", lambda: done(deployed.instance))
-    newest = [run.run_id for run in deployed.instance.get_runs()]
-    later = filter(None, map(deployed.instance.get_run_by_id, newest[: newest.index(run_id)]))
-    assert sum(int(run.tags[TAGS.demand]) for run in later) <= len(payloads), "nothing is asked for twice"
 
 
 def handling_in(instance: dg.DagsterInstance, run_id: str) -> int | None:

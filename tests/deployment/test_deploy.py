@@ -123,11 +123,30 @@ def test_each_process_has_secrets_of_its_own(deploy):
     assert not any("URL" in name or "CONTROL" in name for name in held["spark-worker"])
 
 
+@pytest.mark.parametrize(("given", "host"), [({}, "127.0.0.1"), ({"DEPLOY_WEB_HOST": "10.0.0.1"}, "10.0.0.1")])
+def test_the_web_server_listens_on_loopback_unless_another_address_is_given(deploy, tmp_path, given, host):
+    (program := tmp_path / "dagster-webserver").write_text('#!/bin/sh\necho "$@"\n')
+    program.chmod(0o700)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DAGSTER_HOME": str(tmp_path), "DEPLOY_HOST": "10.9.9.9"}
+    start = [str(deploy / "start"), "webserver"]
+    started = subprocess.run(start, env={**path, **given}, capture_output=True, text=True, check=True)
+
+    assert started.stdout.split() == ["-h", host, "-p", "3000", "-w", "workspace.yaml"]
+
+
+def test_compose_publishes_only_the_web_server_and_on_loopback():
+    services = yaml.safe_load((PROJECT / "deploy" / "compose.yaml").read_text())["services"]
+    published = {name: service["ports"] for name, service in services.items() if "ports" in service}
+
+    assert published == {"webserver": ["127.0.0.1:3000:3000"]}
+
+
 def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_runs(deploy):
     policies = {item["metadata"]["name"]: item["spec"] for item in manifests(deploy) if item["kind"] == "NetworkPolicy"}
     assert policies["webserver"]["podSelector"] == {"matchLabels": {"app": "webserver"}}
     (into,) = policies["webserver"]["ingress"]
     assert into["from"] == [{"podSelector": {"matchLabels": {"reaches-webserver": "true"}}}]
+    assert into["ports"] == [{"port": 3000}]
     for name in ("daemon", "runs"):
         assert policies[name].get("policyTypes") == ["Ingress"]
         assert not policies[name].get("ingress")

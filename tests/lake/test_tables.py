@@ -10,11 +10,10 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform.lake.decision import decide, publish, state_of
-from pipeline_platform.lake.refused_changes import SchemaChangeError
+from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import (
     DECIDED,
-    FENCED,
     OUTCOMES,
     CommitConflictError,
     LogExpiredError,
@@ -24,7 +23,7 @@ from pipeline_platform.lake.tables import (
 )
 from pipeline_platform.model.options import Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put, visible
+from tests.fixtures.small_lake import Keeping, Memory, Run, numbered, put, visible
 
 
 def with_columns(lake: Lake, **columns: pa.DataType) -> Table:
@@ -174,13 +173,6 @@ def test_a_log_that_is_gone_is_never_taken_for_one_without_news(table, tmp_path)
         table.added_since(handle, 0)
 
 
-def test_files_are_told_by_window(table):
-    put(table, "r1", {"n": 1})
-
-    assert [file.rows for file in table.files(table.open(), [WINDOW])] == [1]
-    assert table.files(table.open(), ["2026-01-02T0000"]) == []
-
-
 # Transactions
 
 
@@ -231,15 +223,6 @@ def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, m
     monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
     assert state_of(tables["outcomes"], "r1", run.receive) == DECIDED
-
-
-def test_a_fence_is_no_decision(lake):
-    tables = Tables(lake, Keeping)
-    run = Run(tables, Memory(), "r1")
-    outcomes = tables["outcomes"]
-    outcomes.swap(outcomes.open(), "r1", [], state=FENCED)
-
-    assert state_of(outcomes, "r1", run.receive) != DECIDED
 
 
 # All tables of a pipeline

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform import Pipeline, Producer, TableBatcher
 from pipeline_platform.lake import writer as module
-from pipeline_platform.lake.manifest import File, Manifest
+from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
@@ -112,12 +112,6 @@ def test_the_tables_of_one_window_stay_open_however_many_they_are(lake, monkeypa
         for table in ("a", "b", "c", "a", "b", "c"):
             writer.write(table, WINDOW, numbers(1))
         assert [file.rows for file in writer.close()] == [2, 2, 2]
-
-
-def test_a_manifest_crosses_from_task_to_driver(lake):
-    manifest = Manifest(written(lake, numbers(3)), [TaskReport(handled=Counter({WINDOW: 3}))])
-    back = Manifest.of(manifest.to_arrow())
-    assert (back, back.rows("t"), back.totals.handled.total()) == (manifest, 3, 3)
 
 
 @pytest.mark.parametrize("window", ["", "..", "a/../b", "a b", "%2F", "x=y"])

@@ -10,7 +10,6 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.dagster import WINDOW, figures, rows_of
-from tests.fixtures.jobs_under_test import job_at
 from tests.fixtures.pipelines_under_test import Lettered, Told
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
@@ -165,14 +164,6 @@ def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(locat
     assert not location.checks(run)["no_open_failures"].passed, "the checks are told all the same"
 
 
-def test_a_wrong_context_is_refused_before_anything_is_leased(location):
-    location.enqueue("fail")
-
-    with pytest.raises(dg.DagsterInvalidConfigError, match="forgivng"):
-        location.run("told_pull", context={"forgivng": True})
-    assert location.waiting() == 1
-
-
 def test_a_changed_type_fails_the_run_before_anything_is_leased_and_a_new_field_widens_the_table(location):
     location.enqueue("one")
     location.run("told_pull")
@@ -206,14 +197,6 @@ def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(location, postgr
     for shown in (log, str(run.run_config), str(run.tags)):
         assert secret not in shown
     assert location.control.in_flight("told") == []
-
-
-def test_an_unknown_origin_is_refused_with_those_there_are(location):
-    job = job_at("told_pull", str(location.root), "")
-    config = {"ops": {"told": {"ops": {"receive_messages": {"config": {"origin": "sauce"}}}}}}
-
-    with pytest.raises(dg.DagsterInvalidConfigError, match="not in enum type RunOrigin got sauce"):
-        dg.validate_run_config(job, config)
 
 
 @pytest.mark.parametrize("pipeline", ["bare", "fast"])

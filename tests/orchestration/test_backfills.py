@@ -89,50 +89,12 @@ def test_of_many_windows_with_open_failures_the_oldest_are_named():
     assert [row["window"] for row in rows_of(told.metadata["windows"])] == sorted(waiting)[:20]
 
 
-def test_a_backfill_of_some_failures_leaves_the_others(location):
-    location.enqueue("fail", "letter x")
-    location.run("told_pull")
-
-    run = location.run("told_retry", context={"forgiving": True}, failures={"reason": "asked to"})
-
-    assert run.status == SUCCESS
-    assert location.open_failures() == {WINDOW: 1}, "the letter failed for another reason"
-
-
-@pytest.mark.parametrize(
-    ("failures", "said"),
-    [
-        ({"state": "closed"}, "`failures` of the run config: state is 'closed': Input should be 'open', 'waiting'"),
-        ({"window": "x"}, "window is 'x': Extra inputs are not permitted"),
-    ],
-)
-def test_a_selection_that_does_not_exist_is_refused(location, failures, said):
-    run = location.run("told_retry", failures=failures)
-
-    assert run.status == FAILURE
-    assert said in location.log(run)
-
-
 def test_a_backfill_of_windows_without_open_failures_says_so(location):
     run = location.run("told_retry", WINDOW, NEXT)
 
     assert run.status == SUCCESS
     assert f"Found no open failures in {WINDOW}, {NEXT}" in location.log(run)
     assert [event.partition for event in location.materialisations(run, "failed")] == [WINDOW, NEXT]
-
-
-@pytest.mark.faults
-def test_two_backfills_at_once_drive_nothing_twice(location):
-    location.enqueue(*(f"fail {n}" for n in range(40)))
-    location.run("told_pull")
-
-    runs = [location.start("told_retry", forgiving=True) for _ in range(2)]
-    assert [process.wait(120) for process in runs] == [0, 0]
-
-    assert location.texts() == sorted(f"fail {n}" for n in range(40))
-    assert location.open_failures() == {}
-    assert location.rows("failed").filter(state="closed")["message_id"].n_unique() == 40
-    assert location.rows("failed").filter(state="closed").height == 40
 
 
 def test_a_backfill_waits_for_room_then_takes_what_there_is(location, short_waits):

@@ -43,12 +43,6 @@ def test_it_asks_for_runs_by_demand_on_the_open_window(place):
         assert request.tags["dagster/max_retries"] == "0"
 
 
-def test_an_empty_queue_is_a_reason(place):
-    assert place.skips() == "the queue is empty"
-    place.enqueue(100)
-    assert place.asked() == [100], "it is looked at again"
-
-
 def test_it_looks_as_often_as_its_producer_says():
     class Often(Told):
         name = "often"
@@ -102,12 +96,6 @@ def test_what_a_dead_run_left_is_asked_for_as_if_it_waited(place):
 
     assert place.asked() == [70]
     assert "will lease them" in place.skips(), "one is enough"
-
-
-def test_little_that_a_dead_run_left_gets_a_run_at_once_even_where_no_message_waits(place):
-    left_by_a_dead_run(place, 7)
-
-    assert place.asked() == [7]
 
 
 def test_what_a_dead_run_left_and_the_source_counts_again_is_asked_for_once(place):
@@ -183,16 +171,6 @@ def test_runs_of_others_and_red_ones_that_published_all_are_no_failures_in_a_row
         place.instance.add_run_tags(red.run_id, {TAGS.published: red.run_id})
 
     assert place.asked() == [60]
-
-
-def test_a_source_that_is_away_is_a_reason_and_no_error(place):
-    away = TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite")
-
-    told = place.tick(source=away)
-
-    assert not told.run_requests
-    assert "queue cannot be used" in str(told.skip_message)
-    assert "url must name an existing file" in str(told.skip_message)
 
 
 def test_a_source_that_stays_away_is_asked_less_and_less_often(place):

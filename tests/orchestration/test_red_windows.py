@@ -3,13 +3,11 @@
 from typing import Any
 
 import dagster as dg
-import pytest
 
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.jobs import RunTags
-from tests.deployment.test_daemon import backfill, deployment, of_job
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
-from tests.fixtures.pipelines_under_test import Judged, Strict
+from tests.fixtures.pipelines_under_test import Strict
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 
@@ -60,23 +58,3 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
     assert green.status == SUCCESS
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
     assert windows(location, "lines", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
-
-
-@pytest.mark.soak
-def test_a_backfill_of_windows_that_end_red_is_red_too(tmp_path, warm_spark):
-    """Launched under a real daemon, as from the asset page."""
-    with deployment(tmp_path, warm_spark.folder, "tests.fixtures.location_judged") as deployed:
-        deployed.until("the web server is up", lambda: deployed.ask("query { version }"))
-        deployed.queue.enqueue([b"fail", b"one"])
-        backfill(deployed, of_job("judged_pull", WINDOW), ends="COMPLETED_FAILED")
-        assert deployed.left() == 0
-
-        assets = [{"path": ["judged", table]} for table in ("messages", "lines", "letters", "failed")]
-        params = {"assetSelection": assets, "partitionNames": [WINDOW]}
-        (run,) = backfill(deployed, params, ends="COMPLETED_FAILED")
-
-        assert run.status == FAILURE
-        found: Any = deployed.instance.get_status_by_partition(
-            dg.AssetKey(["judged", "failed"]), [WINDOW], windows_of(Judged)
-        )
-        assert found[WINDOW].value == "FAILED"

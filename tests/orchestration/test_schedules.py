@@ -11,8 +11,7 @@ import pytest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.windows import WINDOW_FORMAT
-from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now, windows_of
+from pipeline_platform.orchestration.asset_windows import contiguous, window_now, windows_of
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors import schedules
@@ -137,13 +136,6 @@ def test_windows_fall_into_runs_of_neighbours():
     assert contiguous(Asked, []) == []
 
 
-def test_the_window_of_now_is_the_hour_that_is_open():
-    now = datetime(2025, 3, 1, 12, 34, tzinfo=UTC)
-    assert window_now(Asked, now) == datetime(2025, 3, 1, 12, tzinfo=UTC).strftime(WINDOW_FORMAT)
-    with pytest.raises(NoWindowError, match="no window has started yet; first_window is 2025-01-01"):
-        window_now(Asked, datetime(2024, 12, 31, tzinfo=UTC))
-
-
 TOKYO = datetime(2026, 1, 1, tzinfo=ZoneInfo("Asia/Tokyo"))
 LATER = datetime(2999, 1, 1, tzinfo=UTC)
 
@@ -162,13 +154,6 @@ class Future(Asked):
     first_window = LATER
 
 
-class FutureByClock(Future):
-    """The same with a schedule."""
-
-    name = "future_by_clock"
-    producer = Producer(source="queue", schedule="7 * * * *")
-
-
 def test_windows_begin_at_the_moment_that_was_given_in_another_zone():
     first = windows_of(InTokyo).get_partition_keys(current_time=TOKYO + timedelta(minutes=1))
     assert first == ["2025-12-31T1500"]
@@ -178,9 +163,3 @@ def test_windows_begin_at_the_moment_that_was_given_in_another_zone():
 def test_the_sensor_waits_for_the_first_window_and_says_so(place):
     place.enqueue(100)
     assert place.skips(Future) == "future: no window has started yet; first_window is 2999-01-01 00:00:00+00:00"
-
-
-def test_the_clock_waits_for_the_first_window_too(place):
-    told = scheduled_of(FutureByClock, "future_by_clock_pull_schedule", place)
-    assert not told.run_requests
-    assert "no window has started yet" in str(told.skip_message)

@@ -10,7 +10,7 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.demand import InFlight
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.options import Producer, RateLimiting
+from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import RunTags
@@ -31,21 +31,6 @@ class Mixed(Told):
     producers = {
         "east": Producer(source="queue", idle_timeout=None, oldest_allowed=timedelta(minutes=5)),
         "west": Producer(source="beside_queue", schedule="7 * * * *", oldest_allowed=timedelta(minutes=5)),
-    }
-
-
-class Slow(Told):
-    """A pipeline whose producer `west` may handle ten messages a minute."""
-
-    name = "slow"
-    producer = None
-    producers = {
-        "east": Producer(source="queue", idle_timeout=None),
-        "west": Producer(
-            source="beside_queue",
-            idle_timeout=None,
-            rate_limiting=RateLimiting(allowed_messages=10, interval=timedelta(minutes=1)),
-        ),
     }
 
 
@@ -135,20 +120,6 @@ def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(p
 
     place.queued(tags("failed", 50))
     assert counted("west") == InFlight(of_others=130)
-
-
-def test_limits_and_pauses_are_each_one_s_own(place, west):
-    place.enqueue(80)
-    west.enqueue([b"x"] * 80)
-    east, slow = (Coast(place, west, name, Slow) for name in ("east", "west"))
-    assert sum(slow.asked()) in (10, 20), "the intervals that begin while a run lasts"
-    place.control.pause("slow/east", "new schema on Monday")
-    assert east.skips() == "paused: new schema on Monday"
-    place.control.resume("slow/east")
-    place.control.pause("slow", "all of it")
-    assert east.skips() == slow.skips() == "paused: all of it"
-    place.control.resume("slow")
-    assert east.asked() == [80]
 
 
 def test_failures_in_a_row_hold_back_only_the_producer_whose_runs_failed(place, west, coasts):

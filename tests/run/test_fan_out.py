@@ -98,17 +98,6 @@ def test_nothing_is_decided_before_the_messages_with_children_ended(filled, monk
     assert decided(flow) == ["failed"] * 4 + ["handled"] * 4
 
 
-def test_steps_that_are_executed_again_from_handling_on_give_the_same(filled):
-    flow = filled(Families, GOOD + BAD)
-    receive = handled(flow)
-    steps.batch_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    steps.batch_messages(flow, receive)
-    finish(flow, receive)
-    assert kept(flow) == WORDS
-    assert decided(flow) == ["failed"] * 4 + ["handled"] * 4
-
-
 FEW = [b"lake=a left=b right=c", b"plain", b"left=d right=e"]
 FEW_WORDS = {"lake": ["a", "plain"], "left": ["b", "d"], "right": ["c", "e"]}
 CALL = timedelta(seconds=3)

@@ -1,13 +1,9 @@
 """The leases of a run, of its claim and of its messages: each is renewed when it is due."""
 
-import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from unittest.mock import Mock
 
-import psycopg
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
@@ -22,7 +18,7 @@ from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.release import fence_and_release
 from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.source.pauses import Patience
-from tests.fixtures.flow import begun, flow_of, received, worked
+from tests.fixtures.flow import flow_of, received, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Run, numbered
 
@@ -92,66 +88,23 @@ def test_a_decision_waits_for_a_source_that_is_away_only_as_long_as_that_source_
     assert asked == [receive.receive_id]
 
 
-CLAIM_S = 1.0
-LOCKED_S = 4 * CLAIM_S
-Lock = Callable[[], closing]  # type: ignore[type-arg]
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def place(request, tmp_path, monkeypatch):
-    """A flow over a queue of one message, and a function that locks the whole queue."""
-    monkeypatch.setattr(lease, "CLAIM_S", CLAIM_S)
-    on_sqlite = request.param == "sqlite"
-    url = f"sqlite:///{tmp_path}/queue.sqlite" if on_sqlite else request.getfixturevalue("postgres_url")
-    queue = TableQueue(name="queue", url=url, lease_s=60)
-    queue.create()
-    queue.enqueue([b"one"])
-
-    def of_sqlite() -> closing[sqlite3.Connection]:
-        connection = sqlite3.connect(tmp_path / "queue.sqlite", isolation_level=None, check_same_thread=False)
-        connection.execute("BEGIN IMMEDIATE")
-        return closing(connection)
-
-    def of_postgres() -> closing[psycopg.Connection]:
-        connection = psycopg.connect(url)
-        connection.execute("LOCK TABLE messages, messages_leases, messages_receives IN ACCESS EXCLUSIVE MODE")
-        return closing(connection)
-
-    return flow_of(tmp_path, Obedient, queue), of_sqlite if on_sqlite else of_postgres
-
-
-@contextmanager
-def locked(lock: Lock) -> Iterator[threading.Event]:
-    """Lock the queue for a while; return the time of the release."""
-    held, released = lock(), threading.Event()
-
-    def release() -> None:
-        held.__exit__(None, None, None)
-        released.set()
-
-    timer = threading.Timer(LOCKED_S, release)
-    timer.start()
-    try:
-        yield released
-    finally:
-        timer.join()
-
-
-def test_a_queue_that_is_locked_for_long_costs_no_claim(place):
-    flow, lock = place
-    receive = begun(flow, run_id="stalled")
-    assert steps.receive_messages(flow, receive).rows("messages") == 1
+def test_a_source_that_does_not_answer_costs_no_claim(filled, monkeypatch):
+    monkeypatch.setattr(lease, "CLAIM_S", 1.0)
+    flow = filled(Obedient, [b"one"])
+    receive = received(flow)
+    answered = threading.Event()
+    monkeypatch.setattr(TableQueue, "extend", lambda *_: answered.wait(60))
+    threading.Timer(4, answered.set).start()
 
     flow.beats.clear()  # both leases are due
-    with locked(lock) as released:
-        with alive(flow, receive):
-            time.sleep(LOCKED_S / 2)
-            assert not released.is_set()
-            assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["stalled"]
-            assert finish_others(flow) == [], "another run leaves it alone"
-        # The step is over; its last word to the source still waits for the lock.
-        assert released.is_set()
-        assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["stalled"]
+    with alive(flow, receive):
+        time.sleep(2)
+        assert not answered.is_set()
+        assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["test"]
+        assert finish_others(flow) == [], "another run leaves it alone"
+    # The step has ended; its last call to the source still waits.
+    assert answered.is_set()
+    assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["test"]
 
 
 @pytest.fixture
@@ -178,12 +131,6 @@ def test_a_receive_goes_through_its_phases_and_is_acknowledged_only_once_it_is_p
 
     passed = [Phase.BEGUN, Phase.LEASED, Phase.BATCHED, Phase.DECIDED, Phase.PUBLISHED, Phase.ACKNOWLEDGED]
     assert [*seen, ReceiveState(flow, "r1").phase] == passed
-
-
-def test_a_receive_whose_run_died_before_its_decision_is_given_up(flow):
-    Run(flow.tables, Memory(deliveries_=numbered(b"one")), "r1").work()
-    assert finish_others(flow) == ["r1"]
-    assert ReceiveState(flow, "r1").phase is Phase.FENCED
 
 
 def test_a_receive_that_one_table_does_not_show_is_not_published(flow, monkeypatch):

@@ -8,7 +8,6 @@ from contextlib import closing
 from typing import Any
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
-from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -131,22 +130,3 @@ def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
         assert by_partition(flow) == {part: good[part] + failed[part] for part in good}
         run(flow, "messages")
         assert by_partition(flow) == {str(part): list(range(part, 300, 3)) for part in range(3)}
-
-
-def test_groups_of_an_sqs_fifo_queue_keep_their_order(sqs_server, sqs_queue, tmp_path, warm_spark):
-    url = sqs_queue(FifoQueue="true", ContentBasedDeduplication="true")
-    source = SqsSource(name="queue", queue_url=url, endpoint_url=sqs_server)
-    numbers = range(9)
-    source.send(
-        [f"{number % 3} {number}".encode() for number in numbers],
-        [{"attributes": {"MessageGroupId": f"group {number % 3}"}} for number in numbers],
-    )
-    control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    with closing(control), closing(warm_spark.resource()) as spark:
-        flow = Flow(
-            BoundProducer(BySource), source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
-        )
-        while source.backlog().messages:
-            run(flow)  # the local server delivers one message of each group at a time
-
-        assert by_partition(flow) == {str(part): list(range(part, 9, 3)) for part in range(3)}

@@ -4,7 +4,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,10 +16,7 @@ from pipeline_platform.run.steps import Acknowledgement
 from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 from servers.server import Server
-from tests.fixtures import fault_run
-from tests.fixtures.fault_ground import assert_each_message_once as assert_each_number_once
-from tests.fixtures.fault_ground import filled_table, join
-from tests.fixtures.flow import finish, flow_of, publish, rows, worked
+from tests.fixtures.flow import flow_of, publish, rows, worked
 from tests.fixtures.flow import run as run_through
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.postgres import administrator, cut_all_others
@@ -113,41 +109,6 @@ def test_a_run_waits_for_a_server_that_restarts(flow_over, own_postgres_server, 
     assert_each_message_once(flow)
 
 
-def test_a_run_waits_for_a_server_that_restarts_when_it_is_about_to_decide(flow_over, own_postgres_server):
-    flow = flow_over(own_postgres_server.address)
-    receive = worked(flow)
-    flow.beats.clear()  # the lease is due
-    restart(own_postgres_server, 1)
-    finish(flow, receive)
-    assert remaining(flow.source) == 0
-    assert_each_message_once(flow)
-
-
-def test_a_server_that_stays_away_in_the_middle_of_reading_fails_the_run_with_the_reason(
-    flow_over, own_postgres_server, monkeypatch
-):
-    flow = flow_over(own_postgres_server.address)
-    once(monkeypatch, "read", own_postgres_server.stop)
-    with pytest.raises(SourceAwayError, match="ended the session"):
-        run_through(flow)
-    own_postgres_server.start()
-    run_to_end(flow)
-    assert_each_message_once(flow)
-
-
-def test_a_server_that_stays_away_when_all_is_decided_is_told_by_the_next_run(
-    flow_over, own_postgres_server, monkeypatch
-):
-    flow = flow_over(own_postgres_server.address)
-    once(monkeypatch, "acknowledge", own_postgres_server.stop)
-    told = acknowledged_by(flow, attempts=2, wait_s=0.1)
-    own_postgres_server.start()
-    run_to_end(flow)
-    assert (told.acknowledged, told.unacknowledged) == (0, COUNT)
-    assert "that the server is running" in told.errors[0]
-    assert_each_message_once(flow)
-
-
 @pytest.mark.parametrize("method", ["lease", "read", "acknowledge"])
 def test_a_connection_that_is_cut_costs_nothing(flow_over, postgres_url, monkeypatch, method):
     flow = flow_over(postgres_url)
@@ -166,15 +127,3 @@ def test_a_connection_that_is_cut_costs_nothing(flow_over, postgres_url, monkeyp
 
     assert remaining(flow.source) == 0
     assert_each_message_once(flow)
-
-
-@pytest.mark.faults
-def test_runs_at_once_share_the_messages(tmp_path, warm_spark, postgres_url):
-    filled = filled_table(tmp_path, warm_spark, 600, postgres_url)
-    lasting = filled.place.source.model_copy(update={"lease_s": 60.0})  # a slow machine takes no run for dead
-    ground = replace(filled, place=replace(filled.place, source=lasting, lease_s=60.0))
-    for run in [ground.start(), ground.start(), ground.start()]:
-        join(run)
-    fault_run.run_to_end(ground.place, ground.left)
-    assert [ending["ended"] for ending in ground.endings()] == ["well"] * 3
-    assert_each_number_once(ground, 600)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline_platform.connectors.rabbitmq import RabbitmqSource, mailboxes
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import SourceError
@@ -38,33 +38,6 @@ def words(flow: Flow) -> list[str]:
 SENT = [f"word {number}" for number in range(300)]
 BATCHED = [f"batch {number}" for number in range(6)]
 ARRIVED = sorted([*SENT, *(json.dumps({"word": text}, separators=(",", ":")) for text in BATCHED)])
-
-
-def test_failed_messages_go_where_their_word_says_and_all_others_by_one_frame(
-    started, rabbitmq_queue, rabbitmq, monkeypatch
-):
-    letters = rabbitmq(wait_time_s=5.0)
-    queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)
-    flow = started(queue, on_failure="reject")
-    source_of(flow).send([text.encode() for text in (*SENT[:50], "raise", *SENT[50:])])
-    frames: list[tuple[int, bool]] = []
-    acknowledge = mailboxes.Inbox.acknowledge
-
-    def spy(inbox: mailboxes.Inbox, tags: list[int], tell: Callable[..., None]) -> None:
-        def counted(channel: object, tag: int, multiple: bool) -> None:
-            frames.append((tag, multiple))
-            tell(channel, tag, multiple)
-
-        acknowledge(inbox, tags, counted)
-
-    monkeypatch.setattr(mailboxes.Inbox, "acknowledge", spy)
-    run(flow)
-
-    assert kinds(flow) == {"raise": "ValueError"}
-    assert [batch.num_rows for batch in letters.read(letters.plan(1, 1, "r")[0], "r")] == [1]
-    assert len(frames) <= 4, "the rejected one, and all before the end of each task's outcomes"
-    source_of(flow).close()
-    assert source_of(flow).backlog().messages == 0
 
 
 def test_messages_that_come_again_are_known_where_the_connection_was_lost_before_the_decision(started):

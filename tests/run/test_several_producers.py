@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform import Pipeline, PipelineError, Producer, RateLimiting
+from pipeline_platform import Pipeline, Producer, RateLimiting
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow, no_source
-from pipeline_platform.run.intake import Intake
 from tests.fixtures.flow import begun, flow_of
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
 
@@ -166,16 +165,3 @@ def test_a_pull_takes_on_what_its_own_limit_gives(place):
         assert [claim.receive_id for claim in place.control.in_flight(f"coasts/{name}")] == [receive.receive_id]
     assert demands["east"] == Coasts.processors.per_run
     assert demands["west"] in (5, 10), "of the days that begin while a run lasts"
-
-
-def test_a_backfill_waits_for_room_that_no_producer_holds(place, monkeypatch):
-    monkeypatch.setattr(Intake, "room_within_s", 0.0)
-    deliveries = (("1", b"fail"),)
-    Run(place.tables, Memory(name="east", deliveries_=deliveries), "failed", producer="east").finish()
-    per_run = Coasts.processors.per_run
-    place.control.claim("coasts/east", "e", "run", wanted=per_run, capacity=per_run, lease_s=60)
-    place.control.claim("coasts/west", "w", "run", wanted=2 * per_run, capacity=2 * per_run, lease_s=60)
-    with pytest.raises(PipelineError, match="capacity for 0 of the 1 messages of this retry"):
-        place.begin()
-    place.control.end("w")
-    place.begin()

@@ -4,10 +4,8 @@ import logging
 
 import pytest
 
-from pipeline_platform.run import steps
-from pipeline_platform.run.lease import alive, held
-from tests.fixtures.flow import handled, received, worked
-from tests.fixtures.sqs_flow import HIDDEN, WAITING
+from pipeline_platform.run.lease import held
+from tests.fixtures.flow import received
 
 pytestmark = pytest.mark.usefixtures("tasks_here")
 
@@ -28,19 +26,6 @@ def test_the_rest_of_a_queue_costs_no_poll_of_many_tasks_for_nothing(sqs_ground)
     assert sqs_ground.fake.calls["GetQueueAttributes"] == 2
 
 
-def test_a_run_that_outlasts_the_visibility_timeout_keeps_its_messages(sqs_ground):
-    sqs_ground.fill(["sleep 3", "one", "two"])
-    flow = sqs_ground.flow(visibility_timeout=2)
-    receive = received(flow)
-    with alive(flow, receive):
-        steps.handle_messages(flow, receive)
-        assert sqs_ground.fake.calls["ChangeMessageVisibilityBatch"] >= 3
-        assert (sqs_ground.count(WAITING), sqs_ground.count(HIDDEN)) == (0, 3)
-    sqs_ground.go_on(flow, receive)
-    assert steps.acknowledge(flow, receive).acknowledged == 3
-    assert sqs_ground.count() == 0
-
-
 def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(sqs_ground, caplog):
     sqs_ground.fill(["one", "two", "three"])
     flow = sqs_ground.flow()
@@ -52,12 +37,3 @@ def test_a_message_that_another_receive_took_does_not_end_the_run_that_had_it(sq
         sqs_ground.go_on(flow, receive)
     assert "Could not renew the leases of 1 of 3 messages" in caplog.text
     assert sqs_ground.words(flow) == ["one", "three", "two"]
-
-
-@pytest.mark.parametrize("last", [received, handled, worked])
-def test_what_a_dead_run_wrote_down_comes_back_with_the_next_run_and_not_after_the_timeout(sqs_ground, last):
-    sqs_ground.fill(words := sorted(f"word {number:03}" for number in range(120)))
-    last(flow := sqs_ground.flow(visibility_timeout=1_800))
-    flow.control.let_go("test")
-    assert sqs_ground.run(flow).acknowledged == 120
-    assert (sqs_ground.words(flow), sqs_ground.count()) == (words, 0)

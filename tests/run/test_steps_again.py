@@ -1,7 +1,7 @@
 """Steps that run again, wake late or are left out: nothing is decided or acknowledged twice, or too early."""
 
 import dataclasses
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -12,29 +12,14 @@ from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.tables import CommitError, Table
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.message import Message
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import steps
-from pipeline_platform.run.finish import finish_now, finish_others
-from pipeline_platform.run.receive_state import Phase
+from pipeline_platform.run.finish import finish_others
 from tests.fixtures.flow import begun, finish, flow_of, handled, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.log import Journal, paper_log
 from tests.lake.test_decision import SWAP
-
-
-def test_a_delivery_that_comes_again_is_acknowledged_and_not_handled(filled):
-    flow = filled(Obedient, [b"one", b"two"])
-    receive = handled(flow)
-    publish(flow, receive)
-    flow.source.release(receive.receive_id, ["1", "2"])  # as if the acknowledgement had never come
-    flow.ledger.remove(receive.receive_id)
-    flow.control.end(receive.receive_id)
-    run(flow)
-    assert rows(flow, "words").height == 2
-    assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "duplicate", "handled", "handled"]
-    assert flow.source.backlog().messages == 0
-    assert [ended.messages for ended in flow.control.ended("obedient")] == [0], "it tells no rate of handling"
 
 
 def test_handling_again_after_the_decision_keeps_what_was_decided(filled):
@@ -54,24 +39,6 @@ def test_handling_again_after_the_decision_keeps_what_was_decided(filled):
 
     assert [rows(flow, name).height for name in ("words", "batches", "failed")] == [1, 1, 1]
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["failed", "handled", "handled"]
-
-
-class Unwell(Obedient):
-    """Its batches fail by now."""
-
-    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> NoReturn:
-        raise ValueError("too late")
-
-
-def test_batching_again_after_the_decision_keeps_what_was_decided(filled):
-    flow = filled(Obedient, [b"batch a"])
-    receive = worked(flow)
-    steps.decide(flow, receive)
-    steps.batch_messages(dataclasses.replace(flow, producer=BoundProducer(Unwell)), receive, "batches")
-    steps.publish(flow, receive)
-    steps.acknowledge(flow, receive)
-    assert [rows(flow, name).height for name in ("batches", "failed")] == [1, 0]
-    assert rows(flow, "outcomes")["outcome"].to_list() == ["handled"]
 
 
 def test_what_another_run_decided_is_published_before_it_is_acknowledged_here(filled):
@@ -127,19 +94,6 @@ def test_a_replay_has_published_what_was_decided_while_it_began(filled, monkeypa
     monkeypatch.setattr(beginning, "finish_others", decided_after)
     finish(flow, handled(flow, origin="messages"))
     finish(flow, receive)
-    assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
-
-
-def test_only_a_published_receive_is_acknowledged(filled):
-    """As when the disk was full while tables were written."""
-    flow = filled(Obedient, [b"one", b"two"])
-    receive = worked(flow)
-    steps.decide(flow, receive)
-    with pytest.raises(UnhandledError, match="decided, not published"):
-        steps.acknowledge(flow, receive)
-    steps.advance(flow, receive, Phase.PUBLISHED)
-    answer = steps.acknowledge(flow, receive)
-    assert (answer.acknowledged, answer.unacknowledged) == (2, 0)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]
 
 
@@ -210,27 +164,12 @@ def test_a_delivery_is_known_again_by_when_it_was_decided_and_not_by_its_window(
     flow = filled(Obedient, [b"one"])
     receive = worked(flow, ["2025-01-01T0000"])
     publish(flow, receive)
-    flow.source.release(receive.receive_id, ["1"])
+    flow.source.release(receive.receive_id, ["1"])  # as if the acknowledgement had never come
     run(flow)
     assert rows(flow, "words").height == 1
     assert sorted(rows(flow, "outcomes")["outcome"]) == ["duplicate", "handled"]
-
-
-def test_a_run_whose_receive_another_run_fenced_writes_and_decides_nothing(filled):
-    """Its process outlived its termination, and ends while the other run works."""
-    flow = filled(Obedient, [b"one"])
-    receive = received(flow)
-    finish_now(flow, receive)
-    again = worked(flow, run_id="another run")
-
-    steps.advance(flow, receive, Phase.BATCHED)
-    with pytest.raises(FencedError):
-        steps.decide(flow, receive)
-    flow.control.let_go("test")
-    assert [claim.run_id for claim in flow.control.in_flight("obedient")] == ["another run"]
-    publish(flow, again)
-
-    assert rows(flow, "words")["word"].to_list() == ["one"]
+    assert flow.source.backlog().messages == 0
+    assert [ended.messages for ended in flow.control.ended("obedient")] == [0], "it tells no rate of handling"
 
 
 def test_a_run_that_was_given_up_before_it_leased_leases_nothing(filled):

@@ -73,13 +73,6 @@ def test_the_callback_does_not_get_messages_that_are_redelivered():
     assert pipeline.calls == [("own", [b"one"], [])]
 
 
-def test_the_callback_gets_at_most_a_thousand_messages_per_call():
-    pipeline = Marks()
-    test_batch(pipeline, [*[b"one"] * 1_001, *[b"fail"] * 1_000])
-    counts = [(len(successful), len(failed)) for _, successful, failed in pipeline.calls]
-    assert counts == [(1_000, 0), (1, 999), (0, 1)]
-
-
 class BySource(Pipeline):
     """A pipeline with the partitions of its source; the source of a test has no partitions."""
 
