@@ -26,7 +26,8 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model import crossing
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.batch_info import BatchInfo
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table

@@ -15,8 +15,9 @@ import polars as pl
 from msgspec import defstruct
 from pydantic import BaseModel
 
+from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import columns
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 

@@ -1,22 +1,21 @@
 """Public API for authors of pipelines and connectors. Importing it loads neither Spark nor Dagster."""
 
 from pipeline_platform import telemetry
+from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import ack_immediately, columns
-from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.failure import Failure, PayloadError
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import (
-    Backoff,
     Batcher,
     Processors,
     Producer,
     RateLimiting,
     Retention,
-    Retry,
     Splitter,
     TableBatcher,
 )
-from pipeline_platform.model.payload import PayloadError
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
@@ -55,5 +54,6 @@ __all__ = [
     "ack_immediately",
     "calls",
     "columns",
+    "decompressed",
     "telemetry",
 ]

@@ -20,7 +20,7 @@ _LOOK_S = 1.0
 _QUEUED_S = 60.0
 """Time in the queue after which a line names the usual causes."""
 _NOT_STARTED = ("queued", "not started")
-_OUTCOMES = ("received", "handled", "failed", "returned", "duplicates")
+_OUTCOMES = ("received", "handled", "failed", "skipped", "returned", "duplicates")
 
 
 def follow(pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> bool:

@@ -19,7 +19,7 @@ from sqlalchemy.exc import ArgumentError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
 
 from pipeline_platform.control import database_errors
-from pipeline_platform.model.options import Backoff
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.model.safe_text import is_ambiguous, redacted, secrets_in
 
 T = TypeVar("T")

@@ -10,7 +10,8 @@ from typing import NamedTuple
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.control.run_size import worthwhile
-from pipeline_platform.model.options import Backoff, Processors, Producer, RateLimiting
+from pipeline_platform.model.options import Processors, Producer, RateLimiting
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 
 RUN_LASTS = timedelta(seconds=60)

@@ -13,7 +13,8 @@ from typing import Any, ParamSpec, TypeVar
 from tenacity import Retrying, retry_if_exception_type
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError, Grant
-from pipeline_platform.model.options import JITTER, Backoff, RateLimiting
+from pipeline_platform.model.options import RateLimiting
+from pipeline_platform.model.retry import JITTER, Backoff
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.reader import only, row_groups, rows_with
-from pipeline_platform.lake.tables import FAILED, OUTCOMES, Table
+from pipeline_platform.lake.tables import DECISIONS, FAILED, OUTCOMES, Table
 
 IDS = 10
 """Greatest number of ids of a group."""
@@ -141,7 +141,7 @@ def coming_back(outcomes: Table) -> ComingBack | None:
     for file in files if again else ():
         for rows in row_groups(outcomes.lake, outcomes.path(file.path), columns):
             is_returned = pc.is_in(rows["message_id"], pa.array(list(again), pa.string()))
-            is_decided = pc.is_in(rows["outcome"], pa.array(["handled", "failed"]))
+            is_decided = pc.is_in(rows["outcome"], pa.array(DECISIONS))
             again -= set(rows.filter(pc.and_(is_returned, is_decided))["message_id"].to_pylist())
     if not again:
         return None

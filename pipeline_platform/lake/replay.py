@@ -13,7 +13,7 @@ from pipeline_platform.lake.failed import NONE, FailedMessages, LakeSource
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
 from pipeline_platform.lake.removed_batchers import removed_batchers
-from pipeline_platform.lake.tables import OUTCOMES, Table, Tables
+from pipeline_platform.lake.tables import DECISIONS, OUTCOMES, Table, Tables
 from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES, MESSAGE_KEY, MESSAGES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
@@ -53,7 +53,7 @@ class ReplayedMessages(LakeSource):
         rows = [columns.empty_table()]
         for path in paths:
             for batch in self._batches(path, columns):
-                decided = batch.filter(pc.is_in(batch["outcome"], pa.array(["handled", "failed"])))
+                decided = batch.filter(pc.is_in(batch["outcome"], pa.array(DECISIONS)))
                 rows.append(pa.table(decided.filter(_are_in(decided, bucket, of))))
         # The last row after a sort by attempt; an attempt is decided by one receive.
         decided = pa.concat_tables(rows).sort_by("attempt").group_by(list(MESSAGE_KEY), use_threads=False)

@@ -15,7 +15,7 @@ from pipeline_platform.lake.failure_events import RANKED, events, failure_keys
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
-from pipeline_platform.lake.tables import Table, Tables
+from pipeline_platform.lake.tables import DECISIONS, Table, Tables
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import ATTEMPT_KEY, MESSAGE_KEY
@@ -64,7 +64,7 @@ class OthersDecisions:
             self._hashes = np.sort(np.concatenate([*hashed, np.empty(0, np.int64)]))
         for path in added:
             for rows in _rows(self._outcomes, path, *ATTEMPT_KEY, "outcome"):
-                theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"])))
+                theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(DECISIONS)))
                 yield theirs.filter(pa.array(_found(self._hashes, _hashes(keys_of(theirs, *MESSAGE_KEY)))[1] > 0))
 
 
@@ -188,8 +188,8 @@ class _Sought:
 
 
 def _last_attempts(theirs: pa.Table) -> pa.Table:
-    """Return the last decided attempt of each key; 2³¹ - 1 if the message was handled."""
-    at = pc.if_else(pc.equal(theirs["outcome"], "handled"), 2**31 - 1, theirs["attempt"])
+    """Return the last decided attempt of each key; 2³¹ - 1 if the message was handled or skipped."""
+    at = pc.if_else(pc.equal(theirs["outcome"], "failed"), theirs["attempt"], 2**31 - 1)
     return pa.table({"key": keys_of(theirs, *MESSAGE_KEY), "at": at}).group_by("key").aggregate([("at", "max")])
 
 

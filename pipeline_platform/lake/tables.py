@@ -36,9 +36,10 @@ def _schema(columns: dict[str, pa.DataType], *texts: str) -> pa.Schema:
 
 
 OUTCOMES = _schema(_MESSAGE, "receive_id", "outcome", "ack_ref", "ack_id", "action", "window")
-"""Columns of the outcomes of all messages. `outcome` is `handled` or `failed`, which decide the message, or `returned`
-(a failure that the source redelivers) or `duplicate` (decided by another receive). `action` is the ack action, or a
-marker for a message that was acknowledged early."""
+"""Columns of all outcomes. `outcome` is one of `DECISIONS`, `returned` (a failure that the source redelivers) or
+`duplicate` (decided by another receive). `action` is the ack action, or a marker for an early acknowledgement."""
+DECISIONS = ("handled", "skipped", "failed")
+"""Outcomes that decide a message."""
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
 _PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp("us", "UTC")})

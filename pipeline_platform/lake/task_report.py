@@ -54,6 +54,8 @@ class Totals:
 
     Attributes:
         handled: Messages by window, like `failed`, `returned` and `duplicates`.
+        skipped: Messages that a callback skipped, by window.
+        skip_reasons: Skipped messages by reason.
         dead: Failed messages that are not retried.
         released: Messages that were not started because the run stops. They are also counted as returned.
         staged: Messages that wait for a batch, by batcher.
@@ -83,6 +85,8 @@ class Totals:
     failed: Counter[str] = field(default_factory=Counter)
     returned: Counter[str] = field(default_factory=Counter)
     duplicates: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    skip_reasons: Counter[str] = field(default_factory=Counter)
     dead: int = 0
     released: int = 0
     staged: Counter[str] = field(default_factory=Counter)
@@ -123,6 +127,7 @@ class Totals:
         return replace(
             self,
             reasons=_most_frequent(self.reasons, _KEYS),
+            skip_reasons=_most_frequent(self.skip_reasons, _KEYS),
             batch_keys={batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()},
             sample=self.sample[:SAMPLE],
             losses=self.losses[:SAMPLE],
@@ -183,6 +188,11 @@ class TaskReport(Totals):
         self.reasons[words(reason, _REASON)] += 1
         _forget_rare(self.reasons)
 
+    def count_skipped(self, reason: object) -> None:
+        """Count the reason of a skipped message."""
+        self.skip_reasons[words(reason, _REASON)] += 1
+        _forget_rare(self.skip_reasons)
+
     def count_failure(self, message: Message) -> None:
         """Count the reason of a failed message. The first messages are kept as a sample."""
         failure = message.failure or Failure("failed", "")
@@ -194,7 +204,8 @@ class TaskReport(Totals):
     def bounded(self) -> TaskReport:
         """Return the report with the most frequent reasons and batch keys only."""
         keys = {batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()}
-        return replace(self, reasons=_most_frequent(self.reasons, SAMPLE), batch_keys=keys)
+        reasons, skips = (_most_frequent(counted, SAMPLE) for counted in (self.reasons, self.skip_reasons))
+        return replace(self, reasons=reasons, skip_reasons=skips, batch_keys=keys)
 
     def to_json(self) -> str:
         """Return the report as JSON, without defaults."""

@@ -215,7 +215,7 @@ def messages_of(block: Any) -> list[Message]:
     verdicts = zip(known["status"].to_pylist(), known["reason"].to_pylist(), strict=True)
     messages = Message.each(block_now.rows.take(at), block_now.ack_policy)
     return [
-        message if status in ("ok", None) else message.failed(reason or "")
+        message if status in ("ok", "skipped", None) else message.failed(reason or "")
         for message, (status, reason) in zip(messages, verdicts, strict=True)
     ]
 

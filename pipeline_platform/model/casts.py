@@ -14,14 +14,17 @@ from contextlib import suppress
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from functools import partial
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types as arrow
-from pydantic import TypeAdapter
+from pydantic import AnyUrl, IPvAnyAddress, TypeAdapter
+from pydantic_core import from_json, to_json
 
 MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 _DAYS = date(1, 1, 1).toordinal() - date(1970, 1, 1).toordinal(), date(9999, 12, 31).toordinal() - 719_163
@@ -133,6 +136,10 @@ class Cast(ABC):
             ColumnError: The value does not fit; `path` names the field.
         """
 
+    def read(self, value: Any) -> Any:
+        """Return a value of the column, with JSON text decoded."""
+        return value
+
     def nulls(self, column: pa.Array, takes: str, path: str) -> pa.Array:
         """Return a column of nulls for an array of another type, which may contain only nulls."""
         if column.null_count < len(column):
@@ -206,9 +213,11 @@ class Text(Cast):
     """A column that stores values as text, in a normal form."""
 
     def __init__(self, base: type) -> None:
-        """Cast to the text of a type of `AS_TEXT`."""
+        """Cast to the text of a type for which `is_text` is true."""
         self.type, self.base, self.own = pa.string(), base, (base, type(None))
-        self._text, self._parsed, self._arrow = AS_TEXT[base]
+        self._python = (IPv4Address, IPv6Address) if base is _ANY_ADDRESS else base
+        is_url = issubclass(base, AnyUrl)
+        self._text, self._parsed, self._arrow = _of_url(base) if is_url else AS_TEXT[base]
         self._takes = f"{base.__name__} or its text"
 
     def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
@@ -234,7 +243,7 @@ class Text(Cast):
         with suppress(*MISFIT):
             if isinstance(value, str):
                 return self._text(self._parsed(value))
-            if isinstance(value, self.base):
+            if isinstance(value, self._python):
                 return self._text(value)
         if isinstance(value, str):
             raise ColumnError(f"{path} is not the text of a {self.base.__name__}")
@@ -257,12 +266,62 @@ def _in_microseconds(parsed: Callable[[str], Any], text: str) -> Any:
     return parsed(text)
 
 
-AS_TEXT: Mapping[type, tuple[Callable[[Any], str], Callable[[str], Any], Callable[[pa.DataType], bool] | None]] = {
+_ANY_ADDRESS: Any = IPvAnyAddress
+_AsText = tuple[Callable[[Any], str], Callable[[str], Any], Callable[[pa.DataType], bool] | None]
+AS_TEXT: Mapping[type, _AsText] = {
     UUID: (str, UUID, None),
+    _ANY_ADDRESS: (str, ip_address, None),
+    **{address: (str, address, None) for address in (IPv4Address, IPv6Address, IPv4Network, IPv6Network)},
     time: (time.isoformat, partial(_in_microseconds, time.fromisoformat), arrow.is_time),
     timedelta: (str, partial(_in_microseconds, parsed_span), arrow.is_duration),
 }
 """Types that a column stores as text: the functions that write and parse it, and the accepted Arrow type."""
+
+
+def _of_url(base: type) -> _AsText:
+    return str, TypeAdapter(base).validate_python, None
+
+
+def is_text(annotation: Any) -> bool:
+    """Whether a column stores a type as text, in a normal form."""
+    return annotation in AS_TEXT or (isinstance(annotation, type) and issubclass(annotation, AnyUrl))
+
+
+class JsonText(Cast):
+    """A column of JSON text, for fields with values of several types."""
+
+    type = pa.string()
+
+    def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
+        """Build the column of Python's values."""
+        return pa.array([None if value is None else self._written(value, path) for value in values], self.type)
+
+    def of_array(self, column: pa.Array, path: str) -> pa.Array:
+        """Build the column of an Arrow array. Text must be JSON, and is not changed."""
+        column = _decoded(column)
+        if not _is_text(column.type):
+            return self.of_values(column.to_pylist(maps_as_pydicts="strict"), path)
+        texts = column.to_pylist()
+        try:
+            for text in texts:
+                from_json("null" if text is None else text, allow_inf_nan=False)
+        except ValueError:
+            raise ColumnError(f"{path} is not JSON text") from None
+        return pa.array(texts, self.type)
+
+    def crossing(self, value: Any, path: str) -> Any:
+        """Return the value as plain JSON."""
+        return None if value is None else from_json(self._written(value, path))
+
+    def read(self, value: Any) -> Any:
+        """Return the decoded JSON."""
+        return None if value is None else from_json(value)
+
+    def _written(self, value: Any, path: str) -> bytes:
+        try:
+            return to_json(value, by_alias=False, inf_nan_mode="null", fallback=msgspec.to_builtins)
+        except MISFIT as error:
+            raise ColumnError(f"{path} cannot be written as JSON: {type(error).__name__}") from None
 
 
 class Members(Cast):

@@ -17,11 +17,11 @@ from pipeline_platform.model.options import (
     Producer,
     RateLimiting,
     Retention,
-    Retry,
     Splitter,
     TableBatcher,
 )
 from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.model.strict_options import PipelineError, Requirement, nearest, shown
 from pipeline_platform.model.windows import most_a_day
@@ -179,10 +179,16 @@ def _unfit(model: ModelClass, *, columns: bool) -> str | None:
     except ColumnError as error:
         return str(error)
     if taken := sorted(folded & set(SYSTEM_COLUMNS)):
-        return f"{model.__name__} has the fields {taken}, which are columns of the platform. Rename them."
+        return f"{model.__name__} has the fields {taken}, which are columns of the platform. {_rename(taken)}"
     if columns and (routes := sorted(folded & {"position", *ROUTING})):
-        return f"{model.__name__} has the fields {routes}, which handle_messages uses to route rows. Rename them."
+        return f"{model.__name__} has the fields {routes}, which handle_messages uses to route rows. {_rename(routes)}"
     return None
+
+
+def _rename(fields: Sequence[str]) -> str:
+    """Return how to rename a field whose name in the payload stays the same."""
+    name = fields[0]
+    return f"Rename them, for example {name}_ = Field(validation_alias={name!r}), or field(name={name!r}) of msgspec."
 
 
 _WITHIN = {

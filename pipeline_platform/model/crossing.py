@@ -2,7 +2,7 @@
 
 import enum
 from datetime import timedelta
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import contains, or_
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,13 +10,14 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, TypeAdapter, with_config
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Json, TypeAdapter, with_config
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from pipeline_platform.model.casts import AS_TEXT, KINDS, parsed_span
+from pipeline_platform.model.casts import KINDS, is_text, parsed_span
 from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
-from pipeline_platform.model.schema import CONSTRAINED, row_type
+from pipeline_platform.model.payload import has_struct
+from pipeline_platform.model.schema import CONSTRAINED, bare, is_json, row_type
 
 
 def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:
@@ -67,7 +68,8 @@ class _Crossing:
         # JSON has no bytes: they are written as text.
         has_bytes = "binary" in str(self._row_type.schema.types) or is_open
         self._bytes_mode: Literal["base64", "utf8"] = "base64" if has_bytes else "utf8"
-        self.decode = TypeAdapter(_shape(model)).validate_json
+        # JSON text has the names of fields, not their aliases.
+        self.decode = partial(TypeAdapter(_shape(model)).validate_json, by_alias=True, by_name=True)
 
     def encode(self, data: Any) -> bytes:
         values = values_of(data) if type(data) is self._model else {}
@@ -128,16 +130,25 @@ def _span(value: Any) -> Any:
 _set = object.__setattr__  # also works for a frozen model
 
 
+def _free(annotation: Any) -> Any:
+    """Return the type of a field that is stored as JSON text. Its validators decide between several types."""
+    if has_struct(bare(annotation)):
+        return Annotated[Any, AfterValidator(lambda value: msgspec.convert(value, annotation))]
+    return Any if bare(annotation) is Json else annotation
+
+
 def _stripped(annotation: Any) -> Any:
     """Return the type of a field of a model that `arrow_schema` accepts, without the type's validators."""
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if is_json(annotation):
+        return _free(annotation)
     if origin is Annotated:
         return _stripped(arguments[0])
     if origin in (Union, UnionType):
         return reduce(or_, map(_stripped, arguments))
     if annotation is timedelta:
         return Annotated[timedelta, BeforeValidator(_span)]
-    if origin is Literal or annotation in (*KINDS, *AS_TEXT, type(None), ...):
+    if origin is Literal or is_text(annotation) or annotation in (*KINDS, type(None), ...):
         return annotation
     if origin is not None:
         return origin[tuple(map(_stripped, arguments))]

@@ -18,7 +18,7 @@ class Fields(NamedTuple):
 _PRODUCER = ("pipeline", "producer")
 _RUN = (*_PRODUCER, "receive_id", "run_id", "origin")
 _TASK = ("pipeline", "receive_id", "run_id", "task")
-_OUTCOMES = ("handled", "failed", "returned")
+_OUTCOMES = ("handled", "skipped", "failed", "returned")
 
 EVENTS: Mapping[str, Fields] = {
     "ask": Fields((*_PRODUCER, "source"), ("backlog", "in_flight", "demand", "runs")),

@@ -74,6 +74,10 @@ def _traceback_of(error: BaseException) -> str:
     return words("".join(part if len(part) <= _SAID else f"{part[:_SAID]}...\n" for part in parts)[-8_000:])
 
 
+class PayloadError(ValueError):
+    """A payload cannot be decoded. The message contains reason and position, and does not quote the payload."""
+
+
 class Failure(NamedTuple):
     """The failure of a message.
 
@@ -84,6 +88,7 @@ class Failure(NamedTuple):
         traceback: Traceback of the exception, or empty.
         stage: The callback in which it failed, `batch_size` for a splitter, or `lake` if its data fits no column.
         retry: Whether a retry can help. If not, the message is dead at once.
+        error: Class of the exception, for the rules of `Retry`; None without one, and in later steps.
     """
 
     kind: str
@@ -91,16 +96,17 @@ class Failure(NamedTuple):
     traceback: str = ""
     stage: str = ""
     retry: bool = True
+    error: type[BaseException] | None = None
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Self:
         """Return the failure for an exception that a callback raised."""
-        return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage)
+        return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage, error=type(error))
 
     def at(self, stage: str) -> Self:
         """Return a copy with a stage, if it has none: `Message.failed` cannot set the stage."""
         return self if self.stage else self._replace(stage=stage)
 
 
-FAILURE_COLUMNS = tuple(name for name in Failure._fields if name != "retry")
+FAILURE_COLUMNS = Failure._fields[: Failure._fields.index("retry")]
 """Texts of a `Failure`, which tables and files contain in columns of the same names."""

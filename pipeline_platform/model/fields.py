@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin
 from msgspec import Struct
 from msgspec.structs import FieldInfo, asdict
 from msgspec.structs import fields as fields_of_struct
-from pydantic import BaseModel
+from pydantic import BaseModel, Json, JsonValue
 
 from pipeline_platform.model.strict_options import Requirement
 
@@ -70,4 +70,4 @@ def allows_none(annotation: Any) -> bool:
     """Whether a type includes None."""
     if get_origin(annotation) in (Annotated, Union, types.UnionType):
         return any(map(allows_none, get_args(annotation)))
-    return annotation in (None, type(None), Any)
+    return annotation in (None, type(None), Any, Json, JsonValue)

@@ -14,9 +14,8 @@ from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure, reason_of, words
 
-Status = Literal["ok", "failed"]
+Status = Literal["ok", "skipped", "failed"]
 BatchMode = Literal["bulk", "flush"]
-Trigger = Literal["size", "flush", "timeout"]
 Model = TypeVar("Model")
 
 DEFAULT = "default"
@@ -101,6 +100,7 @@ class MessageState(NamedTuple):
     actions: tuple[str | None, str | None] | None = None
     child: int | None = None
     children: tuple[Message, ...] | None = None
+    skip_reason: str | None = None
 
 
 _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
@@ -158,13 +158,15 @@ class Message:
 
     @property
     def status(self) -> Status:
-        """`ok` or `failed`."""
-        return "ok" if self.failure is None else "failed"
+        """`ok`, `skipped` or `failed`."""
+        if self.failure is not None:
+            return "failed"
+        return "ok" if self._state.skip_reason is None else "skipped"
 
     @property
     def reason(self) -> str | None:
-        """The reason of its failure, on one line; None if it has not failed."""
-        return None if self.failure is None else self.failure.reason
+        """The reason for which it failed or is skipped, on one line; None if its status is `ok`."""
+        return self._state.skip_reason if self.failure is None else self.failure.reason
 
     @property
     def source(self) -> str:
@@ -317,10 +319,19 @@ class Message:
         """
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
-            return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry)))
+            return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry), reason.error))
+        error = type(reason) if isinstance(reason, BaseException) else None
         text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
-        before = self.failure or Failure("failed", text)
+        before = self.failure or Failure("failed", text, error=error)
         return self._but(failure=before._replace(reason=text, retry=bool(retry)))
+
+    def skip(self, reason: object) -> Message:
+        """Skip the message: it is acknowledged as successful and counted as `skipped`, and no table gets a row.
+
+        Callbacks before batching are not called for it any more. A child that is skipped has no row, and does not
+        change the outcome of its message. In `handle_failed` this requires the option `rescue`, like `rescued()`.
+        """
+        return self._but(failure=None, children=None, skip_reason=words(reason, 2_000))
 
     def rescued(self) -> Message:
         """Remove its failure, in `handle_failed`. Requires the option `rescue`; otherwise it stays failed."""
@@ -371,25 +382,3 @@ def _key(value: str) -> str:
     if not isinstance(value, str):
         raise TypeError(f"batch_key must be a str, got {value!r}. Convert it with str().")
     return value
-
-
-class BatchInfo(NamedTuple):
-    """Properties of a batch, for `handle_batch`.
-
-    Attributes:
-        batcher: Name of the batcher.
-        batch_key: Key of its messages.
-        partition: Partition of its messages, from `partition_by` or the source; None without `partition_by`.
-        size: Number of its messages.
-        trigger: Reason for which it ended: `size` (`batch_size`, `batch_bytes` or the splitter), `flush` (a message in
-            mode `flush`, or the end of a retry, a replay or a drain) or `timeout` (the end of a run that pulls).
-        batch_id: Id that stays the same when the batch of a receive is handled again. Retries and replays make new
-            batches: for idempotent writes use `source`, `message_id` and `child` of each message.
-    """
-
-    batcher: str
-    batch_key: str
-    partition: int | str | None
-    size: int
-    trigger: Trigger
-    batch_id: str

@@ -45,6 +45,10 @@ class ListOf(Cast):
         made = [self._item.crossing(item, f"{path}[]") for item in _listed(value, path)]
         return made if self._nullable or None not in made else _refuse_null(f"{path}[]")
 
+    def read(self, value: Any) -> Any:
+        """Return a list with JSON text decoded."""
+        return None if value is None else list(map(self._item.read, value))
+
     def _made(self, items: pa.Array, lengths: Any, nulls: Any, path: str) -> pa.Array:
         if items.null_count and not self._nullable:
             _refuse_null(f"{path}[]")
@@ -85,6 +89,10 @@ class DictOf(Cast):
             for key, item in _dict(value, path).items()
         }
         return made if self._nullable or None not in made.values() else _refuse_null(f"{path}[]")
+
+    def read(self, value: Any) -> Any:
+        """Return a dict with JSON text decoded."""
+        return None if value is None else {key: self._item.read(item) for key, item in value.items()}
 
     def _made(self, keys: pa.Array, items: pa.Array, lengths: Any, nulls: Any, path: str) -> pa.Array:
         if items.null_count and not self._nullable:
@@ -136,6 +144,10 @@ class ModelOf(Cast):
         if nulls := [name for name in self._filled if made[name] is None]:
             _refuse_null(within + nulls[0])
         return made | (getattr(value, "model_extra", None) or {})
+
+    def read(self, value: Any) -> Any:
+        """Return a dict of fields with JSON text decoded."""
+        return None if value is None else {name: cast.read(value[name]) for name, cast in self.casts.items()}
 
     def columns(self, data: Sequence[Any], path: str = "") -> list[pa.Array]:
         """Build the column of each field from data that `fields_of` accepts. Code of the model may raise anything."""

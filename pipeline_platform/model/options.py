@@ -1,10 +1,8 @@
 """Options of a pipeline, with Broadway's names."""
 
-import random
-import zlib
 from collections.abc import Callable
 from copy import deepcopy
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -14,64 +12,6 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.option_types import Cron, Duration
 from pipeline_platform.model.partition import PartitionBy
 from pipeline_platform.model.strict_options import Options, Requirement
-
-JITTER = 0.25
-"""Usual random part of a pause: calls and messages that failed together are not retried together."""
-
-
-class Backoff(Options):
-    """Growing pauses: `first`, then `factor` times the previous pause, up to `most`."""
-
-    first: Duration = Field(description="Pause before the second attempt.")
-    factor: float = Field(2.0, ge=1, le=100, description="Growth: each pause is the previous one times this number.")
-    most: Duration = Field(timedelta(hours=1), description="Longest pause.")
-
-    @model_validator(mode="after")
-    def _grows(self) -> Self:
-        if self.most < self.first:
-            raise ValueError(
-                f"most: must be at least first ({self.first}), got {self.most}. "
-                "Raise it, or use Retry(backoff=timedelta(...)) for a constant pause."
-            )
-        return self
-
-    def before(self, attempt: int, jitter: float = 0.0, chance: float | None = None) -> timedelta:
-        """Return the pause before an attempt: `first` before attempt 2.
-
-        Args:
-            attempt: Number of the attempt, from 2.
-            jitter: Random part: 0.25 adds up to a quarter of the pause, -0.5 removes up to half of it.
-            chance: Share of `jitter` to use, from 0 to 1. None: a random share.
-        """
-        try:
-            pause = min(self.most, self.first * self.factor ** (attempt - 2))
-        except OverflowError:
-            pause = self.most
-        return pause * (1 + jitter * (random.random() if chance is None else chance))  # noqa: S311 - no secret
-
-
-class Retry(Options):
-    """Retries of failed messages. A message that fails at its last attempt is dead."""
-
-    max_attempts: int = Field(
-        ge=1, le=1_000, description="Attempts per message, the first included. 1 disables retries."
-    )
-    backoff: Duration | Backoff = Field(
-        Backoff(first=timedelta(minutes=1)),
-        description="Pause before a retry: constant, or a Backoff. Up to a quarter of it is added at random.",
-    )
-
-    def is_last(self, attempt: int) -> bool:
-        """Whether a message that fails at this attempt is dead."""
-        return attempt >= self.max_attempts
-
-    def due_at(self, source: str, message_id: str, attempt: int, failed_at: datetime) -> datetime:
-        """Return the time of the retry after a failure at this attempt; equal arguments give the same time."""
-        chance = zlib.crc32("\0".join((source, message_id, str(attempt))).encode()) / 2**32
-        given = self.backoff
-        backoff = given if isinstance(given, Backoff) else Backoff(first=given, factor=1, most=given)
-        return failed_at + backoff.before(attempt + 1, JITTER, chance)
-
 
 DEFAULT_BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6
@@ -316,7 +256,8 @@ class Batcher(Options):
     Data is passed from `handle_message` to `handle_batch` as JSON. With a `schema` every value arrives unchanged: bool,
     int, float (NaN and infinity, too), str, bytes, datetime, date, time, timedelta, Decimal, UUID, Enum, Literal,
     models, and lists, sets, tuples and dicts of them. Validators and serializers do not run again, private attributes
-    are created again, and extra fields arrive as plain JSON. Without a `schema` bytes stay bytes, and all other data
+    are created again, and extra fields arrive as plain JSON. Fields that are stored as JSON text (`Any`, unions) arrive
+    as plain JSON, or as their type decodes it. Without a `schema` bytes stay bytes, and all other data
     arrives as plain JSON (a datetime as text). A message fails if its data cannot be passed.
     """
 

@@ -10,21 +10,18 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import msgspec
 from msgspec import Struct, defstruct
-from pydantic import BaseModel, PydanticUserError, TypeAdapter
+from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
+from pipeline_platform.model.compression import format_of
 from pipeline_platform.model.exact_decimals import exact, has_decimal
-from pipeline_platform.model.failure import words
+from pipeline_platform.model.failure import PayloadError, words
 from pipeline_platform.model.fields import ModelClass, fields
 
 _QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
 """Pattern of the values and names of a payload that msgspec quotes in errors."""
 
 _decode = msgspec.json.Decoder().decode
-
-
-class PayloadError(ValueError):
-    """A payload is not valid JSON. The message contains reason and position, and does not quote the payload."""
 
 
 def decoded(data: Any) -> Any:
@@ -53,7 +50,7 @@ def decoder(model: Any) -> Callable[[Any], Any]:
     Raises:
         TypeError: Neither pydantic nor msgspec accepts the type.
     """
-    if _has_struct(model):
+    if has_struct(model):
         return _by_msgspec(model)
     if isinstance(model, type) and issubclass(model, BaseModel):
         own: Callable[[Any], Any] = model.model_validate_json
@@ -62,11 +59,12 @@ def decoder(model: Any) -> Callable[[Any], Any]:
             own = TypeAdapter(model).validate_json
         except PydanticUserError as error:
             raise TypeError(f"json() cannot decode to {words(model, 200)}: {error.message}") from None
-    return partial(_exactly, own, model) if has_decimal(model) else own
+    return partial(_named, partial(_exactly, own, model) if has_decimal(model) else own)
 
 
-def _has_struct(model: Any) -> bool:
-    return (isinstance(model, type) and issubclass(model, Struct)) or any(map(_has_struct, get_args(model)))
+def has_struct(model: Any) -> bool:
+    """Whether a type is a `msgspec.Struct`, or a union, list or dict of them."""
+    return (isinstance(model, type) and issubclass(model, Struct)) or any(map(has_struct, get_args(model)))
 
 
 def _by_msgspec(model: Any) -> Callable[[Any], Any]:
@@ -84,6 +82,17 @@ def _by_msgspec(model: Any) -> Callable[[Any], Any]:
     return decoded_to
 
 
+def _named(own: Callable[[Any], Any], data: Any) -> Any:
+    """Decode by pydantic. The error of a payload that is not JSON names its format, if that is known."""
+    try:
+        return own(data)
+    except ValidationError as error:
+        if (why := format_of(data)) is None or error.errors(include_input=False)[0]["type"] != "json_invalid":
+            raise
+        refused: Any = {"type": "json_invalid", "ctx": {"error": why}, "input": data}
+        raise ValidationError.from_exception_data(error.title, [refused], "json") from None
+
+
 def _exactly(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
     """Decode by pydantic with exact Decimals."""
     try:
@@ -96,6 +105,8 @@ def _exactly(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
 
 def _why(data: bytes, error: Exception) -> str:
     """Return reason and position of an error in pydantic's wording, so that both decoders report the same."""
+    if why := format_of(data):
+        return why
     try:
         from_json(data, allow_inf_nan=False)
     except ValueError as found:

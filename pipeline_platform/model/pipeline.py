@@ -8,10 +8,11 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import BLOCK_TYPES, annotated, name_of
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.events import Functions
-from pipeline_platform.model.message import BatchInfo, Message
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.option_types import (
     Context,
     Cron,
@@ -23,16 +24,9 @@ from pipeline_platform.model.option_types import (
     ZonedDatetime,
     requirement_of,
 )
-from pipeline_platform.model.options import (
-    BATCH_MESSAGES,
-    Batcher,
-    Processors,
-    Producer,
-    Retention,
-    Retry,
-    TableBatcher,
-)
+from pipeline_platform.model.options import BATCH_MESSAGES, Batcher, Processors, Producer, Retention, TableBatcher
 from pipeline_platform.model.partition import SOURCE, PartitionBy
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.strict_options import PipelineError, did_you_mean, refusal_reason, shown
 
 __all__ = ["Pipeline", "PipelineError"]
@@ -159,7 +153,7 @@ class Pipeline:
         Returns:
             The same number of rows, with the same `position`, which identifies a row. A row is written to the table of
             its `batcher`: the fields of the table's model are read from columns of the same name (from `data` without
-            a model). A row with the `status` `failed` fails with its `reason`.
+            a model). A row with the `status` `failed` fails with its `reason`, and one with `skipped` is skipped.
         """
         raise NotImplementedError(f"{type(self).__name__} has no handle_messages")
 

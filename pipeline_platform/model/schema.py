@@ -9,9 +9,18 @@ from functools import lru_cache
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import pyarrow as pa
-from pydantic import AwareDatetime, FutureDate, FutureDatetime, NaiveDatetime, PastDate, PastDatetime
+from pydantic import (
+    AwareDatetime,
+    FutureDate,
+    FutureDatetime,
+    Json,
+    JsonValue,
+    NaiveDatetime,
+    PastDate,
+    PastDatetime,
+)
 
-from pipeline_platform.model.casts import AS_TEXT, KINDS, Cast, ColumnError, Members, Plain, Text
+from pipeline_platform.model.casts import KINDS, Cast, ColumnError, JsonText, Members, Plain, Text, is_text
 from pipeline_platform.model.fields import MODELS, ModelClass, allows_none, fields
 from pipeline_platform.model.nested_casts import DictOf, ListOf, ModelOf
 
@@ -20,6 +29,9 @@ CONSTRAINED: dict[Any, type] = {
     **dict.fromkeys((PastDate, FutureDate), date),
 }
 """Python types of the values of pydantic's own types."""
+_FREE = (Any, Json, JsonValue, dict, list)
+"""Types of any JSON."""
+_LISTS = (list, set, frozenset, Sequence, tuple)
 _DIGITS = 38
 """Most digits of a Decimal in a Delta table."""
 
@@ -46,7 +58,8 @@ def arrow_schema(model: ModelClass) -> pa.Schema:
 def _model(model: ModelClass, inside: tuple[ModelClass, ...], kept: pa.DataType | None) -> ModelOf:
     if model in inside:
         raise ColumnError(
-            f"{model.__name__} contains itself, so its columns would have no end. Store the inner models as JSON text."
+            f"{model.__name__} contains itself, so its columns would have no end. Use Any for the inner models: "
+            "they are stored as JSON text."
         )
     if not (known := fields(model)):
         raise ColumnError(f"{model.__name__} has no fields. Add one: each field is a column.")
@@ -64,16 +77,27 @@ def _model(model: ModelClass, inside: tuple[ModelClass, ...], kept: pa.DataType 
     )
 
 
+def is_json(declared: Any) -> bool:
+    """Whether a column stores a type as JSON text: any JSON, lists and dicts of it, and several types."""
+    annotation = bare(declared)
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (*_LISTS, dict, Mapping):
+        return arguments[-1] is Any
+    return annotation in _FREE or origin in (Union, types.UnionType)
+
+
 def _cast(
     model: ModelClass, name: str, declared: Any, inside: tuple[ModelClass, ...], kept: pa.DataType | None
 ) -> Cast:
     annotation = bare(declared)
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if is_json(annotation):
+        return JsonText()
     if origin is Literal:
         kinds = {type(value) for value in arguments}
         if len(kinds) == 1 and (kind := kinds.pop()) in KINDS:
             return Members(kind, arguments, None, str(annotation).removeprefix("typing."))
-    elif origin in (list, set, frozenset, Sequence, tuple) and (len(arguments) == 1 or arguments[1:] == (Ellipsis,)):
+    elif origin in _LISTS and (len(arguments) == 1 or arguments[1:] == (Ellipsis,)):
         kept = kept.value_type if kept is not None and pa.types.is_list(kept) else None
         return ListOf(_cast(model, name, arguments[0], inside, kept), nullable=allows_none(arguments[0]))
     elif origin in (dict, Mapping) and arguments and bare(arguments[0]) is str:
@@ -83,8 +107,6 @@ def _cast(
         if annotation is Decimal:
             is_kept = kept is not None and pa.types.is_decimal128(kept)
             return Plain(Decimal, kept if is_kept else _decimal(model, name, declared))
-        if annotation in KINDS:
-            return Plain(annotation)
         if issubclass(annotation, MODELS):
             return _model(annotation, inside, kept)
         if issubclass(annotation, enum.Enum):
@@ -92,7 +114,7 @@ def _cast(
             kinds = {*map(type, values)}
             if len(kinds) == 1 and (kind := kinds.pop()) in KINDS:
                 return Members(kind, values, annotation, annotation.__name__)
-        if annotation in AS_TEXT:
+        if is_text(annotation):
             return Text(annotation)
         for base in KINDS:
             if issubclass(annotation, base):
@@ -100,7 +122,7 @@ def _cast(
     raise ColumnError(
         f"{model.__name__}.{name} has the type {annotation!r}, which no column can store. Use bool, int, float, str, "
         "bytes, datetime, date, time, timedelta, Decimal, UUID, Enum, Literal, a model, list[...], set[...], "
-        "tuple[X, ...] or dict[str, ...]."
+        "tuple[X, ...] or dict[str, ...]; or Any, for a column of JSON text."
     )
 
 

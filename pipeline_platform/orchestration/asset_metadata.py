@@ -11,9 +11,11 @@ import dagster as dg
 import pyarrow as pa
 
 from pipeline_platform.lake.tables import columns_of
+from pipeline_platform.model.casts import JsonText
 from pipeline_platform.model.fields import fields
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.schema import row_type
 
 
 def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
@@ -30,8 +32,13 @@ def _columns(pipeline: type[Pipeline], table: str) -> dg.TableSchema:
     model = pipeline.batchers[table].table_schema if table in pipeline.batchers else None
     of_model = {name: getattr(field.of, "description", None) for name, field in fields(model).items()} if model else {}
     descriptions: Mapping[str, str | None] = {**{field.name: _doc(field) for field in MESSAGES}, **of_model}
-    columns = columns_of(pipeline, table)
-    return dg.TableSchema([dg.TableColumn(col.name, str(col.type), descriptions.get(col.name)) for col in columns])
+    json = {name for name, cast in row_type(model).casts.items() if isinstance(cast, JsonText)} if model else set()
+    return dg.TableSchema(
+        [
+            dg.TableColumn(col.name, "JSON text" if col.name in json else str(col.type), descriptions.get(col.name))
+            for col in columns_of(pipeline, table)
+        ]
+    )
 
 
 def _doc(field: pa.Field) -> str | None:

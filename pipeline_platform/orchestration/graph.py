@@ -164,7 +164,8 @@ def _handle(flow: Flow, receive: Receive, context: dg.AssetExecutionContext) -> 
     log_output(context, manifest)
     totals = manifest.totals
     handled, failed, staged = totals.handled.total(), totals.failed.total(), totals.staged.total()
-    context.log.info(f"handled {handled}, failed {failed}, to batch {staged}")
+    skipped = f"skipped {totals.skipped.total()}, " if totals.skipped else ""
+    context.log.info(f"handled {handled}, {skipped}failed {failed}, to batch {staged}")
     if totals.released:
         context.log.warning(f"Stopping: released {totals.released} unstarted messages to the source")
 

@@ -47,6 +47,12 @@ def of_failures(totals: Totals) -> dict[str, Any]:
     }
 
 
+def _of_skipped(totals: Totals) -> dict[str, Any]:
+    """Return the reasons of skipped messages as metadata."""
+    counts = [{"reason": reason, "messages": count} for reason, count in totals.skip_reasons.most_common(SAMPLE)]
+    return {"reasons of skipped messages": table(counts, "reason", "messages")} if counts else {}
+
+
 @dataclass
 class Results:
     """Results of a receive, or of the rounds since the last report.
@@ -149,6 +155,8 @@ def report(
                     "received": received[window],
                     **failures,  # totals of the run, overwritten below by counts of the window
                     "handled": totals.handled[window],
+                    "skipped": totals.skipped[window],
+                    **_of_skipped(totals),
                     "failed": totals.failed[window],
                     "returned": totals.returned[window],
                     "duplicates": totals.duplicates[window],

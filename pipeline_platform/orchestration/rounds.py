@@ -12,7 +12,7 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.lake.compaction import UnreadableFileError, compact_window
 from pipeline_platform.lake.maintenance import CROWDED
-from pipeline_platform.model.options import Backoff
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.reporting import Results, failed_too_often, log_output, report
 from pipeline_platform.orchestration.rounds_end import RoundsEnd
@@ -118,8 +118,8 @@ class Rounds:
         bounds = replace(bounds, empty_runs=self._empty, filled=self._filled)
         ask = demand.next_ask(backlog, bounds, others, waited)
         if not ask.demand:
-            left = bounds.patience - (waited or timedelta(0))
-            time.sleep(min(_HINDERED_S, max(0.01, left.total_seconds())))
+            left = (bounds.patience - (waited or timedelta(0))).total_seconds()
+            time.sleep(min(max(left, 0.01), _LOOK_S) if left > 0 else _HINDERED_S)
         return ask.demand
 
     def _perform(self, wanted: int) -> None:

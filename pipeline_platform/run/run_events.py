@@ -16,7 +16,7 @@ from pipeline_platform.telemetry.tracing import within
 
 P = ParamSpec("P")
 
-_COUNTED = ("received", "batches", "handled", "failed", "returned", "acknowledged")
+_COUNTED = ("received", "batches", "handled", "skipped", "failed", "returned", "acknowledged")
 """Counts to emit about a task that are not zero."""
 
 

@@ -14,8 +14,8 @@ from typing import ClassVar, Generic, Self, TypeVar
 from pydantic import model_validator
 
 from pipeline_platform.model.actions import LEASED, AckActions
-from pipeline_platform.model.options import Backoff
 from pipeline_platform.model.portions import BATCH_BYTES
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.contract import LeasedIds, Refused
 from pipeline_platform.source.leased import LeasedSource
 

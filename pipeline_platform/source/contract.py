@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from pipeline_platform.model.actions import LEASED, AckActions, AckPolicy
 from pipeline_platform.model.message import DELIVERIES
-from pipeline_platform.model.options import Backoff
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.offsets import Positions
 from pipeline_platform.source.options import SourceOptions

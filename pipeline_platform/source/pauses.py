@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Final, Literal, NamedTuple
 
-from pipeline_platform.model.options import Backoff
+from pipeline_platform.model.retry import Backoff
 
 BackoffType = Literal["exp", "rand", "rand_exp", "stop"]
 """Growth of pauses: `exp` doubles, `rand` is random, `rand_exp` is random up to a doubling limit, `stop` means none."""

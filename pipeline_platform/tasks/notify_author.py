@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges, without
+from pipeline_platform.lake.tables import DECISIONS
 from pipeline_platform.lake.task_report import SAMPLE
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import MESSAGE_KEY, Message
@@ -24,9 +25,6 @@ ROWS = 1_000
 
 NOT_TAKEN = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 """Schema of messages whose notification raised. They are not acknowledged."""
-
-ENDED = ["handled", "failed"]
-"""Outcomes that the pipeline is notified of."""
 
 _OUTCOMES = NOT_TAKEN.append(pa.field("outcome", pa.string()))
 _KEYS = only(READ, *NOT_TAKEN.names, *MESSAGE_KEY)
@@ -121,7 +119,7 @@ class NotifyAuthor(CallingStep):
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
         ids, acks = keys_of(mine, *MESSAGE_KEY), keys_of(mine, *NOT_TAKEN.names)
-        is_open, has_ended = pc.field("state") != "closed", pc.field("outcome").isin(ENDED)
+        is_open, has_ended = pc.field("state") != "closed", pc.field("outcome").isin(DECISIONS)
         failures = self._of(ids, self.failed, _FAILED, MESSAGE_KEY, is_open)
         failed = pc.index_in(ids, keys_of(failures, *MESSAGE_KEY))
         decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, has_ended)

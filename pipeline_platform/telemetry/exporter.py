@@ -12,6 +12,7 @@ _PREFIX = "pipeline_platform"
 COUNTED = {
     "received": "Messages that runs received.",
     "handled": "Messages that were handled.",
+    "skipped": "Messages that a callback skipped.",
     "failed": "Messages that failed; a message counts once per receive.",
     "acknowledged": "Messages that were acknowledged.",
 }

@@ -10,14 +10,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import DECISIONS
+from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.message import BULK, MESSAGES, BatchInfo, BatchMode, Message
+from pipeline_platform.model.message import BULK, MESSAGES, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.model.windows import EARLIEST, window_key
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.handle.handle_messages import READ
-from pipeline_platform.tasks.notify_author import ENDED, ROWS, ended
+from pipeline_platform.tasks.notify_author import ROWS, ended
 from pipeline_platform.tasks.record.step import Step
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.in_memory import EarlyCalls, Kept
@@ -56,6 +58,7 @@ class Acknowledged:
         successful: Handled messages in the order of their data, as the last callback returned them. A message for
             which `handle_message` returned a list is replaced by the messages of the list.
         failed: Failed messages in the order of their data, as `handle_failed` returned them.
+        skipped: Skipped messages in the order of their data. `acknowledger` gets them after the successful messages.
         batches: Batches that `handle_batch` got, batcher by batcher.
         actions: The ack action of each message, in the order of the data.
         early: Messages that `ack_immediately` acknowledged, in this order, in their state at that time.
@@ -65,6 +68,7 @@ class Acknowledged:
 
     successful: list[Message] = field(default_factory=list)
     failed: list[Message] = field(default_factory=list)
+    skipped: list[Message] = field(default_factory=list)
     batches: list[BatchInfo] = field(default_factory=list)
     actions: list[str] = field(default_factory=list)
     early: list[Message] = field(default_factory=list)
@@ -152,23 +156,26 @@ def _test(
     batches = kept.handle(_received(deliveries, window), window, batch_mode)
     ended = [kept.ended[position] for position in sorted(kept.ended)]
     successful = kept.successful
-    failed = [message for message in ended if message.status == "failed"]
+    failed, skipped = ([message for message in ended if message.status == status] for status in ("failed", "skipped"))
     early, known = (early_acks.messages, early_acks.actions) if early_acks else ([], {})
     by_id = {row["message_id"]: row["action"] for row in kept.written("outcomes").to_pylist()} | known
-    late = [[message for message in some if message.message_id not in known] for some in (successful, failed)]
+    late = [
+        [message for message in some if message.message_id not in known] for some in ([*successful, *skipped], failed)
+    ]
     _notify_author(step, instance, _received(deliveries, window), kept)
     if not early or any(late):
         acknowledge(_NAME, *late)
     actions = [by_id[message_id] for message_id in deliveries.column("message_id").to_pylist()]
     report = kept.report.bounded()
-    notes = {name: count for name, count in report.counts().items() if count}
-    return Acknowledged(successful, failed, batches, actions, early, {**notes, "reasons": dict(report.reasons)})
+    notes: dict[str, Any] = {name: count for name, count in report.counts().items() if count}
+    notes |= {"reasons": dict(report.reasons)} | ({"skip_reasons": dict(report.skip_reasons)} if skipped else {})
+    return Acknowledged(successful, failed, skipped, batches, actions, early, notes)
 
 
 def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: Kept) -> None:
     """Call the pipeline's callback `acknowledge`, as a run does before it acknowledges."""
     outcomes = kept.written("outcomes")
-    ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(ENDED)))
+    ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(DECISIONS)))
     decided = rows.filter(pc.is_in(rows["message_id"], ids.combine_chunks()))
     for first in range(0, decided.num_rows, ROWS):
         some = decided.slice(first, ROWS)

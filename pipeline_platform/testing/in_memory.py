@@ -7,7 +7,8 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.early_acks import AckKey, Entry
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.message import DEFAULT, BatchInfo, BatchMode, Message
+from pipeline_platform.model.batch_info import BatchInfo
+from pipeline_platform.model.message import DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
@@ -42,7 +43,7 @@ class EarlyCalls(EarlyAcks):
         some, entries = list(messages.values()), {key: self._entry(key, message) for key, message in messages.items()}
         (ack_ref, _), *_ = messages
         failed = [message for message in some if message.status == "failed"]
-        self._acknowledge(ack_ref, [message for message in some if message.status == "ok"], failed)
+        self._acknowledge(ack_ref, [message for message in some if message.status != "failed"], failed)
         self.messages += some
         self.actions |= {message.message_id: entries[key].action for key, message in messages.items()}
         return entries
@@ -66,7 +67,7 @@ class Kept(Outcomes):
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages, and keep their children."""
         for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
-            self._children[position] = dict(enumerate(message._state.children or ()))
+            self._children[position] = {each.child or 0: each for each in message._state.children or ()}
         super().handled(batch, window, messages)
 
     def batched(
@@ -108,8 +109,9 @@ class Kept(Outcomes):
         return [
             result
             for message in ended
-            if message.failure is None
+            if message.status == "ok"
             for result in ([message] if message._state.children is None else message._state.children)
+            if result.status == "ok"
         ]
 
     def written(self, table: str) -> pa.Table:

@@ -9,7 +9,7 @@ import pytest
 from pipeline_platform.lake.inspection import ComingBack, coming_back
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import OUTCOMES, Table
+from pipeline_platform.lake.tables import DECISIONS, OUTCOMES, Table
 
 EARLY, LATE = "2026-11-23T0100", "2026-11-23T0200"
 
@@ -43,9 +43,10 @@ def test_undecided_messages_that_are_returned_repeatedly_are_found(outcomes):
     assert coming_back(outcomes) == ComingBack(messages=1, deliveries=3, oldest=EARLY)
 
 
-def test_decided_messages_are_not_reported_as_returned(outcomes):
+@pytest.mark.parametrize("decision", DECISIONS)
+def test_decided_messages_are_not_reported_as_returned(outcomes, decision):
     decided(outcomes, 1, EARLY, slow="returned")
     decided(outcomes, 2, LATE, slow="returned")
-    decided(outcomes, 3, LATE, slow="failed")
+    decided(outcomes, 3, LATE, slow=decision)
 
     assert coming_back(outcomes) is None

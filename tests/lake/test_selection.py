@@ -13,7 +13,7 @@ from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.inspection import IDS, Group, grouped, history
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.model.options import Retry
+from pipeline_platform.model.retry import Retry
 from tests.fixtures.failures import LATER, MINUTE, NOON, event, failures, record
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
 

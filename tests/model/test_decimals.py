@@ -12,7 +12,8 @@ from msgspec import Struct
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
 
 from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.payload import PayloadError, decoder
+from pipeline_platform.model.failure import PayloadError
+from pipeline_platform.model.payload import decoder
 from pipeline_platform.model.schema import arrow_schema, row_type
 
 LONG = "12345678901234567.89"

@@ -1,16 +1,19 @@
 """JSON payloads: valid values, invalid values and their errors."""
 
 import enum
+import gzip
 import json
+from typing import Annotated, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
+from pipeline_platform.model.compression import format_of
+from pipeline_platform.model.failure import PayloadError
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.payload import PayloadError
 from tests.fixtures.small_lake import batch_of
 
 
@@ -63,8 +66,11 @@ REFUSED = [
     (b'"\\ud83d"', "unexpected end of hex escape at line 1 column 8"),
     (b'"hunter2 \xed\xa0\xbd"', "invalid unicode code point at line 1 column 10"),
     (b'"hunter2 \xff"', "invalid unicode code point at line 1 column 10"),
-    (b"\xef\xbb\xbf{}", "expected value at line 1 column 1"),
-    ("{}".encode("utf-16"), "expected value at line 1 column 1"),
+    (b"\xef\xbb\xbf{}", "it starts with a byte order mark. Decode it with 'utf-8-sig' first"),
+    ("{}".encode("utf-16"), "it is UTF-16. Decode it with 'utf-16' first"),
+    ("{}".encode("utf-16-le"), "it is UTF-16. Decode it with 'utf-16-le' first"),
+    ("[]".encode("utf-16-be"), "it is UTF-16. Decode it with 'utf-16-be' first"),
+    (gzip.compress(b"{}", mtime=0), "it is compressed with gzip. Use message.update_data(decompressed) first"),
     (b"[" * 50_000 + b"]" * 50_000, "recursion limit exceeded at line 1 column 202"),
     (b'"\x01"', "control character (\\u0000-\\u001F) found while parsing a string at line 1 column 2"),
 ]
@@ -105,6 +111,49 @@ def test_a_union_and_a_list_of_models_are_decoded_by_pydantic():
     assert message_of(b'[{"number": 7, "price": 2}]').json(list[OrderStruct]) == [OrderStruct(number=7, price=2.0)]
     with pytest.raises(ValidationError, match="Refund"):
         message_of(b"{}").json(Order | Refund)
+
+
+@pytest.mark.parametrize("payload", [b"\xef\xbb\xbf{}", "{}".encode("utf-16"), gzip.compress(b"{}", mtime=0)])
+@pytest.mark.parametrize("model", [Order, Order | Refund, list[Order]])
+def test_pydantics_error_names_the_format_of_a_payload_that_is_not_json(payload, model):
+    with pytest.raises(ValidationError) as refused:
+        message_of(payload).json(model)
+
+    (error,) = refused.value.errors()
+    assert error["type"] == "json_invalid"
+    assert error["ctx"]["error"] == format_of(payload)
+
+
+class Created(BaseModel):
+    type: Literal["created"]
+    number: int
+
+
+class Paid(BaseModel):
+    type: Literal["paid"]
+    number: int
+
+
+class CreatedStruct(Struct, tag="created", tag_field="type"):
+    number: int
+
+
+class PaidStruct(Struct, tag="paid", tag_field="type"):
+    number: int
+
+
+@pytest.mark.parametrize(
+    ("union", "expected"),
+    [
+        (Annotated[Created | Paid, Field(discriminator="type")], Paid(type="paid", number=1)),
+        (CreatedStruct | PaidStruct, PaidStruct(number=1)),
+    ],
+)
+def test_a_field_of_the_payload_chooses_among_several_types(union, expected):
+    assert message_of(b'{"type": "paid", "number": 1}').json(union) == expected
+    assert message_of(b'[{"type": "paid", "number": 1}]').json(list[union]) == [expected]
+    with pytest.raises((ValidationError, PayloadError)):
+        message_of(b'{"type": "sent", "number": 1}').json(union)
 
 
 def test_an_unsupported_type_is_refused():

@@ -3,8 +3,10 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import BaseModel, ValidationError
 
-from pipeline_platform.model.options import Backoff, Retry
+from pipeline_platform import Failure, PayloadError
+from pipeline_platform.model.retry import Backoff, Retry
 
 FAILED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -49,3 +51,40 @@ def test_a_pause_without_jitter_is_exact_and_jitter_may_shorten_it():
     assert [DOUBLING.before(attempt) / SECOND for attempt in (2, 3, 4, 5, 2**31)] == [10, 20, 40, 60, 60]
     assert DOUBLING.before(3, -0.5, 1.0) == 10 * SECOND
     assert all(10 * SECOND <= DOUBLING.before(3, -0.5) <= 20 * SECOND for _ in range(100))
+
+
+def failure_of(error: BaseException) -> Failure:
+    return Failure.of(error, "handle_message")
+
+
+@pytest.mark.parametrize(
+    ("rules", "retried", "dead"),
+    [
+        ({}, [LookupError(), Failure("timeout", "")], [PayloadError(), Failure("ValidationError", "")]),
+        ({"never": ()}, [PayloadError(), LookupError()], []),
+        ({"never": (LookupError, "timeout")}, [PayloadError()], [KeyError(), Failure("timeout", "")]),
+        ({"on": (ConnectionError,)}, [ConnectionResetError()], [LookupError(), Failure("failed", "")]),
+        ({"on": ("timeout", PayloadError)}, [Failure("timeout", ""), PayloadError()], [ConnectionError()]),
+        ({"on": (OSError,), "never": (FileNotFoundError,)}, [TimeoutError()], [FileNotFoundError()]),
+        ({"on": ("OSError",)}, [OSError()], [ConnectionError()]),
+    ],
+)
+def test_a_failure_is_retried_by_its_class_or_kind(rules, retried, dead):
+    retry = Retry(max_attempts=3, **rules)
+    failures = [each if isinstance(each, Failure) else failure_of(each) for each in [*retried, *dead]]
+
+    assert [retry.allows(failure) for failure in failures] == [True] * len(retried) + [False] * len(dead)
+
+
+def test_a_payload_that_does_not_fit_a_model_is_not_retried_by_default():
+    class Order(BaseModel):
+        number: int
+
+    with pytest.raises(ValidationError) as refused:
+        Order(number="many")
+
+    assert not Retry(max_attempts=3).allows(failure_of(refused.value))
+
+
+def test_a_class_that_a_later_step_no_longer_knows_counts_by_its_name():
+    assert Retry(max_attempts=3, on=(ConnectionError,)).allows(Failure("ConnectionError", ""))

@@ -7,7 +7,7 @@ import dagster as dg
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
-from pipeline_platform.model.options import Retry
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.sensors import schedules as retry
 from tests.fixtures.jobs_under_test import resources_at

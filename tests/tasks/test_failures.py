@@ -6,9 +6,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline_platform import Message, Processors, Retry
+from pipeline_platform import Batcher, Message, Pipeline, Processors, Retry
 from pipeline_platform.model.actions import AckAction
 from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.testing import test_batch as trial
 from tests.fixtures.obedient import Obedient, PanicError
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, batch_of, handled, numbered, outcomes, rows_of
 
@@ -319,3 +320,50 @@ def test_without_retry_failures_stay_open_without_a_due_time(lake):
 def test_dead_messages_are_counted_separately(lake):
     manifest = failed(lake, Retried, b"later", b"never", b"later")
     assert (manifest.totals.failed.total(), manifest.totals.dead) == (3, 1)
+
+
+class Unavailable(Obedient):
+    """Raises the exception that its message names; `handle_failed` gives each failure another reason."""
+
+    name = "unavailable"
+    retry = Retry(max_attempts=3, never=(LookupError, "timeout"))
+    seen: list[bool] = []
+
+    def handle_message(self, message, context):
+        raise {b"key": KeyError, b"os": OSError}[message.data](message.data)
+
+    def handle_failed(self, messages, context):
+        self.seen.extend(message.failure.retry for message in messages)
+        return [message.failed("for people") for message in messages]
+
+
+def test_a_failure_that_retry_excludes_is_dead_even_if_handle_failed_changes_its_reason(lake, monkeypatch):
+    monkeypatch.setattr(Unavailable, "seen", [])
+    rows = recorded(lake, Unavailable, b"key", b"os")
+
+    assert [(row["kind"], row["reason"], row["state"]) for row in rows] == [
+        ("KeyError", "for people", "dead"),
+        ("OSError", "for people", "open"),
+    ]
+    assert Unavailable.seen == [False, True], "handle_failed sees whether a failure is retried"
+
+
+class InBatches(Unavailable):
+    """Fails a child in its batch, or the message itself."""
+
+    name = "in_batches"
+    batchers = {"sent": Batcher()}
+
+    def handle_message(self, message, context):
+        return [message.put("a", batcher="sent"), message.put(message.data.decode(), batcher="sent")]
+
+    def handle_batch(self, batcher, messages, batch_info, context):
+        errors = {"key": KeyError("key"), "os": OSError("os")}
+        return [message.failed(errors[message.data]) if message.data in errors else message for message in messages]
+
+
+def test_the_rules_of_retry_apply_to_children_and_to_tests():
+    rules = {"retry": Retry(max_attempts=3, on=(OSError,)), "handle_failed": Pipeline.handle_failed}
+    done = trial(type("InRules", (InBatches,), rules), [b"key", b"os", b"ok"])
+
+    assert [message.failure.retry for message in done.failed] == [False, True]

@@ -125,6 +125,7 @@ def test_a_lookup_finds_messages_decided_under_the_same_source(looked_up):
         ("queue", "undecided", True),
         ("queue", "of another", True),
         ("queue", "not marked", False),
+        ("queue", "skipped", True),
     ]
     outcomes = [
         ("queue", "decided", "returned"),
@@ -134,9 +135,10 @@ def test_a_lookup_finds_messages_decided_under_the_same_source(looked_up):
         ("queue", "returned", "returned"),
         ("other", "of another", "handled"),
         ("queue", "not marked", "handled"),
+        ("queue", "skipped", "skipped"),
     ]
 
-    assert looked_up(received, outcomes) == {0: DECIDED, 1: DECIDED}
+    assert looked_up(received, outcomes) == {0: DECIDED, 1: DECIDED, 6: DECIDED}
 
 
 @pytest.mark.parametrize("outcomes", [None, [], [("queue", "decided", "handled")]])

@@ -66,6 +66,7 @@ def row(data: bytes = b"original", **said: Any) -> dict[str, Any]:
         "batcher": "lake",
         "batch_key": "default",
         "_failure": None,
+        "_skip": None,
         "line": "T1",
         "late": 0,
         "at": datetime(2026, 1, 1, tzinfo=UTC),
@@ -186,12 +187,19 @@ def test_an_invalid_row_fails_alone(lake, second, kind, reason):
 
 
 def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark):
-    """A batch key may be a number, a null status is ok, and an unknown status fails."""
+    """A batch key may be a number, a null status is ok, `skipped` skips, and an unknown status fails."""
 
     class Small(Fast):
         batchers = {"lake": TableBatcher(schema=Stop)}
 
-    said = [("ok", "unused"), (None, None), ("failed", "no line"), ("Failed", None), ("error", "no line")]
+    said = [
+        ("ok", "unused"),
+        (None, None),
+        ("failed", "no line"),
+        ("Failed", None),
+        ("skipped", "test"),
+        ("skipped", None),
+    ]
     rows = [(place, "lake", 7, *status, "T1", 0, "not asked for") for place, status in enumerate(said)]
     routing = "batcher string, batch_key int, status string, reason string"
     columns = f"position long, {routing}, line string, late long, more string"
@@ -199,8 +207,9 @@ def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark):
     given = taken(Small, spark.spark_session.createDataFrame(rows, columns)).toArrow().to_pylist()
 
     route = {"batcher": "lake", "batch_key": "7", "line": "T1", "late": 0}
-    failures = [None, None, "no line", "", "no line"]
-    assert given == [{"position": place, **route, "_failure": failure} for place, failure in enumerate(failures)]
+    failures, skips = [None, None, "no line", "", None, None], [None, None, None, None, "test", ""]
+    ends = [{"_failure": failure, "_skip": skip} for failure, skip in zip(failures, skips, strict=True)]
+    assert given == [{"position": place, **route, **end} for place, end in enumerate(ends)]
 
 
 def test_handle_failed_may_set_ack_actions(lake):

@@ -38,7 +38,7 @@ def test_a_message_has_one_end_event_and_counts_once_in_its_chunk(lake, heard):
         ("stop", "m4", 0, None),
     ]
     assert start == ("start", {"pipeline": "obedient", "receive_id": "r1", "run_id": "", "task": 0, "messages": 5})
-    counts = {"handled": 1, "failed": 4, "returned": 0, "staged": 0}
+    counts = {"handled": 1, "skipped": 0, "failed": 4, "returned": 0, "staged": 0}
     assert stop == ("stop", start[1] | counts), "with the message of an unknown batcher"
 
 

@@ -18,7 +18,7 @@ from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport
 from pipeline_platform.model.actions import EARLY_ACTIONS
 from pipeline_platform.model.failure import words
-from pipeline_platform.model.options import Backoff
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.contract import Refused, Source
 
 _ROWS = 65_536

@@ -121,7 +121,7 @@ def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Messag
 
 def _failed(parent: Message, end: dict[str, Any]) -> Message:
     """Return a parent with the failure and the ack actions of its child."""
-    failure = Failure._make([*(str(end[name]) for name in FAILURE_COLUMNS), bool(end["retry"])])
+    failure = Failure._make([*(str(end[name]) for name in FAILURE_COLUMNS), bool(end["retry"]), None])
     actions = (end["on_success"], end["on_failure"]) if end["on_success"] or end["on_failure"] else None
     child = parent._but(failure=failure, actions=actions)
     child.batcher, child.batch_key = str(end["batcher"]), str(end["batch_key"])

@@ -16,7 +16,7 @@ from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMo
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.row_lane import LANE, oversized, too_large
 from pipeline_platform.tasks.record.outcomes import Outcomes
-from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all
+from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all, skip_of
 
 _Permitted = Callable[[int], tuple[int, float]]
 
@@ -140,10 +140,10 @@ class BlockLane:
         return []
 
     def _well(self, block: pa.Table) -> pa.Table:
-        """Record the rows that `prepare_messages` marked as failed. Return the other rows."""
-        failure = self._failure(block)
-        self._write(block.filter(pc.is_valid(failure)), ())
-        return block.filter(pc.is_null(failure))
+        """Record the rows that `prepare_messages` marked as failed or skipped. Return the other rows."""
+        ended = pc.is_valid(pc.coalesce(self._failure(block), skip_of(block["status"], block["reason"])))
+        self._write(block.filter(ended), ())
+        return block.filter(pc.invert(ended))
 
     def _checked(self, callback: str, block: pa.Table, returned: Any) -> tuple[pa.Table, pa.Array]:
         """Return the rows that a callback returned, in the order of its block, and the positions of missing rows.
@@ -182,7 +182,7 @@ class BlockLane:
         received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}
         columns = {name: received.column(name) for name in ("position", *DELIVERY_KEY)}
         columns |= {name: column[name] for name in ("batcher", "batch_key")}
-        columns["_failure"] = self._failure(block)
+        columns |= {"_failure": self._failure(block), "_skip": skip_of(block["status"], block["reason"])}
         columns |= {FIELD + name: column[name] for name in fields}
         arrays = [
             column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns.values()

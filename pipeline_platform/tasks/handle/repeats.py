@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import DECISIONS
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.message import MESSAGE_KEY
 
@@ -105,6 +106,6 @@ def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     is_copy = f.col("position") != f.col("handled.position")
     if outcomes is None:
         return again.where(is_copy).select(f.col("position").alias("row"), f.lit(False).alias("decided"))
-    decided = outcomes.where("outcome in ('handled', 'failed')").select(*key, f.lit(True).alias("decided")).distinct()
+    decided = outcomes.where(f.col("outcome").isin(*DECISIONS)).select(*key, f.lit(True).alias("decided")).distinct()
     again = again.join(decided, key, "left").withColumn("decided", f.coalesce("decided", f.lit(False)))
     return again.where(f.col("decided") | is_copy).select(f.col("position").alias("row"), "decided")

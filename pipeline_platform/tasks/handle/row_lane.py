@@ -141,7 +141,7 @@ class Handler:
         context, handled = self._context, []
         for message in (watch or self._watch).each(stage, messages):
             state = message._state
-            if state.failure is not None:
+            if state.failure is not None or state.skip_reason is not None:
                 handled.append(message)
                 continue
             try:
@@ -166,7 +166,7 @@ class Handler:
         return handled
 
     def _prepare(self, messages: list[Message]) -> list[Message]:
-        waiting = [message for message in messages if message.failure is None]
+        waiting = [message for message in messages if message.status == "ok"]
         if not waiting:
             return messages
         with self._watch.busy("prepare_messages", waiting):

@@ -116,8 +116,9 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
         )
     batcher, key, status, reason = (f.col(name).cast("string") for name in ROUTING)  # batch keys may be numbers
     # An unknown status fails too: a misspelt `failed` must not pass.
-    failure = f.when(status != "ok", f.coalesce(reason, f.lit("")))
-    named = zip((batcher, key, failure), ROUTES[1:], strict=True)
+    reason, is_skipped = f.coalesce(reason, f.lit("")), status == "skipped"
+    failure, skip = f.when((status != "ok") & ~is_skipped, reason), f.when(is_skipped, reason)
+    named = zip((batcher, key, failure, skip), ROUTES[1:], strict=True)
     return handled.select("position", *(column.alias(name) for column, name in named), *fields)
 
 

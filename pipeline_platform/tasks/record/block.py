@@ -14,7 +14,7 @@ class Block:
     """Messages that a callback has processed, one per row, and the indexes of the messages that are done or failed.
 
     `messages` is updated in place when a message fails or `handle_failed` changes it. If the messages are new children,
-    `at` contains the row of each.
+    `at` contains the row of each. `are_parents` if the failures of the messages are those of their children.
     """
 
     rows: pa.RecordBatch
@@ -23,6 +23,7 @@ class Block:
     done: list[int] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     at: list[int] | None = None
+    are_parents: bool = False
 
     @property
     def has_children(self) -> bool:

@@ -112,7 +112,7 @@ def partitioned(
     given, found = list[Message](), list[str | None]()
     for message in messages:
         partition = None
-        if message.failure is None:
+        if message.status == "ok":
             with watch.busy("partition_by", [message]):
                 try:
                     partition = partition_of(function, message)

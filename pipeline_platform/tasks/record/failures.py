@@ -12,6 +12,7 @@ from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure, reason_of,
 from pipeline_platform.model.message import ATTEMPT_KEY, PAYLOAD, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import Watch
+from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.telemetry.spans import span
 
@@ -31,6 +32,16 @@ class Failures:
 
     def __init__(self, step: Step, sink: Sink, report: TaskReport, watch: Watch) -> None:
         self._step, self._sink, self._report, self._watch = step, sink, report, watch
+
+    def judge(self, block: Block) -> None:
+        """Apply the rules of the option `retry` to the failed messages of a block. Those of children are judged."""
+        retry = self._step.pipeline.retry
+        if retry is None or block.are_parents:
+            return
+        for index in block.failed:
+            failure = block.messages[index].failure
+            if failure is not None and failure.retry and not retry.allows(failure):
+                block.messages[index] = block.messages[index]._but(failure=failure._replace(retry=False))
 
     def shown(
         self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]

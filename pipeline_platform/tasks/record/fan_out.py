@@ -67,7 +67,8 @@ def with_children(message: Message, returned: list[Message]) -> Message:
                 f"handle_message must return messages made from the message it was given; item {number} is {what}"
             )
         child = item._checked("handle_message")._but(child=number)
-        children.append(child)
+        if child.status != "skipped":
+            children.append(child)
     if (size := sum(map(_bytes, children))) > MOST_BYTES:
         raise ValueError(
             f"handle_message must return at most {MOST_BYTES:,} bytes for a message, got {size:,} bytes in "

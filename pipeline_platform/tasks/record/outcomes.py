@@ -96,6 +96,8 @@ class Outcomes:
             state = message._state
             if state.failure is not None:
                 block.failed.append(index)
+            elif state.skip_reason is not None:
+                block.done.append(index)
             elif state.children is not None:
                 parents.append(index)
             elif (group := groups.get(message.batcher)) is not None:
@@ -175,17 +177,28 @@ class Outcomes:
         """
         block, options = Block(batch, window, messages), self._batchers[name]
         block.failed.extend(index for index, message in enumerate(messages) if message.failure is not None)
-        if done := [index for index, message in enumerate(messages) if message.failure is None]:
-            self._write(name, block, done, batch_id)
+        self._route_batched(
+            name, block, [index for index, each in enumerate(messages) if each.failure is None], batch_id
+        )
 
         def may_rescue(message: Message) -> bool:
             return isinstance(options, Batcher) and options.rescue and message._row in called
 
         if block.has_children:
+            self._failures.judge(block)  # later steps know only the kinds of failures
             self._set_children_apart(block, may_rescue)
         self._finish(
-            block, may_rescue, lambda rescued: self._write(name, block, [index for index, _ in rescued], batch_id)
+            block,
+            may_rescue,
+            lambda rescued: self._route_batched(name, block, [index for index, _ in rescued], batch_id),
         )
+
+    def _route_batched(self, name: str, block: Block, indexes: list[int], batch_id: str) -> None:
+        """Write messages of a batch, without the skipped messages."""
+        skipped = [index for index in indexes if block.messages[index].status == "skipped"]
+        block.done.extend(skipped)
+        if kept := sorted({*indexes} - {*skipped}):
+            self._write(name, block, kept, batch_id)
 
     def _set_children_apart(self, block: Block, may_rescue: Callable[[Message], bool]) -> None:
         """Write the ends of children, whose parents end later, and remove the children from the block."""
@@ -199,7 +212,7 @@ class Outcomes:
         self, rows: pa.RecordBatch, window: str, messages: list[Message], may_rescue: Callable[[Message], bool]
     ) -> None:
         """Record messages whose children have ended, one for each row. A rescued message adds no row to a table."""
-        block = Block(rows, window, messages)
+        block = Block(rows, window, messages, are_parents=True)
         for index, message in enumerate(messages):
             (block.done if message.failure is None else block.failed).append(index)
         self._finish(block, may_rescue, lambda rescued: block.done.extend(index for index, _ in rescued))
@@ -220,7 +233,7 @@ class Outcomes:
         """Write the outcomes of rows that are all handled."""
         action, early = self.step.ack_policy.on_success, self._early(rows)
         actions = [EARLY if index in early else action for index in range(rows.num_rows)] if early else action
-        self._write_handled(rows, window, actions)
+        self._write_decided(rows, window, "handled", actions)
 
     def duplicates(self, rows: pa.RecordBatch, window: str, *, decided: bool) -> None:
         """Record deliveries that are not handled.
@@ -300,11 +313,9 @@ class Outcomes:
     ) -> None:
         """Pass failed messages to `handle_failed`, write the rescued messages, and record all outcomes.
 
-        Args:
-            block: Block of the messages.
-            may_rescue: Whether `handle_failed` may rescue a message.
-            take_back: Writes rescued messages, given with their indexes. A message that fails in it stays failed.
+        `take_back` writes rescued messages, given with their indexes. A message that fails in it stays failed.
         """
+        self._failures.judge(block)
         if block.failed and self.pipeline is not None:
             losers = [(index, block.messages[index]) for index in sorted(block.failed)]
             shown = self._failures.shown([message for _, message in losers], self.pipeline, may_rescue)
@@ -318,18 +329,27 @@ class Outcomes:
                     block.failed.append(index)
             if rescued:
                 take_back(rescued)
+            self._failures.judge(block)
         self.record(block)
 
     def record(self, block: Block) -> None:
         """Write the outcomes of done and failed messages, and record the failures."""
         ack_policy, done, failed = self.ack_policy, sorted(block.done), sorted(block.failed)
         early = self._early(block.rows)
-        if done:
+        skipped = [index for index in done if block.messages[index]._state.skip_reason is not None]
+        if skipped:
+            done = sorted({*done} - {*skipped})
+            for index in skipped:
+                self.report.count_skipped(block.messages[index].reason)
+        has_actions = bool(early) or any(map(attrgetter("_state.actions"), block.messages))
+        for outcome, indexes in ("handled", done), ("skipped", skipped):
+            if not indexes:
+                continue
             actions: str | list[str] = ack_policy.on_success
-            if early or any(map(attrgetter("_state.actions"), block.messages)):
-                actions = [(block.messages[index].actions or (None,))[0] or ack_policy.on_success for index in done]
-                actions = [EARLY if index in early else action for index, action in zip(done, actions, strict=True)]
-            self._write_handled(block.take(DELIVERY_KEY, done), block.window, actions)
+            if has_actions:
+                actions = [(block.messages[index].actions or (None,))[0] or ack_policy.on_success for index in indexes]
+                actions = [EARLY if index in early else action for index, action in zip(indexes, actions, strict=True)]
+            self._write_decided(block.take(DELIVERY_KEY, indexes), block.window, outcome, actions)
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
@@ -359,9 +379,11 @@ class Outcomes:
         """Return the early acknowledgements, by the index of the row."""
         return {} if self.early_acks is None else self.early_acks.among(rows, by_forks=self.pipeline is None)
 
-    def _write_handled(self, rows: pa.RecordBatch, window: str, action: str | list[str]) -> None:
-        self.report.handled[window] += rows.num_rows
-        self._write_outcomes(rows, window, "handled", action)
+    def _write_decided(self, rows: pa.RecordBatch, window: str, outcome: str, action: str | list[str]) -> None:
+        """Write the outcomes of rows that are all handled or all skipped."""
+        counted = self.report.handled if outcome == "handled" else self.report.skipped
+        counted[window] += rows.num_rows
+        self._write_outcomes(rows, window, outcome, action)
         if self.ack_policy.closes_failures:
             self._failures.close(rows, window)
 

@@ -12,6 +12,7 @@ from pipeline_platform.lake.readable import refuse_unreadable
 from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
+from pipeline_platform.model.nested_casts import ModelOf
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
@@ -20,8 +21,8 @@ from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
 """Prefix of the columns of model fields: a model may have a field `received_at`."""
-ROUTES = ("position", "batcher", "batch_key", "_failure")
-"""Columns of the routing. A row has failed if its `_failure` is not null."""
+ROUTES = ("position", "batcher", "batch_key", "_failure", "_skip")
+"""Columns of the routing. A row has failed if its `_failure` is not null; otherwise it is skipped if `_skip` is not."""
 
 _FIRST = 16
 """Payloads that are looked up first, while their size is unknown."""
@@ -36,8 +37,14 @@ def fields_of_all(pipeline: type[Pipeline]) -> list[str]:
 
 def failure_of(status: pa.Array, reason: pa.Array) -> pa.Array:
     """Return the column `_failure`. An unknown status fails too: a misspelt `failed` must not pass."""
-    failed = pc.fill_null(pc.not_equal(status, "ok"), False)
+    failed = pc.invert(pc.is_in(status, pa.array(["ok", "skipped", None])))
     return pc.if_else(failed, pc.fill_null(reason, ""), pa.scalar(None, pa.string()))
+
+
+def skip_of(status: pa.Array, reason: pa.Array) -> pa.Array:
+    """Return the column `_skip`."""
+    skipped = pc.fill_null(pc.equal(status, "skipped"), False)
+    return pc.if_else(skipped, pc.fill_null(reason, ""), pa.scalar(None, pa.string()))
 
 
 class RoutedRows:
@@ -80,6 +87,9 @@ class RoutedRows:
             self.fail(rows.select(["position"]), lambda _: failure)
             return
         failed = pc.is_valid(rows.column("_failure"))
+        skipped = pc.and_not(pc.is_valid(rows.column("_skip")), failed)
+        self._end(rows.filter(skipped), lambda message, row: message.skip(row["_skip"]))
+        rows, failed = (kept.filter(pc.invert(skipped)) for kept in (rows, failed))
         batcher = pc.fill_null(rows.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
@@ -99,14 +109,17 @@ class RoutedRows:
 
     def fail(self, rows: pa.RecordBatch, why: Callable[[dict[str, Any]], Failure]) -> None:
         """Record rows as failed. Their columns include some or all of `ROUTES`."""
+        self._end(rows, lambda message, row: message.failed(why(row)))
+
+    def _end(self, rows: pa.RecordBatch, ended: Callable[[Message, dict[str, Any]], Message]) -> None:
+        """Record rows that are failed or skipped."""
         known = rows.select([name for name in ROUTES if name in rows.schema.names])
         for some, delivered in self._delivered(known):
             routes = some.to_pylist()
             messages = [
-                message.put(
-                    message.data, batcher=row.get("batcher") or DEFAULT, batch_key=row.get("batch_key") or DEFAULT
-                ).failed(why(row))
+                ended(message.put(message.data, batcher=row.get("batcher") or DEFAULT, batch_key=key), row)
                 for message, row in zip(self._messages(delivered), routes, strict=True)
+                for key in [row.get("batch_key") or DEFAULT]
             ]
             self._outcomes.handled(delivered, self._window, messages)
 
@@ -137,23 +150,24 @@ class RoutedRows:
         for some, columns in self._fitting(rows, name):
             fitting = dict(zip(some.schema.names, some.columns, strict=True))
             fitting |= {FIELD + field: column for field, column in zip(known.casts, columns, strict=True)}
-            self._hand_over(name, pa.RecordBatch.from_pydict(fitting), known.schema.names)
+            self._hand_over(name, pa.RecordBatch.from_pydict(fitting), known)
 
-    def _hand_over(self, name: str, rows: pa.RecordBatch, fields: list[str] | None) -> None:
+    def _hand_over(self, name: str, rows: pa.RecordBatch, known: ModelOf | None) -> None:
         for some, delivered in self._delivered(rows):
             try:
-                if fields is None:
+                if known is None:
                     data = some.column(f"{FIELD}data").to_pylist()
                 else:
-                    columns = [some.column(FIELD + field) for field in fields]
-                    data = pa.RecordBatch.from_arrays(columns, fields).to_pylist(maps_as_pydicts="strict")
+                    columns = [some.column(FIELD + field) for field in known.casts]
+                    dicts = pa.RecordBatch.from_arrays(columns, [*known.casts]).to_pylist(maps_as_pydicts="strict")
+                    data = list(map(known.read, dicts))
             except (ValueError, OverflowError) as error:  # a date out of Python's range
                 if some.num_rows == 1:
                     failure = Failure.of(error, "lake")
                     self.fail(some, lambda _, failure=failure: failure)  # type: ignore[misc]
                 else:
                     for half in _halves(some):
-                        self._hand_over(name, half, fields)
+                        self._hand_over(name, half, known)
                 continue
             keys = some.column("batch_key").fill_null(DEFAULT).to_pylist()
             messages = [
