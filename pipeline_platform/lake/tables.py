@@ -212,9 +212,9 @@ class Table:
         return any(remove and remove["dataChange"] for remove in removes)
 
     def begins(self, receive_id: str) -> None:
-        """Record the start of a receive: its transaction can only be in later commits."""
+        """Record the start of a receive, and forget earlier ones: its transaction can only be in later commits."""
         if self._idle:
-            self._transactions[receive_id] = self._idle[-1].version(), None
+            self._transactions = {receive_id: (self._idle[-1].version(), None)}
 
     def known(self, receive_id: str) -> int | None:
         """Return the last known state of a receive that started in this process, without reading the table."""
