@@ -3,10 +3,12 @@
 from pipeline_platform import telemetry
 from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import ack_immediately, columns
+from pipeline_platform.model.compression import decompressed
 from pipeline_platform.model.failure import Failure, PayloadError
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import (
     Batcher,
+    Breaker,
     Processors,
     Producer,
     RateLimiting,
@@ -29,6 +31,7 @@ __all__ = [
     "Backoff",
     "BatchInfo",
     "Batcher",
+    "Breaker",
     "ConnectedSource",
     "Extent",
     "Failure",

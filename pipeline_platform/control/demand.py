@@ -144,7 +144,7 @@ class Limits:
     def pays_from(self) -> int:
         """Messages that are worth a run or a round."""
         # Not the free capacity: if other runs use nearly all of it, each tick would request a run of a few messages.
-        least = worthwhile(self.processors, self.per_run)
+        least = min(worthwhile(self.processors, self.per_run), self.per_run)  # an attempt of a breaker is smaller
         if self.round_size is not None:
             least = min(least, self.round_size)
         return least if self.permits_soon is None else min(least, self.permits_soon)

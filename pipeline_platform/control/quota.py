@@ -3,12 +3,15 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
+from pipeline_platform.control.breaker import TRIAL
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.run_size import RATE_RUNS, rate_of, run_size
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.options import Breaker
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,28 @@ class Quota:
     def per_pull(self) -> int:
         """Greatest number of messages in a run from the source, limited by `target_run_time`, too."""
         processors = self.control.processors_of(self.producer.pipeline)
-        if processors.target_run_time is None:
-            return processors.per_run
-        return run_size(processors, rate_of(self.control.ended(self.key, last=RATE_RUNS)))
+        most = processors.per_run
+        if processors.target_run_time is not None:
+            most = run_size(processors, rate_of(self.control.ended(self.key, last=RATE_RUNS)))
+        is_attempt = self._breaker is not None and self.control.breaker(self.key).until is not None
+        return min(most, TRIAL) if is_attempt else most
+
+    @property
+    def paused(self) -> str | None:
+        """Reason why runs may receive nothing now: a pause, or a breaker. None: they may."""
+        reason = self.control.paused(self.key)
+        if reason is None and self._breaker is not None:
+            reason = self.control.breaker(self.key).paused(datetime.now(UTC))
+        return reason
+
+    def judge(self, messages: int, failed: int) -> None:
+        """Record the messages of an acknowledged receive for the breaker, and how many failed and may be retried."""
+        if messages and (breaker := self._breaker):
+            self.control.judge(self.key, breaker, messages, failed)
+
+    @property
+    def _breaker(self) -> Breaker | None:
+        return None if self.producer.is_whole_pipeline else self.producer.options.breaker
 
     @property
     def capacity(self) -> int:

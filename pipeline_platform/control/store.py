@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
+from pipeline_platform.control.breaker import Breakers, forget_breaker
 from pipeline_platform.control.claims import Claim, Claims
 from pipeline_platform.control.database import insert, transaction
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
@@ -36,8 +37,10 @@ _WINDOWS = sa.Table(
 """First window of each pipeline whose class does not set it, by its key."""
 
 
-VERSION: Final = 6
-"""Version of the tables since release 0.3.0. A release that changes a table migrates them in `prepare`."""
+VERSION: Final = 7
+"""Version of the tables. A release that changes a table migrates the tables of the release before it in `prepare`."""
+_BEFORE: Final = 6
+"""Version of release 0.3.0, which has no table of breakers."""
 
 _DAMAGED: Final = (
     "{file} is damaged. Stop all runs, and remove it with the -wal and -shm files beside it. A new file is created on "
@@ -52,7 +55,7 @@ class ControlStoreError(Exception):
     """The control store cannot be used. The message contains its URL, without the password, and a fix."""
 
 
-class ControlStore(Throttle, Claims, Overriding, LogPositions):
+class ControlStore(Throttle, Claims, Overriding, LogPositions, Breakers):
     """State shared by the runs, tasks and sensors of all machines; safe for threads and processes, and picklable.
 
     Connections and tables are created on first use, in the process that uses it.
@@ -95,6 +98,12 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
             connection.execute(new.on_conflict_do_nothing())
             return str(connection.execute(kept).scalar_one())
 
+    def resume(self, pipeline: str) -> None:
+        """End a pause or a drain, and the pauses of breakers; no effect on a pipeline that is not paused."""
+        super().resume(pipeline)
+        with self.writing() as connection:
+            forget_breaker(connection, pipeline)
+
     def prepare(self, engine: sa.Engine) -> None:
         """Create missing tables, and refuse tables of another version."""
         with transaction(engine, immediate=False) as connection:
@@ -104,7 +113,7 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions):
             if not self.is_sqlite:  # concurrent CREATE TABLE IF NOT EXISTS is not safe
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
             found = _version(connection)
-            if found not in (None, VERSION):
+            if found not in (None, _BEFORE, VERSION):
                 fix = "Upgrade pipeline-platform" if found and found > VERSION else "Upgrade to release 0.3.0 first"
                 raise self.refusal(
                     f"its tables have version {found}, and this release supports version {VERSION}. {fix}, or use "

@@ -122,6 +122,11 @@ class Totals:
                     setattr(totals, name, _sum(getattr(totals, name), value))
         return totals
 
+    @property
+    def retryable(self) -> int:
+        """Failed messages that may be retried, or that the source redelivers."""
+        return self.failed.total() - self.dead + self.returned.total() - self.released
+
     def for_people(self) -> Totals:
         """Return the counts with the most frequent reasons and batch keys, and bounded samples."""
         return replace(

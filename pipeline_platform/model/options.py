@@ -11,6 +11,7 @@ from pipeline_platform.model.fields import Schema
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.option_types import Cron, Duration
 from pipeline_platform.model.partition import PartitionBy
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.model.strict_options import Options, Requirement
 
 DEFAULT_BATCH_BYTES = 128 * 2**20
@@ -39,6 +40,20 @@ class RateLimiting(Options):
     )
 
 
+class Breaker(Options):
+    """Pauses a producer while most of its messages fail, for example because a service is down.
+
+    Failures that are never retried do not count. After a pause, a run receives a few messages: if most of them fail as
+    well, the next pause is longer.
+    """
+
+    share: float = Field(0.5, gt=0, le=1, description="Share of failed messages from which the producer pauses.")
+    of_last: int = Field(1_000, ge=1, le=10**8, description="Number of the last messages that this share refers to.")
+    pause: Backoff = Field(
+        Backoff(first=timedelta(seconds=30), most=timedelta(minutes=10)), description="Pauses between two attempts."
+    )
+
+
 class Producer(Options):
     """Limits, patience and schedule of the runs that pull from one source."""
 
@@ -57,6 +72,7 @@ class Producer(Options):
         "message has arrived for this time. A round receives the waiting messages at once, so a message is stored "
         "about a second after it arrives. None: a run receives once.",
     )
+    breaker: Breaker | None = Field(None, description="Pauses the producer while most messages fail. None: never.")
     interval: Duration = Field(
         timedelta(seconds=5), description="Time between two ticks of the sensor; Dagster allows 5 s or more."
     )

@@ -51,7 +51,7 @@ class RoundsEnd:
             return f"no message arrived for {idle_timeout}"
         if self._context.partition_keys[-1] != window_now(pipeline):
             return f"window {self._context.partition_keys[-1]} has ended"
-        if (paused := self._flow.control.paused(key)) is not None:
+        if (paused := self._flow.quota.paused) is not None:
             return f"{key} is paused: {paused}"
         if self._max_runtime_s and time.time() - self._started_at > _RUNTIME_SHARE * self._max_runtime_s:
             return f"max_runtime of {self._max_runtime_s:g} s is near"

@@ -150,7 +150,7 @@ def _is_held_back(flow: Flow, log: Callable[[str], None], *, ignore_pause: bool)
         PipelineError: The run ignores pauses, but the pipeline is being drained.
     """
     key = flow.quota.key
-    reason = flow.control.paused(key)
+    reason = flow.quota.paused
     if reason is None:
         return False
     if not ignore_pause:

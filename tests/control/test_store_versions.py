@@ -1,4 +1,4 @@
-"""Control stores of other releases are refused."""
+"""Control stores of the release before are migrated, and those of other releases are refused."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def paused(url: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fix"), [(VERSION + 1, "Upgrade pipeline-platform"), (VERSION - 1, "Upgrade to release 0.3.0 first")]
+    ("version", "fix"), [(VERSION + 1, "Upgrade pipeline-platform"), (VERSION - 2, "Upgrade to release 0.3.0 first")]
 )
 def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, version, fix):
     ControlStore(control_url).pause("flights", "why")
@@ -26,3 +26,14 @@ def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, 
             paused(control_url)
     set_version(control_url, VERSION)
     assert paused(control_url) == "why"
+
+
+def test_a_store_of_release_0_3_gets_the_table_of_breakers(control_url):
+    ControlStore(control_url).pause("flights", "why")
+    with Database(control_url, "a test", ControlStoreError).writing() as connection:
+        connection.exec_driver_sql("DROP TABLE control_breakers")
+    set_version(control_url, VERSION - 1)
+
+    store = ControlStore(control_url)
+
+    assert (store.paused("flights"), store.breaker("flights").until) == ("why", None)

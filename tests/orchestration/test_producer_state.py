@@ -7,7 +7,9 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
 
+from pipeline_platform import Backoff, Breaker
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.breaker import BreakerState
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import ENDLESS, Backlog
@@ -141,3 +143,18 @@ def test_another_deployment_on_the_source_is_named_and_warned_of(place, monkeypa
     assert others in told.skip_message
     assert not shown.passed
     assert others in shown.description
+
+
+def test_the_pause_of_a_breaker_shows_in_the_tick_and_on_the_asset_and_an_attempt_is_small(place, monkeypatch):
+    breaker = Breaker(of_last=10, pause=Backoff(first=timedelta(seconds=60)))
+    monkeypatch.setattr(Asked, "producer", Asked.producer.model_copy(update={"breaker": breaker}))
+    place.enqueue(300)
+    place.control.judge("asked", breaker, 40, 30)
+
+    told = place.tick()
+
+    reason = r"30 of the last 40 messages failed; next attempt at \d\d:\d\d:\d\d UTC"
+    assert re.match(f"paused: {reason}", told.skip_message)
+    assert re.match(f"Paused: {reason}", evaluations(place, told)[0].description)
+    monkeypatch.setattr(BreakerState, "paused", lambda *_: None)
+    assert place.asked() == [10, 10]

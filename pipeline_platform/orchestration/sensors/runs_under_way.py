@@ -29,7 +29,7 @@ UNDER_WAY = [
 
 def limits(producer: BoundProducer, control: ControlStore, now: datetime, *, of_round: bool = False) -> demand.Limits:
     """Return the current limits of a run or a round, from the producer's options and the control store."""
-    options, key = control.options_of(producer), producer.key
+    options, key, quota = control.options_of(producer), producer.key, Quota(producer, control)
     limit = control.rate_limiting(key, options.rate_limiting)
     # The next round can start before the next interval ends.
     ahead = demand.permits_ahead(limit, options.interval) if limit and not of_round else timedelta(0)
@@ -40,9 +40,9 @@ def limits(producer: BoundProducer, control: ControlStore, now: datetime, *, of_
         permits=permits,
         permits_soon=None if permits is None else control.spare(key, limit, min(ahead, options.interval)),
         permits_at=interval_end(limit, now) if limit else None,
-        paused=control.paused(key),
+        paused=quota.paused,
         batch_timeout=producer.pipeline.batch_timeout(),
-        size=Quota(producer, control).per_pull,
+        size=quota.per_pull,
         round_size=producer.pipeline.batch_size() if of_round else None,
     )
 
