@@ -225,10 +225,11 @@ class Claims(Database):
         self._expire(_is(receive_id))
 
     def let_go(self, run_id: str) -> None:
-        """Let all claims of a finished run expire.
+        """Let all claims of a finished run expire, and end the claim that counted it as active between two receives.
 
         The next run finishes its decided receives at once, and releases the others unless the run is re-executed first.
         """
+        self.end(run_id)
         self._expire(_RECEIVES.c.run_id == run_id)
 
     def _expire(self, whose: sa.ColumnElement[bool]) -> None:

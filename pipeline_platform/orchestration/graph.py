@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import dagster as dg
@@ -24,10 +24,10 @@ from pipeline_platform.orchestration.rounds import Rounds
 from pipeline_platform.orchestration.run_receive import config_of, flow_of, has_one_process, receive_of, working_step
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.lease import alive, keep_until_next_step
+from pipeline_platform.run.lease import BETWEEN_STEPS_S, CLAIM_S, alive, keep_until_next_step, standing_by
 from pipeline_platform.run.outages import naming_outages
 from pipeline_platform.run.receive_state import Phase
-from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding, is_to_end
+from pipeline_platform.run.stopping import acknowledged, end_if_asked, heeding
 
 
 def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
@@ -224,13 +224,17 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDef
         """Acknowledges the messages in groups, then reports the figures of the windows."""
         with _failing_with_reason(context):
             flow, receive = receive_of(pipeline, context)
-            with nullcontext() if receive is None else heeding(flow, receive):
+            with (
+                _until_its_rounds(pipeline, flow, context),
+                nullcontext() if receive is None else heeding(flow, receive),
+            ):
                 if receive is not None:
                     steps.advance(flow, receive, Phase.PUBLISHED)
                 red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
-        if red:
-            context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).published: context.run.run_id})
-            raise dg.Failure(red, allow_retries=False)
+                if red:
+                    tag = {RunTags.of(pipeline).published: context.run.run_id}
+                    context.instance.add_run_tags(context.run.run_id, tag)
+                    raise dg.Failure(red, allow_retries=False)
         if receive is not None:
             acknowledged(receive)
         yield from ()  # no output: it would give all windows of the run one data version, and a new one each time
@@ -238,12 +242,21 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDef
     return acknowledge
 
 
+def _until_its_rounds(
+    pipeline: type[Pipeline], flow: Flow, context: dg.AssetExecutionContext
+) -> AbstractContextManager[None]:
+    """Keep a run that has rounds active when its first receive ends, or the sensor would request another run."""
+    if not config_of(pipeline, context).rounds:
+        return nullcontext()
+    return standing_by(flow, context.run.run_id, CLAIM_S if has_one_process(context) else BETWEEN_STEPS_S)
+
+
 def _further_rounds_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDefinition:
     @_op(pipeline, "further_rounds", ins={"acknowledged": dg.In(dg.Nothing)}, **_assets(tables))
     def further_rounds(context: dg.AssetExecutionContext) -> Iterator[Any]:
         """Receives, handles and acknowledges again while messages arrive, until none has for `idle_timeout`."""
         config, tags = config_of(pipeline, context), RunTags.of(pipeline)
-        if config.rounds and not is_to_end():
+        if config.rounds:
             with _failing_with_reason(context):
                 name = config.producer or context.run.tags.get(tags.producer, "")
                 flow = flow_of(BoundProducer(pipeline, name), context)

@@ -101,7 +101,8 @@ class Rounds:
             if self._waiting_since is None and not source.wait(_LOOK_S):
                 return 0
             bounds = limits(producer, control, datetime.now(UTC), of_round=True)
-            others = in_flight(producer, None, control, but=self.context.run.run_id)
+            # Without the number of other runs: if they are too many, the newest run ends.
+            others = replace(in_flight(producer, None, control, but=self.context.run.run_id), runs=0)
             backlog = source.backlog_up_to(demand.of_use(bounds, others))
         except SourceError as error:
             self.context.log.info(f"{producer.source} {error.summary}: {error}")

@@ -58,13 +58,24 @@ class RoundsEnd:
         if now - self._looked < _LOOK_EVERY_S:
             return None
         self._looked = now
-        return self._changed_code() or self._waiting_run()
+        return self._changed_code() or self._older_runs() or self._waiting_run()
 
     def _changed_code(self) -> str | None:
         for file, state in self._files.items():
             if _state(file) != state:
                 return f"{os.path.basename(file)} was changed"
         return None
+
+    def _older_runs(self) -> str | None:
+        """Return why a run above `max_runs` is to end: it was lowered, or a stalled run has continued."""
+        flow = self._flow
+        active = [claim.run_id for claim in flow.control.in_flight(flow.quota.key) if claim.receive_id == claim.run_id]
+        older = active[: active.index(self._context.run.run_id)] if self._context.run.run_id in active else []
+        allowed = flow.control.options_of(flow.producer).max_runs
+        if len(older) < allowed:
+            return None
+        runs = "1 run" if allowed == 1 else f"{allowed} runs"
+        return f"max_runs allows {runs}, and run {older[-1]} is older"
 
     def _waiting_run(self) -> str | None:
         """Return why other runs need this run to end."""

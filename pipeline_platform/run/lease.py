@@ -83,8 +83,15 @@ def _is_fenced(flow: Flow, receive: Receive) -> bool:
 
 
 @contextmanager
-def standing_by(flow: Flow, run_id: str) -> Iterator[None]:
-    """Keep a claim of no messages for a run of many rounds, so that it counts as active between two receives."""
+def standing_by(flow: Flow, run_id: str, then_s: float = 0) -> Iterator[None]:
+    """Keep a claim of no messages for a run of many rounds, so that it counts as active between two receives.
+
+    Args:
+        flow: The pipeline and its resources.
+        run_id: The run.
+        then_s: Seconds for which the claim stays after the block, until the next step of the run renews it. By
+            default, and after an error, it ends with the block.
+    """
     what = f"place of run {run_id}"
 
     def renew() -> bool:
@@ -93,11 +100,16 @@ def standing_by(flow: Flow, run_id: str) -> Iterator[None]:
         return True
 
     renew()
+    stays_s = 0.0
     try:
         with _renewing(flow.beats, what, renew, _RENEW_S):
             yield
+        stays_s = then_s
     finally:
-        flow.control.end(run_id)
+        if stays_s:
+            flow.control.stand_by(flow.quota.key, run_id, stays_s)
+        else:
+            flow.control.end(run_id)
 
 
 def keep_until_next_step(flow: Flow, receive: Receive) -> None:

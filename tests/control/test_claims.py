@@ -36,6 +36,14 @@ def test_a_receive_stays_with_its_pipeline(store, claim):
         store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
 
 
+def test_a_finished_run_leaves_its_receives_to_the_next_run_and_no_other_claim(store, claim):
+    claim(receive_id="a", wanted=70)
+    store.stand_by("flights", "run", 60)
+    store.let_go("run")
+    assert store.in_flight("flights") == []
+    assert [claim.receive_id for claim in store.over("flights")] == ["a"]
+
+
 def test_acknowledged_receives_are_kept_for_some_days(store, clock, claim):
     claim(receive_id="a", wanted=70)
     store.adjust("a", 40)

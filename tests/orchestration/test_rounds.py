@@ -48,6 +48,14 @@ def ended(location: Location, run: dg.DagsterRun) -> str:
     return next(line for line in location.log(run).splitlines() if "Ended after" in line)
 
 
+def is_in_rounds(location: Location) -> bool:
+    """Whether the newest run has started its rounds, and works on no receive."""
+    (newest,) = location.instance.get_runs(dg.RunsFilter(job_name="steady_pull"), limit=1)
+    steps = location.instance.all_logs(newest.run_id, of_type=dg.DagsterEventType.STEP_START)
+    claims = [claim.messages for claim in location.control.in_flight("steady")]
+    return claims == [0] and steps[-1].step_key == "steady.further_rounds"
+
+
 @contextmanager
 def meanwhile(work: Callable[[], None]) -> Iterator[None]:
     thread = threading.Thread(target=work)
@@ -166,6 +174,44 @@ def test_a_queued_run_without_a_slot_ends_a_continuous_run(location, later, monk
     location.instance.delete_run(queued.run_id)
 
 
+@pytest.mark.parametrize("is_older", [True, False])
+def test_the_newest_run_above_max_runs_ends_and_the_others_continue(location, later, monkeypatch, is_older):
+    monkeypatch.setattr(rounds_end, "_LOOK_EVERY_S", 0.0)
+
+    def stand_by() -> None:
+        location.control.stand_by("steady", "other", 600)
+
+    def after_ours() -> None:
+        while not [claim for claim in location.control.in_flight("steady") if claim.receive_id == claim.run_id]:
+            time.sleep(0.05)
+        stand_by()
+
+    if is_older:
+        stand_by()
+    with later(*([] if is_older else [after_ours]), lambda: location.enqueue("second")):
+        made = run(location)
+
+    location.control.end("other")
+    assert made.status == SUCCESS
+    assert ("max_runs allows 1 run, and run other is older" in ended(location, made)) == is_older
+    assert is_older or texts(location) == ["first", "second"]
+
+
+def test_a_run_counts_as_active_between_its_first_receive_and_its_rounds(location, monkeypatch):
+    active, perform = [], rounds.Rounds.perform
+
+    def looked(self: rounds.Rounds) -> str | None:
+        active.extend(claim.run_id for claim in location.control.in_flight("steady"))
+        return perform(self)
+
+    monkeypatch.setattr(rounds.Rounds, "perform", looked)
+    location.enqueue("first")
+    made = run(location)
+
+    assert active == [made.run_id]
+    ended(location, made)
+
+
 def test_rounds_keep_the_rate_limit(location, later):
     limit = RateLimiting(allowed_messages=3, interval=timedelta(seconds=3))
     location.control.set_rate_limiting("steady", limit)
@@ -233,7 +279,7 @@ def test_a_run_that_is_terminated_acknowledges_what_it_handled_and_leaves_no_cla
         while not begun.exists():
             time.sleep(0.05)
     else:
-        while [claim.messages for claim in location.control.in_flight("steady")] != [0]:
+        while not is_in_rounds(location):
             time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait(90) != 0
