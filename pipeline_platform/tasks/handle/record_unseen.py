@@ -1,55 +1,40 @@
 """Recording the messages that the query of the Spark lane must not see: repeats, too large, or fatal to Spark."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import pyarrow as pa
 
-from pipeline_platform.lake.reader import RowRange, read_ranges, without
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import checksum
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.calling_step import CallingStep
-from pipeline_platform.tasks.handle.handle_messages import READ
-from pipeline_platform.tasks.handle.repeats import Repeats
+from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.row_lane import oversized, too_large
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 
 @dataclass(frozen=True)
-class RecordUnseen(CallingStep):
+class RecordUnseen(Handle):
     """Task `n` writes the outcomes of the rows in `parts[n]` that the query must not see.
 
     Attributes:
-        repeats: Files of `REPEATS`: deliveries that are not handled.
         failure: Failure of all other rows; None to fail only rows that are too large.
     """
 
-    parts: Sequence[Sequence[RowRange]]
-    repeats: Sequence[RowRange]
     failure: Failure | None = None
     stem = "aside"
 
-    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Read the rows of a task."""
-        options, parts = self.pipeline.processors, without(self.parts[share], skip)
-        for _, rows in read_ranges(self.lake, parts, READ, options.chunk_size, options.chunk_bytes):
-            yield rows.num_rows, rows
-
-    def tries(self, block: pa.RecordBatch, known: Death | None) -> Tries:
+    def tries(self, block: Sequence[pa.RecordBatch], known: Death | None) -> Tries:
         """Record the rows that the query must not see, and their number and checksum."""
-        window, (fresh, *repeats) = block.column("window")[0].as_py(), self._repeats.split(block)
+        (received,) = block
+        window, (fresh, *repeats) = received.column("window")[0].as_py(), self._repeats.split(received)
         rows = self._failing(fresh)
         unseen = [rows] if self.failure else [rows, *repeats]
         if any(some.num_rows for some in unseen):
             yield from surely(partial(self._record_repeats, window, repeats, unseen))
-        yield from each_alone(rows, partial(self._fail, window), partial(self._fail_dead, window), known)
-
-    @cached_property
-    def _repeats(self) -> Repeats:
-        return Repeats.read(self.lake, self.repeats)
+        yield from each_alone(rows, partial(self._record, window), partial(self._fail, window), known)
 
     def _record_repeats(
         self, window: str, repeats: Sequence[pa.RecordBatch], unseen: Sequence[pa.RecordBatch], outcomes: Outcomes
@@ -68,11 +53,11 @@ class RecordUnseen(CallingStep):
             return rows.take(pa.array(large, pa.int64()))
         return rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
 
-    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+    def _record(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
         most = self.pipeline.processors.max_message_bytes
         failures = [self.failure or too_large(data, most) for data in rows.column("data").to_pylist()]
         outcomes.failed(rows, window, failures)
         return ()
 
-    def _fail_dead(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        outcomes.failed(rows, window, [death.failure("handle_failed")] * rows.num_rows)
+    def _stage(self) -> str:
+        return "handle_failed"
