@@ -163,13 +163,34 @@ class WriteColumns(CallingStep):
         """Write rows, by their windows."""
         windows = _by_window(self._rows, block) if block.num_rows else []
         for window, rows in windows:
-            lane, mine = _Rows(self._rows, window), known if len(windows) == 1 else None
+            write, fail = partial(self._write, window), partial(self._fail, window)
             yield from surely(partial(_count, rows["position"].to_numpy()))
-            yield from each_alone(rows, lane.write, lane.record_death, mine)
+            yield from each_alone(rows, write, fail, known if len(windows) == 1 else None)
 
     @cached_property
     def _rows(self) -> ByPosition:
         return ByPosition(self.lake, self.received)
+
+    def _write(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+        """Route rows of one window and write them. Returns no rows as left."""
+        positions = rows.column("position")
+        kept = dict(zip(_DELIVERY, self._rows.take(_DELIVERY, positions.to_numpy()), strict=True))
+        columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}
+        with outcomes.chunk(rows.num_rows):
+            routed = RoutedRows(outcomes, window, positions, partial(self._as_received, window))
+            routed.write(pa.RecordBatch.from_pydict(columns | {name: kept[name] for name in DELIVERY_KEY}))
+        return ()
+
+    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
+        routed = RoutedRows(outcomes, window, rows.column("position"), partial(self._as_received, window))
+        routed.fail(rows, lambda _: death.failure("handle_messages"))
+
+    def _as_received(self, window: str, positions: pa.Array) -> pa.RecordBatch:
+        at = positions.to_numpy()
+        columns = dict(zip(_DELIVERY, self._rows.take(_DELIVERY, at), strict=True))
+        columns |= dict(zip(PAYLOAD, self._rows.take(PAYLOAD, at), strict=True))
+        columns |= {"position": positions, "window": pa.repeat(window, len(at))}
+        return pa.RecordBatch.from_pydict(columns)
 
 
 def _count(positions: RowPositions, outcomes: Outcomes) -> None:
@@ -185,32 +206,3 @@ def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, p
             "handle_messages changed the column position, which identifies the message. Use another name for the "
             "new column"
         ) from None
-
-
-class _Rows:
-    """Writes rows of one window, looked up by position."""
-
-    def __init__(self, received: ByPosition, window: str) -> None:
-        self._received, self._window = received, window
-
-    def write(self, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        """Route rows and write them. Returns no rows as left."""
-        positions = rows.column("position")
-        kept = dict(zip(_DELIVERY, self._received.take(_DELIVERY, positions.to_numpy()), strict=True))
-        columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}
-        with outcomes.chunk(rows.num_rows):
-            routed = RoutedRows(outcomes, self._window, positions, self._as_received)
-            routed.write(pa.RecordBatch.from_pydict(columns | {name: kept[name] for name in DELIVERY_KEY}))
-        return ()
-
-    def record_death(self, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        """Record rows that crashed their process as failed."""
-        routed = RoutedRows(outcomes, self._window, rows.column("position"), self._as_received)
-        routed.fail(rows, lambda _: death.failure("handle_messages"))
-
-    def _as_received(self, positions: pa.Array) -> pa.RecordBatch:
-        at = positions.to_numpy()
-        columns = dict(zip(_DELIVERY, self._received.take(_DELIVERY, at), strict=True))
-        columns |= dict(zip(PAYLOAD, self._received.take(PAYLOAD, at), strict=True))
-        columns |= {"position": positions, "window": pa.repeat(self._window, len(at))}
-        return pa.RecordBatch.from_pydict(columns)
