@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -78,8 +77,7 @@ def _do(
     some = attempt.rows if attempt.death else attempt.rows[: outcomes.most_rows]
     these = rows if len(some) == rows.num_rows else rows.take(pa.array(some, pa.int64()))
     if attempt.death:
-        with outcomes.without_callbacks() if attempt.without_callbacks else nullcontext():
-            fail(these, outcomes, attempt.death)
+        fail(these, outcomes.without_callbacks() if attempt.without_callbacks else outcomes, attempt.death)
         return len(some), ()
     outcomes.watch.trying(len(some))
     outcomes.watch.exact = attempt.exact

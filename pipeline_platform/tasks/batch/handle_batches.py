@@ -167,8 +167,8 @@ class HandleBatches(CallingStep):
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
             failed = list(staged_messages(left, self.batcher, self.ack_policy, None, failures, UNWATCHED))
-            with outcomes.without_callbacks():
-                outcomes.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
+            silent = outcomes.without_callbacks()
+            silent.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
 
 
 def _killers(batch: Batch) -> dict[int, Failure]:

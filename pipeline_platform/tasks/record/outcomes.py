@@ -2,8 +2,10 @@
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from itertools import compress
 from operator import attrgetter
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -73,14 +75,11 @@ class Outcomes:
         """Write rows of a table other than `outcomes`."""
         self._sink.write(table, window, rows)
 
-    @contextmanager
-    def without_callbacks(self) -> Iterator[None]:
-        """Suspend calls of `handle_failed`."""
-        pipeline, self.pipeline = self.pipeline, None
-        try:
-            yield
-        finally:
-            self.pipeline = pipeline
+    def without_callbacks(self) -> Self:
+        """Return a recorder for the same files and report that does not call `handle_failed`."""
+        silent = copy(self)
+        silent.pipeline = None
+        return silent
 
     def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
         """Record messages that `handle_message` has processed, one for each row of `batch`, in its order."""
