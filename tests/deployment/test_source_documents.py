@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import chain
 from typing import Any
 
 import psycopg
@@ -41,7 +42,7 @@ def handled(pipeline: Any, source: Source) -> list[Message]:
     done: list[Message] = []
     for share in source.plan(10, 1, "r1"):
         for batch in source.read(share, "r1"):
-            done += Handler(pipeline(), None).handle(batch)
+            done += chain.from_iterable(Handler(pipeline(), None).portions(batch))
             assert source.acknowledge("ack", batch["ack_ref"][0].as_py(), batch["ack_id"].to_pylist()) == []
     source.finish("r1")
     assert not source.backlog().messages

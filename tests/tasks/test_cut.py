@@ -108,10 +108,6 @@ def test_batches_never_mix_partitions_and_are_numbered_within_each():
     ]
 
 
-def test_the_column_of_partitions_is_optional():
-    assert batches(waiting({}, {}).drop_columns("partition"), 2) == [([0, 1], "size")]
-
-
 # Splitters
 
 

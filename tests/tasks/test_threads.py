@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Iterator
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_a_thread_takes_a_permit_only_when_it_starts_a_message(held):
 
     handler = Handler(held(), None, paced=paced)
     results: list[Message] = []
-    task = threading.Thread(target=lambda: results.extend(handler.handle(batch_of(*[b"1"] * 6))))
+    task = threading.Thread(target=lambda: results.extend(chain.from_iterable(handler.portions(batch_of(*[b"1"] * 6)))))
     task.start()
     for _ in range(2):
         assert held.begun.acquire(timeout=LONG_S)
@@ -109,7 +110,8 @@ def test_a_thread_takes_a_permit_only_when_it_starts_a_message(held):
 @pytest.mark.parametrize("permitted", [0, 1, 3])
 def test_messages_start_in_order_and_only_with_a_permit(held, permitted):
     held.go.set()
-    handled = Handler(held(), None, paced=lambda messages: iter(messages[:permitted])).handle(batch_of(*[b"1"] * 6))
+    handler = Handler(held(), None, paced=lambda messages: iter(messages[:permitted]))
+    handled = chain.from_iterable(handler.portions(batch_of(*[b"1"] * 6)))
     assert [message._row for message in handled] == list(range(permitted))
 
 

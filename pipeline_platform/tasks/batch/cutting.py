@@ -20,7 +20,7 @@ _GROUPED = dict.fromkeys(_GROUP, pa.string())
 TO_CUT = pa.schema({**_GROUPED, "position": pa.int64(), "size": pa.int64(), "flush": pa.bool_()})
 """Columns of a staged message. `position` counts messages in order of arrival; `size` is in bytes.
 
-`partition` is null, or the column is missing, if the batcher has no partitions.
+`partition` is null if the batcher has no partitions.
 """
 
 FAILURE = pa.struct({**dict.fromkeys(FAILURE_COLUMNS, pa.string()), "retry": pa.bool_()})
@@ -70,8 +70,6 @@ def cut(
     """
     if not messages.num_rows:
         return BATCHES.empty_table()
-    if "partition" not in messages.schema.names:
-        messages = messages.append_column("partition", pa.nulls(messages.num_rows, pa.string()))
     keys = [(name, "ascending") for name in (*_GROUP, "position")]
     ordered = messages.take(order := pc.sort_indices(messages, sort_keys=keys))
     begins = np.ones(len(order), bool)

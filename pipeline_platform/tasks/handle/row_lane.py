@@ -65,10 +65,6 @@ class Handler:
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
         self._held, self.is_over = 0, False
 
-    def handle(self, batch: pa.RecordBatch) -> list[Message]:
-        """Handle the messages of a batch. Return a message, ok or failed, for each started row, in order."""
-        return [message for portion in self.portions(batch) for message in portion]
-
     def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
         """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
         for messages in self.portions(rows):
