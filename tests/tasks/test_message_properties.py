@@ -186,7 +186,8 @@ def _by_columns(shared: dict[str, Any], whole: list[list[RowRange]], careful: bo
     places = [place for place, payload in enumerate(PAYLOADS) if len(payload) <= 100]
     failures = ["as told" if PAYLOADS[place].endswith("handle_message") else None for place in places]
     texts = [PAYLOADS[place].encode() for place in places]
-    routed = {"batcher": ["batched"] * len(places), "batch_key": [None] * len(places), "_failure": failures}
+    nothing = [None] * len(places)
+    routed = {"batcher": ["batched"] * len(places), "batch_key": nothing, "_failure": failures, "_skip": nothing}
     columns = {"position": pa.array(places), "data": pa.array(texts)}
     columns |= {name: pa.array(values, pa.string()) for name, values in routed.items()}
     rows = pa.RecordBatch.from_pydict(columns)

@@ -269,7 +269,8 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     files = [*first, *(part._replace(position=1) for part in ranges(later, "fast"))]
     routing = {"batcher": "lake", "batch_key": "k", "line": "T1"}
     columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
-    columns |= {"_failure": pa.nulls(2, pa.string()), "late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
+    columns |= dict.fromkeys(["_failure", "_skip"], pa.nulls(2, pa.string()))
+    columns |= {"late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", files)
     manifest = returned(write.here([pa.RecordBatch.from_pydict(columns)]))
