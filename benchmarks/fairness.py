@@ -17,7 +17,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.events import Waiting
-from benchmarks.handling import WINDOW
+from benchmarks.whole_run import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake

@@ -21,7 +21,6 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,22 +31,18 @@ import pyarrow as pa
 
 from benchmarks import broadway
 from benchmarks.events import IDIOMS, Event, EventColumns, Events, parsed, payloads
+from benchmarks.whole_run import WINDOW, flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.ledger import Receive
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
+from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.local_worker import LocalWorker
 from pipeline_platform.spark import engine
-from pipeline_platform.spark import server as spark_server
 
-WINDOW = "2026-11-21T0000"
 COUNTS = pa.schema([("table", pa.string()), ("rows", pa.int64())])
 WHOLE = ("message.json()", "message.json(Model)", "message.json(Struct)", "blocks")
 """Ways to decode for which whole runs are measured."""
@@ -106,10 +101,7 @@ class Bench:
 
     def flow(self, pipeline: type[Pipeline], queue: TableQueue, folder: Path | None = None) -> Flow:
         """Return a pipeline in its own folder, or in the shared folder."""
-        folder = folder or self.root
-        control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-        lake = Lake(root=f"{folder}/lake")
-        return Flow(BoundProducer(pipeline), queue, lake, control, lambda: self.session, worker=self._worker)
+        return flow_at(folder or self.root, pipeline, queue, self.session, self._worker)
 
     def queue(self, name: str, folder: Path | None = None) -> TableQueue:
         """Return a queue that contains all messages."""
@@ -144,23 +136,9 @@ class Bench:
         with tempfile.TemporaryDirectory(dir=self.root) as folder:
             queue = self.queue("queue", Path(folder))
             flow = self.flow(IDIOMS[idiom], queue, Path(folder))
-            took: dict[str, float] = {}
-            started = time.perf_counter()
-
-            def step(name: str, work: Callable[[], Any]) -> Any:
-                begun = time.perf_counter()
-                done = work()
-                took[f"run by {idiom}: {name}"] = time.perf_counter() - begun
-                return done
-
-            receive = step("begin", lambda: begin(flow, origin="source", run_id="bench", windows=[WINDOW]))
-            step("receive", lambda: steps.receive_messages(flow, receive))
-            step("handle", lambda: steps.handle_messages(flow, receive))
-            step("decide", lambda: steps.decide(flow, receive))
-            step("publish", lambda: steps.publish(flow, receive))
-            answer = step("acknowledge", lambda: steps.acknowledge(flow, receive))
-            assert answer.acknowledged == self.messages
-            return {f"run by {idiom}": time.perf_counter() - started, **took}
+            took = whole_run(flow, self.messages)
+            steps_ = {f"run by {idiom}: {name}": seconds for name, seconds in took.items()}
+            return {f"run by {idiom}": sum(took.values()), **steps_}
 
 
 def measure(messages: int, rounds: int) -> dict[str, list[float]]:
@@ -169,33 +147,28 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
     chance = random.Random(messages)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         root = Path(folder)
-        spark_server.start(root / "spark", memory="2g")
-        try:
-            packages = ["benchmarks"]
-            with closing(SparkResource(remote=WARM, state_folder=str(root / "spark"), packages=packages)) as spark:
-                bench = Bench(root, spark, messages)
-                received = {name: bench.received(idiom, bench.queue(idiom.name)) for name, idiom in IDIOMS.items()}
-                files = received["message.json()"][2]
-                columns, columns_receive, column_files = bench.received(EventColumns, bench.queue("columns"))
+        with warm_spark(root / "spark") as spark:
+            bench = Bench(root, spark, messages)
+            received = {name: bench.received(idiom, bench.queue(idiom.name)) for name, idiom in IDIOMS.items()}
+            files = received["message.json()"][2]
+            columns, columns_receive, column_files = bench.received(EventColumns, bench.queue("columns"))
 
-                peers: list[Callable[[], dict[str, float]]] = [
-                    lambda: timed("bare", lambda: bench.bare(files)),
-                    lambda: timed("plain query", lambda: bench.plain_query(column_files)),
-                    partial(_handle, "columns", columns, columns_receive),
-                    *(partial(bench.whole_run, idiom) for idiom in WHOLE),
-                    *(partial(_broadway, mode, messages) for mode in _modes()),
-                    *(partial(_handle, name, *of[:2]) for name, of in received.items()),
-                ]
-                for turn in range(rounds + 1):
-                    for peer in chance.sample(peers, len(peers)):
-                        took = peer()
-                        name, seconds = next(iter(took.items()))
-                        print(f"{name:20} {seconds:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
-                        if turn:
-                            for name, seconds in took.items():
-                                times.setdefault(name, []).append(seconds)
-        finally:
-            spark_server.stop(root / "spark")
+            peers: list[Callable[[], dict[str, float]]] = [
+                lambda: timed("bare", lambda: bench.bare(files)),
+                lambda: timed("plain query", lambda: bench.plain_query(column_files)),
+                partial(_handle, "columns", columns, columns_receive),
+                *(partial(bench.whole_run, idiom) for idiom in WHOLE),
+                *(partial(_broadway, mode, messages) for mode in _modes()),
+                *(partial(_handle, name, *of[:2]) for name, of in received.items()),
+            ]
+            for turn in range(rounds + 1):
+                for peer in chance.sample(peers, len(peers)):
+                    took = peer()
+                    name, seconds = next(iter(took.items()))
+                    print(f"{name:20} {seconds:6.2f} s{'  (warming up)' if not turn else ''}", flush=True)
+                    if turn:
+                        for name, seconds in took.items():
+                            times.setdefault(name, []).append(seconds)
     return times
 
 

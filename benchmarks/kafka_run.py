@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -24,17 +24,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import ByStruct, EventStruct, payloads
-from benchmarks.kafka import PARTITIONS, WINDOW, topic_at
+from benchmarks.kafka import PARTITIONS, topic_at
+from benchmarks.whole_run import flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.kafka import KafkaSource
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
-from pipeline_platform.run.flow import Flow
-from pipeline_platform.spark import server as spark_server
 from servers import kafka as local
 
 TASKS, AT_ONCE = 2, 10_000
@@ -100,19 +93,6 @@ def _consume(
     return [(name, path.name, path.stat().st_size, rows[name]) for name, (path, _) in writers.items()], ends
 
 
-def run(spark: SparkResource, servers: str, topic: str, root: Path, messages: int) -> None:
-    """Execute one run from claim to acknowledgement."""
-    root.mkdir()
-    source = KafkaSource(name="kafka", bootstrap_servers=servers, group_id=uuid4().hex, topics=(topic,))
-    control = ControlStore(f"sqlite:///{root}/control.sqlite")
-    flow = Flow(BoundProducer(ByStruct), source, Lake(root=f"{root}/lake"), control, lambda: spark.spark_session)
-    receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=messages)
-    for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish):
-        step(flow, receive)
-    assert steps.acknowledge(flow, receive).acknowledged == messages
-    source.close()
-
-
 def main() -> None:
     """Run the benchmark and print the result."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -128,15 +108,14 @@ def main() -> None:
         topic, sink = topic_at(servers), f"fill-{uuid4().hex}"
         filling = KafkaSource(name="fill", bootstrap_servers=servers, group_id=sink, topics=(topic,))
         filling.send(payloads(given.messages), ({"partition": n % PARTITIONS} for n in range(given.messages)))
-        spark_server.start(folder / "spark", memory="2g")
-        until_the_end.callback(spark_server.stop, folder / "spark")
-        resource = SparkResource(remote=WARM, state_folder=str(folder / "spark"), packages=["benchmarks"])
-        spark = until_the_end.enter_context(closing(resource))
+        session = until_the_end.enter_context(warm_spark(folder / "spark")).spark_session
         ratios = []
         for nth in range(given.rounds + 1):
             place = folder / str(nth)
-            peers: dict[str, Callable[[], None]] = {
-                "ours": lambda at=place: run(spark, servers, topic, at, given.messages),  # type: ignore[misc]
+            source = KafkaSource(name="kafka", bootstrap_servers=servers, group_id=uuid4().hex, topics=(topic,))
+            flow = flow_at(place, ByStruct, source, session)
+            peers: dict[str, Callable[[], object]] = {
+                "ours": lambda flow=flow: whole_run(flow, given.messages),  # type: ignore[misc]
                 "hand-written": lambda at=place: hand_written(pool, servers, topic, Path(f"{at}-hand"), given.messages),  # type: ignore[misc]
             }
             took = {}
@@ -144,6 +123,7 @@ def main() -> None:
                 began = time.perf_counter()
                 peers[name]()
                 took[name] = time.perf_counter() - began
+            source.close()
             ratio = took["hand-written"] / took["ours"]
             rates = ", ".join(f"{name} {given.messages / seconds:,.0f}/s" for name, seconds in sorted(took.items()))
             print(f"{f'round {nth}' if nth else 'warming up'}: {rates}, ratio {ratio:.2f}", flush=True)

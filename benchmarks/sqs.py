@@ -20,7 +20,6 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -29,24 +28,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import LongKnown, payloads
+from benchmarks.whole_run import WINDOW, flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.sqs.sqs_source import SqsSource
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
-from pipeline_platform.run import steps
-from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.calls import THREADS
 from pipeline_platform.source.contract import Share
-from pipeline_platform.spark import server as spark_server
 from pipeline_platform.tasks.receive.read_shares import ReadShares
 from servers import sqs
 
 PROCESSES = 2
-WINDOW = "2026-11-21T0000"
 SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
 
 
@@ -176,44 +169,30 @@ def write_history(flow: Flow, rows: int, *, in_order: bool = True) -> None:
 
 def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
     """Time whole runs of one message with and without a history, in turns."""
-    spark_server.start(root)
     ratios, times = list[float](), dict[str, list[float]]()
-    try:
-        with closing(SparkResource(remote=WARM, state_folder=str(root), packages=["benchmarks"])) as spark:
-            session = spark.spark_session
-            flows = {}
-            for name, rows in (("no history", 0), ("history", history)):
-                url = sqs.create_queue(endpoint, f"one-{uuid.uuid4().hex[:8]}")
-                source = SqsSource(name="queue", queue_url=url, endpoint_url=endpoint)
-                control = ControlStore(f"sqlite:///{root}/{name[:2]}.sqlite")
-                flow = flows[name] = Flow(
-                    BoundProducer(LongKnown), source, Lake(root=f"{root}/{name[:2]}"), control, lambda: session
-                )
-                if rows:
-                    write_history(flow, rows)
-            for turn in range(rounds + 1):
-                took = {name: _whole_run(flow) for name, flow in list(flows.items())[:: 1 if turn % 2 else -1]}
-                if turn:
-                    ratios.append(took["history"] / took["no history"])
-                    for name, seconds in took.items():
-                        times.setdefault(name, []).append(seconds)
-    finally:
-        spark_server.stop(root)
+    with warm_spark(root, memory="1g") as spark:
+        session = spark.spark_session
+        flows = {}
+        for name, rows in (("no history", 0), ("history", history)):
+            url = sqs.create_queue(endpoint, f"one-{uuid.uuid4().hex[:8]}")
+            source = SqsSource(name="queue", queue_url=url, endpoint_url=endpoint)
+            flow = flows[name] = flow_at(root / name[:2], LongKnown, source, session)
+            if rows:
+                write_history(flow, rows)
+        for turn in range(rounds + 1):
+            took = {name: _one(flow) for name, flow in list(flows.items())[:: 1 if turn % 2 else -1]}
+            if turn:
+                ratios.append(took["history"] / took["no history"])
+                for name, seconds in took.items():
+                    times.setdefault(name, []).append(seconds)
     for name, all_of_it in times.items():
         print(f"one message, {name}: {statistics.median(all_of_it):.2f} s")
     print(f"with {history:,} outcomes / without: {_median(ratios)}")
 
 
-def _whole_run(flow: Flow) -> float:
+def _one(flow: Flow) -> float:
     flow.source.send(payloads(1))
-    started = time.perf_counter()
-    receive = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=1)
-    steps.receive_messages(flow, receive)
-    steps.handle_messages(flow, receive)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)
-    assert steps.acknowledge(flow, receive).acknowledged == 1
-    return time.perf_counter() - started
+    return sum(whole_run(flow, 1).values())
 
 
 def _median(ratios: list[float]) -> str:
