@@ -1,17 +1,15 @@
 """The two sides of an AMQP channel: received messages, with their acknowledgement, and sent messages."""
 
-import base64
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, NamedTuple, Self
 from uuid import uuid4
 
 from pika.spec import Basic, BasicProperties
-from pydantic_core import to_json
 
+from pipeline_platform.connectors.rabbitmq.amqp_deliveries import AmqpDelivery, metadata_by_pika
 from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel
 from pipeline_platform.model.portions import BATCH_BYTES, portions
 
@@ -26,31 +24,6 @@ PREFETCH_MAX = 65_535
 TOGETHER = 1_000
 TOGETHER_BYTES = 16 * 2**20
 """Limits of the messages that are sent before the thread waits for their confirmations."""
-
-
-_TO_JSON = partial(to_json, inf_nan_mode="null", fallback=str)
-
-
-class AmqpDelivery(NamedTuple):
-    """A received message; `id` is empty if the publisher set none."""
-
-    tag: int
-    id: str
-    data: bytes
-    metadata: bytes
-    redelivered: bool
-
-    @classmethod
-    def of(cls, method: Any, properties: Any, body: bytes, queue: str, id_header: str | None) -> Self:
-        """Return a message of a queue, with its id from a header or a property."""
-        known = {"exchange": method.exchange, "routing_key": method.routing_key, "redelivered": method.redelivered}
-        known |= {name: value for name, value in vars(properties).items() if value is not None}
-        headers = properties.headers
-        id_ = properties.message_id if id_header is None else (headers or {}).get(id_header)
-        if not isinstance(id_, str):
-            id_ = "" if id_ is None else id_.hex() if isinstance(id_, bytes) else str(id_)
-        again = method.redelivered or (bool(headers) and _was_in(queue, headers))
-        return cls(method.delivery_tag, id_, body, _json(known), again)
 
 
 class Parcel(NamedTuple):
@@ -106,11 +79,13 @@ class Inbox:
 
         def act(channel: Any, done: Future[Any]) -> None:
             channel.add_on_cancel_callback(self._cancelled)
+            channel.add_on_close_callback(_leave)
+            channel.connection.consumers[channel.channel_number] = self._arrived
             for nth, bound in enumerate(bounds[:1] if exclusive else bounds):
                 channel.basic_qos(prefetch_count=bound)
                 channel.basic_consume(
                     self._queue,
-                    self._arrived,
+                    self._arrived_by_pika,
                     exclusive=exclusive,
                     consumer_tag=f"{consumer_tag}-{nth}" if consumer_tag and nth else consumer_tag or None,
                     arguments=dict(arguments),
@@ -155,8 +130,12 @@ class Inbox:
         if self.is_stopped or self.channel.ended:
             return
         self.is_stopped = True
-        tags = self.channel.act(lambda channel, done: done.set_result(channel.consumer_tags))
-        for tag in tags:
+
+        def act(channel: Any, done: Future[Any]) -> None:
+            _leave(channel)  # pika returns what arrives after the cancellation
+            done.set_result(channel.consumer_tags)
+
+        for tag in self.channel.act(act):
             self.channel.ask("basic_cancel", consumer_tag=tag)
 
     def close(self) -> bool:
@@ -199,10 +178,13 @@ class Inbox:
             with self._changed:
                 self._changed.wait_for(lambda: len(self._full) < BATCHES_AHEAD, HELD_UP_S)
 
-    def _arrived(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
-        # Converted at once: keeping pika's objects in a batch would fill the processor's cache.
-        delivery = AmqpDelivery.of(method, properties, body, self._queue, self._id_header)
-        self._outstanding[delivery.tag] = None
+    def _arrived_by_pika(self, _channel: Any, method: Any, properties: Any, body: bytes) -> None:
+        self._arrived(method.delivery_tag, metadata_by_pika(method, properties), body)
+
+    def _arrived(self, tag: int, metadata: dict[str, Any], body: bytes) -> None:
+        # Converted at once: keeping many objects in a batch would fill the processor's cache.
+        delivery = AmqpDelivery.of(tag, metadata, body, self._queue, self._id_header)
+        self._outstanding[tag] = None
         self._batch.append(delivery)
         self._bytes += len(body)
         self._left -= 1
@@ -265,31 +247,6 @@ class Outbox:
         self._refusals.append(f"{unrouted}: {method.reply_text}")
 
 
-def _was_in(queue: str, headers: Mapping[str, Any]) -> bool:
-    """Return whether the server's own headers show that a message was in a queue before."""
-    deaths = headers.get("x-death")
-    died = isinstance(deaths, list) and any(isinstance(death, dict) and death.get("queue") == queue for death in deaths)
-    return died or bool(headers.get("x-delivery-count"))
-
-
-def _json(known: dict[str, Any]) -> bytes:
-    """Return metadata as JSON, with a fallback for any value: one message must not end the connection."""
-    try:
-        return _TO_JSON({**known, "headers": _plain(known["headers"])} if "headers" in known else known)
-    except ValueError:  # binary data in a text property
-        pass
-    except RecursionError:
-        known = {**known, "headers": "nested too deeply"}
-    try:
-        return _TO_JSON(_plain(known))
-    except ValueError as error:
-        return _TO_JSON(_plain({**known, "headers": str(error)}))
-
-
-def _plain(value: Any) -> Any:
-    """Return a value for JSON, with binary values as base64."""
-    if isinstance(value, bytes):
-        return {"base64": base64.b64encode(value).decode()}
-    if isinstance(value, dict):
-        return {str(name): _plain(each) for name, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, list) else value
+def _leave(channel: Any, _reason: object = None) -> None:
+    """Let pika deliver the messages of a channel."""
+    channel.connection.consumers.pop(channel.channel_number, None)

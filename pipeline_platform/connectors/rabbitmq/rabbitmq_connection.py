@@ -15,6 +15,8 @@ import pika.data
 from pika.adapters.select_connection import IOLoop
 from pika.exceptions import AMQPConnectionError
 
+from pipeline_platform.connectors.rabbitmq.amqp_deliveries import DeliveryStream
+
 # pika logs errors, with stack traces, that are also raised and explained here.
 if logging.getLogger("pika").level == logging.NOTSET:
     logging.getLogger("pika").setLevel(logging.CRITICAL)
@@ -38,7 +40,7 @@ class Connection:
         self.before_reading: list[Callable[[], object]] = []
         self._loop = IOLoop()
         opened = self._promise()
-        self._pika = pika.SelectConnection(
+        self._pika = DeliveryStream(
             parameters,
             on_open_callback=opened.set_result,
             on_open_error_callback=lambda _, error: self._end(_innermost(error)),

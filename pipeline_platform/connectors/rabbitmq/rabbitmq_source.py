@@ -19,7 +19,8 @@ from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share, SourceError
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
-    from pipeline_platform.connectors.rabbitmq.mailboxes import AmqpDelivery, Inbox
+    from pipeline_platform.connectors.rabbitmq.amqp_deliveries import AmqpDelivery
+    from pipeline_platform.connectors.rabbitmq.mailboxes import Inbox
     from pipeline_platform.connectors.rabbitmq.rabbitmq_connection import Channel, Connection
 
 logger = logging.getLogger(__name__)
