@@ -19,6 +19,13 @@ _PLATFORM = str(Path(__file__).parents[1])
 _FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
 
 
+class RunError(BaseException):
+    """A callback cannot continue, and no message is at fault: the run fails, and its messages are handled again.
+
+    It is not an `Exception`, because `except Exception` in a callback must not catch it.
+    """
+
+
 def words(value: object, limit: int | None = 8_000) -> str:
     """Return any value as text that a column can store, also if its `__str__` raises; lone surrogates are escaped."""
     try:
@@ -100,7 +107,13 @@ class Failure(NamedTuple):
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Self:
-        """Return the failure for an exception that a callback raised."""
+        """Return the failure for an exception that a callback raised.
+
+        Raises:
+            RunError: The exception itself, if it is one.
+        """
+        if isinstance(error, RunError):
+            raise error
         return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage, error=type(error))
 
     def at(self, stage: str) -> Self:

@@ -16,11 +16,11 @@ T = TypeVar("T")
 USUAL = Patience()
 
 
-def patiently(call: Callable[[], T], patience: Patience = USUAL) -> T:
-    """Call, and retry with pauses while the call raises `SourceAwayError`; a failed call must have no effects."""
+def patiently(call: Callable[[], T], patience: Patience = USUAL, away: type[BaseException] = SourceAwayError) -> T:
+    """Call, and retry with pauses while the call raises `away`; a failed call must have no effects."""
     is_single = patience.backoff == "stop"
     tries = Retrying(
-        retry=retry_if_exception_type(SourceAwayError),
+        retry=retry_if_exception_type(away),
         wait=lambda state: pause_s(patience, state.attempt_number + 1),
         stop=stop_after_attempt(1) if is_single else stop_after_delay(patience.within_s),
         before_sleep=before_sleep_log(logger, logging.WARNING),

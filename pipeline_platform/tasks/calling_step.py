@@ -21,6 +21,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import is_whole
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.failure import RunError
 from pipeline_platform.spark import environment
 from pipeline_platform.tasks.callback_process.fork import Death, Give, Limit, Written, in_a_fork
 from pipeline_platform.tasks.callback_process.output import captured
@@ -118,7 +119,7 @@ class CallingStep(Step):
             serve(progress, give)
 
         for _ in range(_FORKS):
-            death = in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError))
+            death = in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError, RunError))
             if death is None or death.tries:
                 break
         return death

@@ -46,7 +46,7 @@ _NAP_S = 1.0 if _HAS_PIDFD else 0.01
 _forking = threading.Lock()
 """One fork at a time: filelock, which Dagster loads, rejects concurrent forks from Python 3.12 on."""
 
-Errors = tuple[type[Exception], ...]
+Errors = tuple[type[BaseException], ...]
 
 
 class Limit(NamedTuple):
@@ -247,7 +247,8 @@ def _ended(child: int, progress: Progress, limit: Limit | None, gifts: socket.so
                 break
             if limit is None or not waited:
                 continue
-            spent = {call: spent[call] + nap if call in spent else 0.0 for call in progress.calls}
+            calls = () if progress.is_waiting else progress.calls
+            spent = {call: spent[call] + nap if call in spent else 0.0 for call in calls}
             callback = progress.callback
             # The limit is per message, and `acknowledge` gets many.
             times = len(progress.rows) if callback == "acknowledge" else 1
@@ -299,7 +300,7 @@ def _be_callback_process(
             socket.send_fds(out, [b"."], [file.fileno()])
 
     try:
-        begin_callback_process()
+        begin_callback_process(progress)
         end_with(parent)
         _go_first()
         work(progress, give)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,7 +19,7 @@ _CALLBACKS = (
 MOST_ROWS = 2**20
 """Maximum number of rows of a call that are recorded. With more rows, the culprit is unknown."""
 _CELL = 8
-_STATE, _CALLED, _BLOCK, _TRIES, _TRIED, _CALLBACK, _CALL, _COUNT, _THREADS, _ROWS = range(10)
+_STATE, _CALLED, _BLOCK, _TRIES, _TRIED, _CALLBACK, _CALL, _COUNT, _THREADS, _WAITING, _ROWS = range(11)
 """Cells: one for each of these names, then the rows of the current call, or one cell per thread.
 
 The cell of a thread combines its call and its row in one number, so that both change atomically. 0: no call.
@@ -34,6 +35,8 @@ _callback_process = 0
 """Process id of the callback process: native code of a callback may fork, and its child returns here."""
 _is_copy = False
 """Whether this process was forked from a callback process by a callback."""
+_progress: Progress | None = None
+_waiting = threading.Lock()
 
 
 def _note_copy() -> None:
@@ -44,10 +47,10 @@ def _note_copy() -> None:
 os.register_at_fork(after_in_child=_note_copy)
 
 
-def begin_callback_process() -> None:
-    """Mark this process as a callback process."""
-    global _callback_process, _is_copy
-    _callback_process, _is_copy = os.getpid(), False
+def begin_callback_process(progress: Progress | None = None) -> None:
+    """Mark this process as a callback process with this progress."""
+    global _callback_process, _is_copy, _progress
+    _callback_process, _is_copy, _progress = os.getpid(), False, progress
 
 
 def end_copy() -> None:
@@ -57,6 +60,21 @@ def end_copy() -> None:
     """
     if _callback_process and (_is_copy or os.getpid() != _callback_process):
         end_process(1)
+
+
+@contextmanager
+def without_time_limit() -> Iterator[None]:
+    """Suspend the time limits of this callback process: the platform waits for a server, not the callback."""
+    if _progress is None:
+        yield
+        return
+    with _waiting:
+        _progress.waiting(1)
+    try:
+        yield
+    finally:
+        with _waiting:
+            _progress.waiting(-1)
 
 
 class Watch:
@@ -149,6 +167,15 @@ class Progress(Watch):
     @state.setter
     def state(self, state: int) -> None:
         self._cells[_STATE] = state
+
+    def waiting(self, change: int) -> None:
+        """Change the number of threads that wait for a server."""
+        self._cells[_WAITING] += change
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a thread waits for a server, so that no time limit applies."""
+        return self._cells[_WAITING] > 0
 
     @property
     def has_called(self) -> bool:

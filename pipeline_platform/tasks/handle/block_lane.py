@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.blocks import ROUTING, as_arrow, as_block, given, name_of
-from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.failure import Failure, RunError
 from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMode
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.row_lane import LANE, oversized, too_large
@@ -118,6 +118,8 @@ class BlockLane:
             try:
                 with self._outcomes.watch.busy(callback, ()):  # without rows: the culprit is found by halving
                     returned = getattr(self._pipeline, callback)(as_block(block, self._kind), self._context)
+            except RunError:
+                raise
             except BaseException as error:
                 waiting += self._halves(callback, block, error)
                 continue
