@@ -4,6 +4,7 @@ import sys
 
 from benchmarks import (
     crossing,
+    decoders,
     driver_memory,
     fairness,
     handling,
@@ -23,6 +24,7 @@ from benchmarks import (
 IN_TURN = (
     handling,
     json_payloads,
+    decoders,
     crossing,
     poison,
     fairness,

@@ -2,6 +2,7 @@
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.batch_info import BatchInfo
+from pipeline_platform.model.block_encodings import avro_columns, json_schema_columns, protobuf_columns
 from pipeline_platform.model.blocks import ack_immediately, columns
 from pipeline_platform.model.compression import decompressed
 from pipeline_platform.model.failure import Failure, PayloadError
@@ -55,8 +56,11 @@ __all__ = [
     "Splitter",
     "TableBatcher",
     "ack_immediately",
+    "avro_columns",
     "calls",
     "columns",
     "decompressed",
+    "json_schema_columns",
+    "protobuf_columns",
     "telemetry",
 ]

@@ -34,6 +34,7 @@ pytest_plugins = [
         "tests.fixtures.control",
         "tests.fixtures.sqs_flow",
         "tests.fixtures.telemetry",
+        "tests.fixtures.fake_schema_registry",
     )
     if importlib.util.find_spec(name)
 ]

@@ -103,6 +103,16 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     Raises:
         ValueError: A field has the name of a column that routes rows.
     """
+    return decoded_columns(messages, model, decoded_json)
+
+
+Decode = Callable[[pa.ChunkedArray, Sequence[int], ModelClass, dict[int, Failure]], tuple[list[Any], Sequence[int]]]
+"""Function from payloads, the rows to decode and a model to the values and the indices of their rows. The values are
+instances of the class `made` of `decoder_of`. It adds failures of other rows to its last argument."""
+
+
+def decoded_columns(messages: BlockOf, model: ModelClass, decode: Decode) -> BlockOf:
+    """Decode the payloads of a block as `columns` does, by another function."""
     schema = arrow_schema(model)
     if taken := sorted({"position", *ROUTING} & set(schema.names)):
         raise ValueError(
@@ -112,7 +122,7 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     waiting = pc.fill_null(pc.equal(known["status"], "ok"), True)
     rows = pc.indices_nonzero(waiting).to_pylist()
     failures = dict[int, Failure]()
-    values, fitting = _decoded(known["data"], rows, model, failures)
+    values, fitting = decode(known["data"], rows, model, failures)
     arrays = _built(row_type(decoder_of(model).made), values, fitting, failures)
     if len(arrays[1]) < known.num_rows:
         place = {row: place for place, row in enumerate(arrays[1])}
@@ -146,7 +156,7 @@ def _with(block: Any, made: pa.Table) -> Any:
     return block
 
 
-def _decoded(
+def decoded_json(
     data: pa.ChunkedArray, rows: Sequence[int], model: ModelClass, failures: dict[int, Failure]
 ) -> tuple[list[Any], Sequence[int]]:
     """Decode payloads. Return the values and the indices of their rows; add failures of other rows to `failures`."""

@@ -18,7 +18,7 @@ from pipeline_platform.model.exact_decimals import exact, has_decimal
 from pipeline_platform.model.failure import PayloadError, words
 from pipeline_platform.model.fields import ModelClass, fields
 
-_QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
+QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
 """Pattern of the values and names of a payload that msgspec quotes in errors."""
 
 _decode = msgspec.json.Decoder().decode
@@ -75,7 +75,7 @@ def _by_msgspec(model: Any) -> Callable[[Any], Any]:
             return decode(data)
         except msgspec.DecodeError as error:
             if isinstance(error, msgspec.ValidationError):
-                why = _QUOTED.sub(r"\1", str(error))
+                why = QUOTED.sub(r"\1", str(error))
                 raise PayloadError(f"{name}: {why}") from None
             raise PayloadError(f"the payload is not valid JSON: {_why(data, error)}") from None
 
