@@ -44,8 +44,10 @@ def reader(schema: str | Registry) -> Callable[[Any], Any]:
         ValueError: The text is not a valid Avro schema.
         TypeError: The schema is neither text nor a registry.
     """
+    from fastavro import schemaless_reader  # late: an optional dependency
+
     if isinstance(schema, str):
-        return partial(_record, _parsed_text(schema), 0, "")
+        return partial(_record, schemaless_reader, _parsed_text(schema), 0, "")
     if not hasattr(schema, "referenced"):
         raise TypeError(f"the schema must be JSON text or a SchemaRegistry, got {type(schema).__name__}")
     known = dict[int, Callable[[bytes], Any]]()
@@ -58,14 +60,14 @@ def reader(schema: str | Registry) -> Callable[[Any], Any]:
                 parsed = _parsed(schema, found, {})
             except Exception as error:
                 raise PayloadError(f"schema {schema_id} cannot be parsed: {type(error).__name__}: {error}") from None
-            record = known[schema_id] = partial(_record, parsed, HEADER, f"schema {schema_id}: ")
+            record = known[schema_id] = partial(_record, schemaless_reader, parsed, HEADER, f"schema {schema_id}: ")
         return record(data)
 
     return read
 
 
 def _parsed_text(text: str) -> Any:
-    from fastavro import parse_schema  # late: an optional dependency
+    from fastavro import parse_schema
     from fastavro.schema import SchemaParseException, UnknownType
 
     try:
@@ -83,14 +85,12 @@ def _parsed(registry: Registry, schema: Any, named: dict[str, Any]) -> Any:
     return parse_schema(json.loads(schema.schema_str), named_schemas=named, expand=True)
 
 
-def _record(parsed: Any, start: int, prefix: str, data: Any) -> Any:
-    from fastavro import schemaless_reader
-
+def _record(decode: Callable[..., Any], parsed: Any, start: int, prefix: str, data: Any) -> Any:
     check_bytes(data)
     stream = BytesIO(data)
     stream.seek(start)
     try:
-        value = schemaless_reader(stream, parsed, None)
+        value = decode(stream, parsed, None)
     except Exception as error:  # its text may quote the payload
         raise PayloadError(f"{prefix}the payload is not Avro of this schema: {type(error).__name__}") from None
     if (left := len(data) - stream.tell()) > 0:

@@ -37,7 +37,10 @@ def avro_columns(messages: BlockOf, model: ModelClass, schema: str | Registry) -
     Raises:
         ValueError: A field has the name of a column that routes rows, or the text is not a valid Avro schema.
     """
-    return decoded_columns(messages, model, partial(_decoded, avro.reader(schema), avro.decoder(model, schema)))
+    block: BlockOf = decoded_columns(
+        messages, model, partial(_decoded, avro.reader(schema), avro.decoder(model, schema))
+    )
+    return block
 
 
 def protobuf_columns(messages: BlockOf, model: ModelClass, generated: Any, registry: Registry | None = None) -> BlockOf:
@@ -54,12 +57,16 @@ def protobuf_columns(messages: BlockOf, model: ModelClass, generated: Any, regis
     """
     read = protobuf.reader(generated, registry)
     decode = protobuf.decoder(model, generated, registry)
-    return decoded_columns(messages, model, partial(_decoded, lambda data: protobuf.values(read(data)), decode))
+    block: BlockOf = decoded_columns(
+        messages, model, partial(_decoded, lambda data: protobuf.values(read(data)), decode)
+    )
+    return block
 
 
 def json_schema_columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     """Decode the payloads of a block as `columns` does, by the rules of `message.json_schema(model)`."""
-    return decoded_columns(messages, model, _decoded_json)
+    block: BlockOf = decoded_columns(messages, model, _decoded_json)
+    return block
 
 
 def _decoded(

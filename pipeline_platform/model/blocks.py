@@ -103,7 +103,8 @@ def columns(messages: BlockOf, model: ModelClass) -> BlockOf:
     Raises:
         ValueError: A field has the name of a column that routes rows.
     """
-    return decoded_columns(messages, model, decoded_json)
+    block: BlockOf = decoded_columns(messages, model, decoded_json)
+    return block
 
 
 Decode = Callable[[pa.ChunkedArray, Sequence[int], ModelClass, dict[int, Failure]], tuple[list[Any], Sequence[int]]]

@@ -55,7 +55,8 @@ def reader(type_: Any, registry: Registry | None) -> Callable[[Any], Any]:
 
     if not isinstance(type_, type) or not issubclass(type_, Message):
         raise TypeError(f"a class that protoc generated is required, got {type_!r}")
-    own, parse = type_.DESCRIPTOR.full_name, type_.FromString
+    generated: Any = type_
+    own, parse = generated.DESCRIPTOR.full_name, generated.FromString
     known = dict[tuple[int, tuple[int, ...]], str]()
 
     def read(data: Any) -> Any:
@@ -132,13 +133,13 @@ def _fields(descriptor: Any) -> list[tuple[str, bool, Callable[[Any], Any] | Non
 
 
 def _conversion(field: Any) -> Callable[[Any], Any] | None:
-    one = _single(field)
+    convert = _single(field)
     if not field.is_repeated:
-        return one
+        return convert
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        one = _single(field.message_type.fields_by_name["value"])
-        return dict if one is None else lambda items: {key: one(value) for key, value in items.items()}
-    return list if one is None else lambda items: list(map(one, items))
+        convert = _single(field.message_type.fields_by_name["value"])
+        return dict if convert is None else lambda items: {key: convert(value) for key, value in items.items()}
+    return list if convert is None else lambda items: list(map(convert, items))
 
 
 def _single(field: Any) -> Callable[[Any], Any] | None:
@@ -147,7 +148,8 @@ def _single(field: Any) -> Callable[[Any], Any] | None:
         return lambda number: names.get(number, number)
     if field.message_type is None:
         return None
-    return _KNOWN.get(field.message_type.full_name, values)
+    known: Callable[[Any], Any] = _KNOWN.get(field.message_type.full_name, values)
+    return known
 
 
 def _time_of(stamp: Any) -> datetime:

@@ -27,6 +27,9 @@ class Registry(Protocol):
     def referenced(self, reference: Any) -> Any:
         """Return the schema to which a reference of a schema leads."""
 
+    def __hash__(self) -> int:
+        """Return a hash: decoders are cached by registry."""
+
 
 def check_bytes(data: Any) -> None:
     """Raise a TypeError if data is not bytes: a callback has replaced it, or the message has no payload."""

@@ -4,11 +4,12 @@ import json
 from datetime import timedelta
 from threading import Timer
 
+import polars as pl
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from pydantic import BaseModel
 
-from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform import Pipeline, Processors, Producer, TableBatcher, avro_columns
 from pipeline_platform.connectors import schema_registry
 from pipeline_platform.connectors.schema_registry import (
     SchemaRegistry,
@@ -23,7 +24,7 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.testing import test_batch
 from tests.fixtures import protobuf
 from tests.fixtures.fake_schema_registry import framed
-from tests.fixtures.small_lake import Memory, numbered, outcomes, ranges, received, returned, rows_of
+from tests.fixtures.small_lake import Memory, Shared, numbered, outcomes, ranges, received, returned, rows_of
 from tests.model.test_avro import encoded, field, message_of
 
 ROW = {"type": "record", "name": "Row", "fields": [field("text", "string")]}
@@ -188,10 +189,27 @@ class ThreadedRows(Rows):
     processors = Processors(message_timeout=timedelta(seconds=0.5), threads=3)
 
 
+class BlocksOfRows(Pipeline):
+    name = "blocks_of_rows"
+    producer = Producer(source="memory")
+    processors = Processors(message_timeout=timedelta(seconds=0.5))
+    batchers = {"kept": TableBatcher(schema=Row)}
+    calls = Shared(0)
+
+    def __init__(self):
+        self.registry = SchemaRegistry({"url": Rows.url})
+
+    def handle_messages(self, messages: pl.DataFrame, context):
+        self.calls.value += 1
+        return avro_columns(messages, Row, self.registry).with_columns(batcher=pl.lit("kept"))
+
+
 @pytest.fixture
 def task(lake, fake_schema_registry, monkeypatch):
     """Return a function that handles payloads in a callback process."""
     monkeypatch.setattr(Rows, "url", fake_schema_registry.url)
+
+    monkeypatch.setattr(BlocksOfRows, "calls", Shared(0))
 
     def handled(pipeline, *payloads):
         source = Memory(deliveries_=numbered(*payloads))
@@ -201,7 +219,7 @@ def task(lake, fake_schema_registry, monkeypatch):
     return handled
 
 
-@pytest.mark.parametrize("pipeline", [Rows, ThreadedRows])
+@pytest.mark.parametrize("pipeline", [Rows, ThreadedRows, BlocksOfRows])
 def test_the_wait_for_a_registry_is_not_a_timeout_of_a_message(
     lake, task, fake_schema_registry, row, monkeypatch, pipeline
 ):
@@ -213,16 +231,18 @@ def test_the_wait_for_a_registry_is_not_a_timeout_of_a_message(
     manifest = task(pipeline, *payloads)
 
     assert outcomes(lake, pipeline.name, manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
-    assert [row["kind"] for row in rows_of(lake, pipeline.name, manifest, "failed")] == ["failed"]
+    (failure,) = rows_of(lake, pipeline.name, manifest, "failed")
+    assert "no header of Confluent's wire format" in failure["reason"]
 
 
-@pytest.mark.parametrize("pipeline", [Rows, ThreadedRows])
+@pytest.mark.parametrize("pipeline", [Rows, ThreadedRows, BlocksOfRows])
 def test_a_run_without_its_registry_fails_and_no_message_does(task, fake_schema_registry, row, monkeypatch, pipeline):
     monkeypatch.setattr(schema_registry, "USUAL", SHORT)
     payloads = [row("a"), row("b")]
     fake_schema_registry.stop()
     with pytest.raises(RuntimeError, match=r"schema registry.*does not answer"):
         task(pipeline, *payloads)
+    assert BlocksOfRows.calls.value <= 1, "a block is not halved"
 
 
 def test_test_batch_decodes_with_the_registry_of_the_pipeline(fake_schema_registry, row, monkeypatch):
