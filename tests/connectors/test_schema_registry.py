@@ -7,6 +7,7 @@ from threading import Timer
 import polars as pl
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.serialization import MessageField, SerializationContext
 from pydantic import BaseModel
 
 from pipeline_platform import Pipeline, Processors, Producer, TableBatcher, avro_columns
@@ -126,6 +127,26 @@ def test_a_schema_with_rules_for_reading_is_refused():
     schema_id = client.register_schema("rows", Schema(json.dumps(ROW), "AVRO", [], None, RuleSet(None, [rule])))
     with pytest.raises(PayloadError, match="rule 'decrypt'"):
         message_of(framed(schema_id, encoded(ROW, {"text": "a"}))).avro(Row, SchemaRegistry(client))
+
+
+@pytest.mark.parametrize("kind", ["avro", "protobuf", "json_schema"])
+def test_payloads_of_confluent_s_serializers_are_decoded(kind):
+    from confluent_kafka.schema_registry import avro, json_schema
+    from confluent_kafka.schema_registry import protobuf as confluent_protobuf
+
+    client = SchemaRegistryClient.new_client({"url": "mock://"})
+    registry, topic = SchemaRegistry(client), SerializationContext("rows", MessageField.VALUE)
+    if kind == "protobuf":
+        made, conf = protobuf.Line(sku="x", count=2), {"use.deprecated.format": False}
+        payload = confluent_protobuf.ProtobufSerializer(protobuf.Line, client, conf)(made, topic)
+        assert message_of(payload).protobuf(protobuf.Line, registry=registry) == made
+        assert message_of(payload).protobuf(dict, protobuf.Line, registry) == {"sku": "x", "count": 2}
+    elif kind == "avro":
+        payload = avro.AvroSerializer(client, json.dumps(ROW))({"text": "a"}, topic)
+        assert message_of(payload).avro(Row, registry) == Row(text="a")
+    else:
+        payload = json_schema.JSONSerializer('{"title": "Row", "type": "object"}', client)({"text": "a"}, topic)
+        assert message_of(payload).json_schema(Row) == Row(text="a")
 
 
 def test_a_registry_that_comes_back_in_time_fails_nothing(fake_schema_registry, registry, row, monkeypatch):
