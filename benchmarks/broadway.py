@@ -14,6 +14,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.events import payloads
@@ -44,7 +45,7 @@ def seconds(mode: str, messages: int) -> float:
         return _run(built, "broadway.exs", mode, str(messages), str(file), folder)[0]
 
 
-def of_source(built: Path, place: list[str], messages: int) -> tuple[float, float]:
+def of_source(built: Path, place: Sequence[str], messages: int) -> tuple[float, float]:
     """Return the seconds that Broadway needs for the messages of a queue, and its seconds of processor time.
 
     Args:

@@ -2,16 +2,14 @@
 # of processor time, from its start to the last acknowledgement.
 # elixir broadway_source.exs MESSAGES FOLDER kafka HOST PORT TOPIC GROUP
 # elixir broadway_source.exs MESSAGES FOLDER rabbitmq PORT QUEUE
-# elixir broadway_source.exs MESSAGES FOLDER sqs QUEUE_URL
 
 Code.require_file("broadway_events.exs", __DIR__)
 
 defmodule Source do
   def applications("kafka"), do: [:brod]
   def applications("rabbitmq"), do: [:amqp]
-  def applications("sqs"), do: [:hackney, :ex_aws]
 
-  # Producers, processors, processes of each batcher, and size of a batch: the fastest of those tried on two cores.
+  # With producers, processors, processes of each batcher, and size of a batch, for two cores. Kafka's are not tuned.
   def producer("kafka", [host, port, topic, group]) do
     fetch = [max_bytes: 1_000_000, max_wait_time: 100]
 
@@ -32,29 +30,11 @@ defmodule Source do
     options = [queue: queue, connection: connection, qos: [prefetch_count: 5_000], on_failure: :reject]
     {{BroadwayRabbitMQ.Producer, options}, {4, 2, 1, 1_000}}
   end
-
-  def producer("sqs", [url]) do
-    %URI{host: host, port: port} = URI.parse(url)
-    keys = [access_key_id: "local", secret_access_key: "local", region: "us-east-1"]
-
-    options = [
-      queue_url: url,
-      receive_interval: 0,
-      max_number_of_messages: 10,
-      visibility_timeout: 900,
-      attribute_names: [:approximate_receive_count, :sent_timestamp],
-      config: keys ++ [scheme: "http://", host: host, port: port]
-    ]
-
-    {{BroadwaySQS.Producer, options}, {4, 2, 4, 10}}
-  end
 end
 
 [messages, folder, source | place] = System.argv()
 wanted = String.to_integer(messages)
 Logger.configure(level: :error)
-Application.put_env(:ex_aws, :json_codec, Jason)
-Application.put_env(:ex_aws, :hackney_opts, recv_timeout: 30_000)
 for application <- [:broadway | Source.applications(source)], do: {:ok, _} = Application.ensure_all_started(application)
 
 counter = :counters.new(1, [])
