@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from io import BytesIO
 from typing import Any
 
-from pipeline_platform.model.payload import PayloadError
+from pipeline_platform.model.failure import PayloadError
 from pipeline_platform.model.wire_format import (
     HEADER,
     MISFITS,

@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import lru_cache
 from typing import Any
 
-from pipeline_platform.model.payload import PayloadError
+from pipeline_platform.model.failure import PayloadError
 from pipeline_platform.model.wire_format import (
     HEADER,
     MISFITS,

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import msgspec
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from pipeline_platform.model.failure import reason_of, words
-from pipeline_platform.model.payload import QUOTED, PayloadError, decoder, has_struct
+from pipeline_platform.model.failure import PayloadError, reason_of, words
+from pipeline_platform.model.payload import QUOTED, decoder, has_struct
 
 HEADER = 5
 """Bytes of the zero byte and the id."""

@@ -18,8 +18,7 @@ from pipeline_platform.connectors.schema_registry import (
     SchemaRegistryError,
     UnknownSchemaError,
 )
-from pipeline_platform.model.failure import RunError
-from pipeline_platform.model.payload import PayloadError
+from pipeline_platform.model.failure import PayloadError, RunError
 from pipeline_platform.source.pauses import Patience
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.testing import test_batch

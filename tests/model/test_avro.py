@@ -13,8 +13,8 @@ from fastavro import parse_schema, schemaless_writer
 from msgspec import Struct
 from pydantic import BaseModel
 
+from pipeline_platform.model.failure import PayloadError
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.payload import PayloadError
 from tests.fixtures.small_lake import batch_of
 
 

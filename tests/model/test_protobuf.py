@@ -8,8 +8,8 @@ import pytest
 from msgspec import Struct
 from pydantic import BaseModel
 
+from pipeline_platform.model.failure import PayloadError
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.payload import PayloadError
 from tests.fixtures import protobuf
 from tests.fixtures.fake_schema_registry import framed
 from tests.fixtures.small_lake import batch_of
