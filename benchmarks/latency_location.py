@@ -1,8 +1,9 @@
-"""Code location that `benchmarks.latency`, `trickle` and `overlap` deploy: one pipeline and an empty job.
+"""Code location that `benchmarks.latency`, `trickle`, `kafka_trickle` and `overlap` deploy: a pipeline, an empty job.
 
 Its folder is set by the environment.
 """
 
+import json
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import dagster as dg
 
 from benchmarks.events import Event
+from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
@@ -33,6 +35,9 @@ _IDLE_TIMEOUT_S = float(os.environ.get(IDLE_TIMEOUT, "0"))
 MAX_RUNS = "LATENCY_MAX_RUNS"
 """Variable with the number of parallel runs, for large runs."""
 _MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
+KAFKA = "LATENCY_KAFKA"
+"""Variable with the options of a Kafka source as JSON, which replaces the table queue."""
+_KAFKA = json.loads(os.environ.get(KAFKA, "{}"))
 IDLE_PIPELINES = "LATENCY_IDLE_PIPELINES"
 """Variable with the number of further pipelines, which get no messages."""
 _IDLE = [f"idle_{number}" for number in range(int(os.environ.get(IDLE_PIPELINES, "0")))]
@@ -94,11 +99,13 @@ def empty_asked() -> dg.RunRequest | dg.SkipReason:
 
 def resources(folder: Path) -> dict[str, Any]:
     """Return the resources of the pipeline."""
+    queues = {name: source_resource(TableQueue)(**queue_options(folder, name)) for name in ("queue", *_IDLE)}
     return {
         "lake": LakeResource(root=f"{folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{folder}/control.sqlite"),
         "spark": SparkResource(remote="warm", state_folder=f"{folder}/spark", packages=["benchmarks"]),
-        **{name: source_resource(TableQueue)(**queue_options(folder, name)) for name in ("queue", *_IDLE)},
+        **queues,
+        **({"queue": source_resource(KafkaSource)(**_KAFKA)} if _KAFKA else {}),
     }
 
 

@@ -60,14 +60,40 @@ class Cost(NamedTuple):
     wrong: str
 
 
-class Trial:
-    """One crash and its result."""
+class Mark(NamedTuple):
+    """Time at which a process handled a message, by its number in the trial."""
 
-    def __init__(self, deployment: Deployment, ground: Ground, death: Death, messages: int, handles_s: float) -> None:
-        self._handles_s = handles_s
+    at: float
+    process: int
+    number: int
+
+
+class Trial:
+    """One crash and its result.
+
+    Args:
+        deployment: Processes that can be killed.
+        ground: The source.
+        death: The crash.
+        messages: Number of messages that wait at the gate.
+        handles_s: Seconds from the first handled message to the crash.
+        is_further: Whether the run has had a receive before. It is not possible if the run is killed while it starts.
+    """
+
+    def __init__(
+        self,
+        deployment: Deployment,
+        ground: Ground,
+        death: Death,
+        messages: int,
+        handles_s: float,
+        *,
+        is_further: bool = False,
+    ) -> None:
+        self._handles_s, self._is_further = handles_s, is_further and death.at == "handling"
         self.deployment, self._ground, self._death = deployment, ground, death
         self._folder = Path(tempfile.mkdtemp(prefix="trial-", dir=deployment.folder))
-        self._messages, self._sent = messages, 0
+        self._messages, self._sent, self._sent_before = messages, 0, 0
         self._before = {run.run_id for run in deployment.instance.get_runs()}
         self._at_end: list[Callable[[], None]] = []
         self.run: dg.DagsterRun
@@ -87,13 +113,16 @@ class Trial:
     def measure(self) -> Cost:
         """Send messages, kill a process, wait; return the cost."""
         try:
-            self._send()
+            if self._is_further:
+                self._start_rounds()
+            self._send(self._messages)
+            self._sent_before = self._sent
             known = self._come_to_it()
-            pid = max(self.marks(), default=(0.0, 0))[1]
+            pid = max(self.marks(), default=Mark(0.0, 0, 0)).process
             died = self._death.blow(Scene(self.deployment, self._ground, self.run, pid, self.at_end))
             (self._folder / "gate").touch()
             if self._death.sends_after:
-                self._send()
+                self._send(self._messages)
             at_work, acknowledged = self._watch(died, known)
         finally:
             (self._folder / "gate").touch()
@@ -101,6 +130,14 @@ class Trial:
                 call()
         self._until("all runs have ended", lambda: not self.deployment.under_way())
         return Cost(at_work, acknowledged, self._wrong())
+
+    def _start_rounds(self) -> None:
+        """Let a run have a first receive of one message."""
+        (self._folder / "gate").touch()
+        self._send(1)
+        self._until("a run stores the first message", self._is_done)
+        for name in ("gate", "marks"):
+            (self._folder / name).unlink()
 
     def _come_to_it(self) -> set[str]:
         """Wait for the moment of the crash; return the runs that do not count as the next run."""
@@ -133,10 +170,17 @@ class Trial:
         return at_work and at_work - died, None
 
     def _at_work(self, died: float, known: set[str]) -> float | None:
-        """Return when a new run, or another process of the run, started to handle messages after the crash."""
+        """Return when a new run, or another process of the run, started to handle messages after the crash.
+
+        If more messages are sent after the crash, return when their handling started: a run that survives handles them.
+        """
+        if self._death.sends_after:
+            return min((mark.at for mark in self.marks() if mark.number >= self._sent_before), default=None)
         if self._death.in_worker:
-            workers = {pid for when, pid in self.marks() if when <= died}
-            return min((when for when, pid in self.marks() if when > died and pid not in workers), default=None)
+            before = {mark.process for mark in self.marks() if mark.at <= died}
+            return min(
+                (mark.at for mark in self.marks() if mark.at > died and mark.process not in before), default=None
+            )
         instance = self.deployment.instance
         begun = [
             entry.timestamp
@@ -170,17 +214,17 @@ class Trial:
         }
         return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
 
-    def marks(self) -> list[tuple[float, int]]:
+    def marks(self) -> list[Mark]:
         """Return when messages of this trial were handled, and in which process."""
         with suppress(FileNotFoundError):
             lines = (self._folder / "marks").read_text().splitlines()
-            return [(float(when), int(pid)) for when, pid in map(str.split, lines)]
+            return [Mark(float(at), int(process), int(number)) for at, process, number in map(str.split, lines)]
         return []
 
-    def _send(self) -> None:
-        numbers = range(self._sent, self._sent + self._messages)
+    def _send(self, messages: int) -> None:
+        numbers = range(self._sent, self._sent + messages)
         self._ground.send([f"{n} {self._folder}".encode() for n in numbers])
-        self._sent += self._messages
+        self._sent += messages
 
     def _until(self, what: str, found: Callable[[], object], look_s: float = LOOK_S) -> None:
         end = time.monotonic() + WITHIN_S
@@ -214,7 +258,8 @@ def rows(source: str, deaths: list[str], given: argparse.Namespace) -> None:
                 # time would always wait equally long: trials are distributed over the time between two ticks.
                 handles_s = 1 + SENSOR_LOOKS_S * nth / given.trials
                 try:
-                    cost = Trial(*place, DEATHS[name], given.messages, handles_s).measure()
+                    trial = Trial(*place, DEATHS[name], given.messages, handles_s, is_further=given.further_round)
+                    cost = trial.measure()
                     is_sound = cost.acknowledged is not None and not cost.wrong
                 except TooLongError as error:
                     cost, is_sound = Cost(None, None, str(error)), False
@@ -266,6 +311,9 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--max-runs", type=int, help="max_runs of the producer; its default if unset")
     parser.add_argument("--messages", type=int, default=1_000, help="messages of a run")
+    parser.add_argument(
+        "--further-round", action="store_true", help="cause the crash in a further round, not in the first receive"
+    )
     parser.add_argument(
         "--quick",
         action="store_true",

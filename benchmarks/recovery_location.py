@@ -47,7 +47,7 @@ class Line(BaseModel):
 
 
 class Recovery(Pipeline):
-    """Waits in each message for its trial's gate, and writes a mark with the time and the process."""
+    """Waits in each message for its trial's gate, and writes a mark: the time, the process and the message's number."""
 
     name = NAME
     producer = Producer(source="queue", max_runs=ASKED.max_runs)
@@ -57,9 +57,10 @@ class Recovery(Pipeline):
     def handle_message(self, message: Message, context: Any) -> Message:
         """Write a mark in the folder that the payload names, wait, and store the message."""
         text = message.data.decode()
-        trial = Path(text.split(" ", 1)[1])
+        number, folder = text.split(" ", 1)
+        trial = Path(folder)
         with (trial / "marks").open("a") as marks:
-            marks.write(f"{time.time()} {os.getpid()}\n")
+            marks.write(f"{time.time()} {os.getpid()} {number}\n")
         while not (trial / "gate").exists():
             time.sleep(0.05)
         return message.put(Line(text=text), batcher=TABLE)

@@ -14,7 +14,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -79,7 +79,7 @@ class Trickle(NamedTuple):
     processor_s: float
 
 
-def _processor_s(folder: Path) -> float:
+def processor_s(folder: Path) -> float:
     """Return the processor time of all processes of a deployment, which its folder identifies."""
     ticks = 0
     for process in Path("/proc").glob("[0-9]*"):
@@ -106,6 +106,16 @@ def message() -> bytes:
     return json.dumps(json.loads(next(payloads(1))) | {"price": time.time()}).encode()
 
 
+def send(put: Callable[[bytes], object], every: float, seconds: float) -> float:
+    """Send a message at regular intervals during a time; return the seconds that this took."""
+    began = time.monotonic()
+    for number in range(round(seconds / every)):
+        time.sleep(max(0, began + number * every - time.monotonic()))
+        put(message())
+    time.sleep(max(0, began + seconds - time.monotonic()))
+    return time.monotonic() - began
+
+
 def measure(patience: float, idle_timeout: float, every: float, seconds: int) -> Trickle:
     """Send a trickle during a time."""
     os.environ[PATIENCE], os.environ[IDLE_TIMEOUT] = str(patience), str(idle_timeout)
@@ -119,17 +129,17 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
             while not control.ended("single"):
                 time.sleep(0.1)
             time.sleep(10)
-            before, runs, events = _processor_s(folder), instance.get_runs_count(), _events(instance)
+            before, runs, events = processor_s(folder), instance.get_runs_count(), _events(instance)
             began, memory = time.monotonic(), list[float]()
-            for number in range(int(seconds / every)):
-                time.sleep(max(0, began + number * every - time.monotonic()))
-                source.enqueue([message()])
+
+            def put(payload: bytes) -> None:
+                source.enqueue([payload])
                 if time.monotonic() - began >= 10 * (len(memory) + 1):
-                    memory += _memory_mb(instance)[:1]
-            time.sleep(max(0, began + seconds - time.monotonic()))
-            hour = 3600 / (time.monotonic() - began)
+                    memory.extend(_memory_mb(instance)[:1])
+
+            hour = 3600 / send(put, every, seconds)
             cost = [
-                (_processor_s(folder) - before) * hour,
+                (processor_s(folder) - before) * hour,
                 (instance.get_runs_count() - runs) * hour,
                 (_events(instance) - events) * hour,
             ]
@@ -154,21 +164,22 @@ def idle(pipelines: int, idle_timeout: float, seconds: int) -> float:
             TableQueue.model_validate(queue_options(folder, name)).create()
         with daemon(folder):
             time.sleep(30)
-            before, began = _processor_s(folder), time.monotonic()
+            before, began = processor_s(folder), time.monotonic()
             time.sleep(seconds)
-            return (_processor_s(folder) - before) * 3600 / (time.monotonic() - began)
+            return (processor_s(folder) - before) * 3600 / (time.monotonic() - began)
 
 
-def _cell(seconds: Sequence[float]) -> str:
-    return f"{statistics.median(seconds):.1f}, {statistics.quantiles(seconds, n=100)[98]:.1f} s"
+def cell(seconds: Sequence[float]) -> str:
+    """Format the median and the 99th percentile."""
+    return f"{statistics.median(seconds):.1f}, {statistics.quantiles(seconds, n=100, method='inclusive')[98]:.1f} s"
 
 
 def row(name: str, took: Trickle) -> str:
     """Return the median and the 99th percentile of each phase and of the whole, and the cost of an hour."""
     columns = [*zip(*(life.parts[:-1] for life in took.lives), strict=True)] or [()] * (len(PARTS) - 1)
-    cells = [_cell(column) if column else "" for column in columns]
+    cells = [cell(column) if column else "" for column in columns]
     cost = f"{took.runs:,.0f} | {took.events:,.0f} | {took.processor_s:,.0f} s"
-    return f"| {name} | {' | '.join(cells)} | {_cell(took.seconds)} | {cost} |"
+    return f"| {name} | {' | '.join(cells)} | {cell(took.seconds)} | {cost} |"
 
 
 def main() -> None:

@@ -6,42 +6,22 @@ applies them every second.
 
 from __future__ import annotations
 
-import os
 import secrets
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
-
-from pipeline_platform.spark.jvm import JavaNotFoundError, ensure_java
+from servers import maven
 from servers.server import Program, Server, ServerError, free_ports
 
 KAFKA, LOG4J = "4.4.0", "2.25.5"
-_INSTALL_S = 300
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-  <modelVersion>4.0.0</modelVersion>
-  <groupId>local</groupId>
-  <artifactId>kafka</artifactId>
-  <version>1</version>
-  <packaging>pom</packaging>
-  <dependencies>
-    <dependency>
-      <groupId>org.apache.kafka</groupId>
-      <artifactId>kafka_2.13</artifactId>
-      <version>{kafka}</version>
-    </dependency>
-    <dependency> <!-- without it Kafka logs nothing, not even why it does not start -->
-      <groupId>org.apache.logging.log4j</groupId>
-      <artifactId>log4j-slf4j-impl</artifactId>
-      <version>{log4j}</version>
-    </dependency>
-  </dependencies>
-</project>
-"""
+_LIBRARIES = (
+    f"org.apache.kafka:kafka_2.13:{KAFKA}",
+    # Without it Kafka logs nothing, not even why it does not start.
+    f"org.apache.logging.log4j:log4j-slf4j-impl:{LOG4J}",
+)
 _SETTINGS = """
 process.roles=broker,controller
 node.id=1
@@ -86,11 +66,7 @@ listener.name.plaintext.plain.sasl.jaas.config=org.apache.kafka.common.security.
 _JVM = ["-Xms64m", "-Xmx320m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=INFO"]
 
 
-def missing() -> str | None:
-    """Return what is missing to run the server, or None."""
-    if shutil.which("mvn"):
-        return None
-    return "mvn not found on PATH; on Debian: apt-get install --no-install-recommends maven, which includes Java"
+missing = maven.missing
 
 
 @contextmanager
@@ -129,29 +105,8 @@ def install(folder: Path) -> list[str]:
     Raises:
         ServerError: Java is missing, or Maven fails.
     """
-    try:
-        java = ensure_java(folder)
-    except JavaNotFoundError as error:
-        raise ServerError(f"no Kafka server: {error}") from error
-    home = (folder / f"kafka-{KAFKA}").resolve()
-    home.mkdir(parents=True, exist_ok=True)
-    with FileLock(home / "lock"):
-        if not (home / "installed").exists():
-            (home / "pom.xml").write_text(_POM.format(kafka=KAFKA, log4j=LOG4J))
-            into = ["-DincludeScope=runtime", f"-DoutputDirectory={home / 'jars'}"]
-            installed = subprocess.run(  # noqa: S603
-                ["mvn", "--batch-mode", "--quiet", "dependency:copy-dependencies", *into],  # noqa: S607
-                cwd=home,
-                env={**os.environ, "JAVA_HOME": str(java)},
-                capture_output=True,
-                text=True,
-                timeout=_INSTALL_S,
-                check=False,
-            )
-            if installed.returncode:
-                raise ServerError(f"Maven cannot install Kafka {KAFKA} into {home}: {installed.stdout[-1_000:]}")
-            (home / "installed").touch()
-    return [str(java / "bin" / "java"), *_JVM, "-cp", f"{home / 'jars'}/*"]
+    java, *libraries = maven.install(folder / f"kafka-{KAFKA}", _LIBRARIES)
+    return [java, *_JVM, *libraries]
 
 
 def _format(run: list[str], settings: Path) -> None:
