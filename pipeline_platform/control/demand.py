@@ -118,8 +118,7 @@ class Limits:
         left: Whether a run that crashed, failed or was terminated may have left messages: they are due at once.
         batch_timeout: Shortest batch timeout of the pipeline's batchers; None if no batcher has a timeout.
         size: Greatest size of a run by `target_run_time`; None if it is not set.
-        round_size: Within a run of rounds, the messages that are worth a round before `patience` has passed; None for a
-            sensor.
+        round_size: Messages that are worth a round before `patience` has passed; None for a sensor.
     """
 
     producer: Producer
