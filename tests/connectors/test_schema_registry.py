@@ -190,7 +190,7 @@ class Rows(Pipeline):
 
     name = "rows"
     producer = Producer(source="memory")
-    processors = Processors(message_timeout=timedelta(seconds=0.5))
+    processors = Processors(message_timeout=timedelta(seconds=3))
     batchers = {"kept": TableBatcher(schema=Row)}
     url = ""
 
@@ -206,13 +206,13 @@ class Rows(Pipeline):
 
 class ThreadedRows(Rows):
     name = "threaded_rows"
-    processors = Processors(message_timeout=timedelta(seconds=0.5), threads=3)
+    processors = Processors(message_timeout=timedelta(seconds=3), threads=3)
 
 
 class BlocksOfRows(Pipeline):
     name = "blocks_of_rows"
     producer = Producer(source="memory")
-    processors = Processors(message_timeout=timedelta(seconds=0.5))
+    processors = Processors(message_timeout=timedelta(seconds=3))
     batchers = {"kept": TableBatcher(schema=Row)}
     calls = Shared(0)
 
@@ -246,7 +246,7 @@ def test_the_wait_for_a_registry_is_not_a_timeout_of_a_message(
     monkeypatch.setattr(schema_registry, "USUAL", SHORT._replace(within_s=20))
     payloads = [row("a"), b"{}", row("b")]
     fake_schema_registry.stop()
-    Timer(1.5, fake_schema_registry.start).start()
+    Timer(5, fake_schema_registry.start).start()
 
     manifest = task(pipeline, *payloads)
 
