@@ -48,7 +48,7 @@ lake/storage.py: lake/test_storage.py
     (errno.ENOENT, errno.ENOTEMPTY) => (errno.ENOENT,)
 lake/rewriting.py: lake/test_decision.py run/test_steps_again.py
     self._ledger.write(self._receive, DROPPED
-    theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(["handled", "failed"]))) => theirs = rows
+    theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(DECISIONS))) => theirs = rows
 lake/rewriting.py: run/test_fan_out.py
     {"messages", "outcomes", "failed"} if => set() if
 lake/closing.py: run/test_closing.py
@@ -185,7 +185,7 @@ connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
     in_spans.with_for_update(skip_locked=True) => in_spans
 connectors/kafka/kafka_source.py: connectors/test_kafka_faults.py
     if found != range_.topic_id:
-model/options.py: run/test_retry.py
+model/retry.py: run/test_retry.py
     return attempt >= self.max_attempts => return False
 """
 
