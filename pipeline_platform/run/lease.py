@@ -26,8 +26,6 @@ _LOG = logging.getLogger(__name__)
 HELD_ROWS = 65_536
 CLAIM_S = 60.0
 """Seconds until a receive's claim expires unless its run renews it."""
-_RENEW_S = 20.0
-"""Seconds between two renewals of the claim of a run of many rounds."""
 BETWEEN_STEPS_S = 86_400.0
 """Seconds until a claim expires between two steps in different processes: no process renews it, and the next step may
 start late. When Dagster marks the run as finished, the claim is released immediately."""
@@ -102,7 +100,7 @@ def standing_by(flow: Flow, run_id: str, then_s: float = 0) -> Iterator[None]:
     renew()
     stays_s = 0.0
     try:
-        with _renewing(flow.beats, what, renew, _RENEW_S):
+        with _renewing(flow.beats, what, renew, CLAIM_S / 3):
             yield
         stays_s = then_s
     finally:
