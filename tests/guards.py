@@ -85,7 +85,7 @@ orchestration/run_receive.py: orchestration/test_reexecuted_steps.py
     if state.is_decided:
 run/lease.py: run/test_lease.py
     if every_s => if False
-    CLAIM_S / 3 => CLAIM_S * 3
+    beat(flow, receive), CLAIM_S / 3) => beat(flow, receive), CLAIM_S * 3)
     except Exception:  # a failover => except ZeroDivisionError:  # a failover
 run/steps.py: run/test_steps_again.py
     unpublished = _publish_others(flow, receive) if looks else [] => unpublished: list[str] = []
