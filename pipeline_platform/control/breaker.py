@@ -57,7 +57,7 @@ class BreakerState:
         return BreakerState(breaker.of_last, bad * breaker.of_last / recent)
 
     def paused(self, now: datetime) -> str | None:
-        """Return the reason of the pause; None if there is no pause, or if it has ended."""
+        """Return the reason of the current pause, or None."""
         if self.until is None or now >= self.until:
             return None
         return (

@@ -39,7 +39,7 @@ class Encodings:
             PayloadError: The payload has no header or is not Avro of its schema, or the model refuses its values.
             UnknownSchemaError: The registry has no schema with the payload's id.
             RunError: The registry cannot be used. No message fails: the run fails, and a later run handles them.
-            TypeError: `data` is no longer bytes, or an argument has the wrong type.
+            TypeError: A callback has replaced `data`, which must be bytes; or an argument has the wrong type.
             ValueError: The text is not a valid Avro schema.
         """
         return avro.decoder(model, schema)(self.data)
@@ -62,7 +62,7 @@ class Encodings:
         Raises:
             PayloadError: The payload is not of this class, or the model refuses its values.
             UnknownSchemaError, RunError: As for `avro`.
-            TypeError: `data` is no longer bytes, or an argument has the wrong type.
+            TypeError: A callback has replaced `data`, which must be bytes; or an argument has the wrong type.
         """
         return protobuf.decoder(model, model if generated is None else generated, registry)(self.data)
 
@@ -77,6 +77,6 @@ class Encodings:
 
         Raises:
             PayloadError: The payload has no header or is not valid JSON, or the model refuses its values.
-            TypeError: `data` is no longer bytes, or neither pydantic nor msgspec accepts the type.
+            TypeError: A callback has replaced `data`, which must be bytes; or neither pydantic nor msgspec accepts the type.
         """
         return wire_format.json_decoder(model)(self.data)

@@ -222,8 +222,8 @@ class Message(Encodings):
         Raises:
             PayloadError: The payload is not valid JSON, or does not fit a `msgspec.Struct`. It quotes no payload.
             ValidationError: The payload does not fit a pydantic model.
-            TypeError: `data` is no longer bytes, and no model is given; or neither pydantic nor msgspec accepts the
-                type.
+            TypeError: A callback has replaced `data`, which must be bytes, and no model is given; or neither pydantic
+                nor msgspec accepts the type.
         """
         return payload.decoded(self.data) if model is None else payload.decoder(model)(self.data)
 
