@@ -77,6 +77,7 @@ class Encodings:
 
         Raises:
             PayloadError: The payload has no header or is not valid JSON, or the model refuses its values.
-            TypeError: A callback has replaced `data`, which must be bytes; or neither pydantic nor msgspec accepts the type.
+            TypeError: A callback has replaced `data`, which must be bytes; or neither pydantic nor msgspec accepts the
+                type.
         """
         return wire_format.json_decoder(model)(self.data)
