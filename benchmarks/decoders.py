@@ -22,8 +22,8 @@ import pyarrow as pa
 from benchmarks.events import Event, payloads
 from benchmarks.handling import ratio
 from pipeline_platform.connectors.schema_registry import SchemaRegistry
-from pipeline_platform.model.block_encodings import avro_columns, json_schema_columns, protobuf_columns
 from pipeline_platform.model.blocks import ROUTING
+from pipeline_platform.model.formats.block_formats import avro_columns, json_schema_columns, protobuf_columns
 from pipeline_platform.model.message import MESSAGES, Message
 
 _BLOCK = 8_192

@@ -2,10 +2,10 @@
 
 from pipeline_platform import telemetry
 from pipeline_platform.model.batch_info import BatchInfo
-from pipeline_platform.model.block_encodings import avro_columns, json_schema_columns, protobuf_columns
 from pipeline_platform.model.blocks import ack_immediately, columns
-from pipeline_platform.model.compression import decompressed
 from pipeline_platform.model.failure import Failure, PayloadError
+from pipeline_platform.model.formats.block_formats import avro_columns, json_schema_columns, protobuf_columns
+from pipeline_platform.model.formats.compression import decompressed
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import (
     Batcher,

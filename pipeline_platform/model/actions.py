@@ -26,9 +26,6 @@ AckActions = Mapping[str, AckAction]
 EARLY = "acknowledged early"
 """Action of a message that `ack_immediately` acknowledged: nothing is left to do."""
 
-EARLY_ACTIONS = frozenset({EARLY, "told early"})
-"""`EARLY`, and its value in rows of release 0.2 and earlier."""
-
 LEASED: AckActions = {
     "ack": AckAction(ends=True),
     "noop": AckAction(ends=False),

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.encodings import Encodings
 from pipeline_platform.model.failure import Failure, reason_of, words
+from pipeline_platform.model.formats.message_formats import MessageFormats
 
 Status = Literal["ok", "skipped", "failed"]
 BatchMode = Literal["bulk", "flush"]
@@ -108,7 +108,7 @@ _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
 """Attributes that user code can set without their methods, checked after the callback: it costs less."""
 
 
-class Message(Encodings):
+class Message(MessageFormats):
     """A message in a pipeline.
 
     Messages are immutable: every method returns a new message. Properties that the source delivered (`message_id`,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from pydantic import BaseModel, Field, ValidationError
 
-from pipeline_platform.model.compression import format_of
 from pipeline_platform.model.failure import PayloadError
+from pipeline_platform.model.formats.compression import format_of
 from pipeline_platform.model.message import Message
 from tests.fixtures.small_lake import batch_of
 

@@ -16,7 +16,7 @@ from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport
-from pipeline_platform.model.actions import EARLY_ACTIONS
+from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.failure import words
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.contract import Refused, Source
@@ -124,7 +124,7 @@ class AcknowledgeOutcomes:
                 report.withheld += batch.num_rows - acknowledged.num_rows
                 batch = acknowledged
             for (ack_ref, action), ack_ids in _groups(batch):
-                if action in EARLY_ACTIONS:
+                if action == EARLY:
                     report.acknowledged += len(ack_ids)
                     continue
                 answer = self.acknowledger.acknowledge(self.source, ack_ref, action, ack_ids)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline_platform.model.failure import PayloadError
-from pipeline_platform.model.wire_format import (
+from pipeline_platform.model.formats.wire_format import (
     HEADER,
     MISFITS,
     Registry,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, overload
 
-from pipeline_platform.model import avro, protobuf, wire_format
-from pipeline_platform.model.wire_format import Registry
+from pipeline_platform.model.formats import avro, protobuf, wire_format
+from pipeline_platform.model.formats.wire_format import Registry
 
 Model = TypeVar("Model")
 
 
-class Encodings:
+class MessageFormats:
     """Decoders of the payload, `data`. The reason of an error names the id of the schema, and quotes no payload.
 
     A model is a pydantic model, a `msgspec.Struct`, or a type that one of these libraries accepts: `A | B`; `dict` for

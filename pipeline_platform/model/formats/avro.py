@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import Any
 
 from pipeline_platform.model.failure import PayloadError
-from pipeline_platform.model.wire_format import (
+from pipeline_platform.model.formats.wire_format import (
     HEADER,
     MISFITS,
     Registry,

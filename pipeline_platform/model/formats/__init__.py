@@ -1,0 +1,1 @@
+"""Formats of payloads: Avro, Protobuf, JSON in Confluent's wire format, and compression."""
