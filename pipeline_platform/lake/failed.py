@@ -11,6 +11,7 @@ from pydantic import Field
 
 from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failure_events import ALL, Selection, open_failures
+from pipeline_platform.lake.held import due_with, open_in_partitions
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
@@ -93,6 +94,7 @@ class FailedMessages(LakeSource):
     """
 
     selection: Selection = Field(ALL, description="Failures to read.")
+    holds: bool = Field(False, description="Whether the pipeline holds partitions.")
 
     @property
     def ack_policy(self) -> AckPolicy:
@@ -117,23 +119,36 @@ class FailedMessages(LakeSource):
 
     def sources(self) -> list[str]:
         """Return the sources of the selected failures."""
-        rows = (rows for paths in self.paths().values() for rows in self._rows(paths))
+        also_due = self._also_due()
+        rows = (rows for paths in self.paths().values() for rows in self._rows(paths, also_due))
         return sorted({source for some in rows for source in pc.unique(some["source"]).to_pylist()})
 
     def _chosen(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
-        selection, chosen = self.selection, {}
+        selection, chosen, also_due = self.selection, {}, self._also_due()
         for window, counts in self._count(files).items():
-            count = counts.at_most(selection)
+            count = counts.open if also_due is not None else counts.at_most(selection)
             by_key = selection.message_id is not None or selection.source is not None
             if count and (selection.by_text or by_key or selection.state == "due"):
-                count = sum(rows.num_rows for rows in self._rows(files[window]))
+                count = sum(rows.num_rows for rows in self._rows(files[window], also_due))
             if count:
                 chosen[window] = count
         return chosen
 
-    def _rows(self, paths: Sequence[str], *columns: str) -> Iterator[pa.Table]:
+    def open_files(self) -> dict[str, list[str]]:
+        """Return the paths of the table's files by window, of all windows with open failures."""
+        paths = self.paths()
+        return {window: paths[window] for window, counts in self._count(paths).items() if counts.open}
+
+    def _also_due(self) -> pa.Array | None:
+        """Return `keys_of` the held failures that nothing holds any more; None if due times alone decide."""
+        if not self.holds or self.selection.state != "due":
+            return None
+        everywhere = self.model_copy(update={"windows": None})
+        return due_with(open_in_partitions(self.lake, everywhere.open_files()), self.selection.due_by)
+
+    def _rows(self, paths: Sequence[str], also_due: pa.Array | None, *columns: str) -> Iterator[pa.Table]:
         """Return the selected rows; without `columns` only their ranks, if these suffice."""
-        some = failure_events.chosen(self.lake, paths, self.selection)
+        some = failure_events.chosen(self.lake, paths, self.selection, also_due)
         if not columns and not self.selection.by_text:
             return iter([some])
         return failure_events.rows_of(self.lake, paths, some, self.selection, *columns)
@@ -185,7 +200,7 @@ class FailedMessages(LakeSource):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the payloads of a window's failures, each with its next attempt."""
         left = share.messages
-        for rows in self._rows(share.at["paths"], "data", "metadata", "partition", "sequence"):
+        for rows in self._rows(share.at["paths"], self._also_due(), "data", "metadata", "partition", "sequence"):
             retried = rows.slice(0, left)
             left -= retried.num_rows
             yield from self._deliveries(

@@ -88,8 +88,15 @@ def closed(lake: Lake, paths: Sequence[str]) -> pa.Table:
     return found.filter(pc.equal(_state(found["rank"]), _CLOSED))
 
 
-def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.Table:
-    """Return the open failures in all files of a window that match a selection's state, source and id."""
+def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL, also_due: pa.Array | None = None) -> pa.Table:
+    """Return the open failures in all files of a window that match a selection's state, source and id.
+
+    Args:
+        lake: Lake with the files.
+        paths: Files of a window.
+        selection: Failures to return.
+        also_due: `keys_of` source and id of further failures that count as due.
+    """
     found = latest(lake, paths, selection.message_id)
     if selection.source is not None:
         found = found.filter(pc.equal(found["source"], selection.source))
@@ -101,7 +108,14 @@ def chosen(lake: Lake, paths: Sequence[str], selection: Selection = ALL) -> pa.T
         "waiting": pc.and_not(is_open, is_dead),
         "due": pc.less_equal(_due(ranks), seconds(selection.due_by)),
     }
+    if also_due is not None:
+        wanted["due"] = pc.or_(wanted["due"], pc.and_(is_open, pc.is_in(keys_of(found, *MESSAGE_KEY), also_due)))
     return found.filter(wanted[selection.state])
+
+
+def is_due(rows: pa.Table, by: datetime | None) -> pa.ChunkedArray:
+    """Return whether each event is an open failure that is due at a time. `rows` have the columns `RANKED`."""
+    return pc.less_equal(_due(rank(rows)), seconds(by))
 
 
 def rows_of(

@@ -43,12 +43,13 @@ DECISIONS = ("handled", "skipped", "failed")
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
 _PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp("us", "UTC")})
-_ORDER = pa.schema({"partition": _TEXT, "sequence": pa.int64()})
+_ORDER = pa.schema({"partition": _TEXT, "sequence": pa.int64(), "own_partition": _TEXT})
 _DUE = ("due_at", pa.timestamp("us", "UTC"))
 FAILED = pa.schema([*_FAILURE, *_PAYLOAD, ("receive_id", _TEXT), ("window", _TEXT), _DUE, *_ORDER])
 """Failures and their ends, append only. The event of a message with the highest `attempt` counts: `open`, `dead` (open,
 without automatic retry) or `closed`. An `open` or `dead` event contains the payload as it was delivered, its partition
-and sequence; `due_at` is when an `open` event is retried, or null."""
+and sequence; `due_at` is when an `open` event is retried, or null. `own_partition` is the partition from
+`partition_by`; null in a pipeline that does not hold partitions."""
 
 SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").append(pa.field("child", pa.int32()))
 """Columns of every batcher's table beside the data. `child` numbers the rows of a message from 0; it is null if

@@ -57,6 +57,8 @@ class Totals:
         skipped: Messages that a callback skipped, by window.
         skip_reasons: Skipped messages by reason.
         dead: Failed messages that are not retried.
+        held: Messages that wait for a failure of their partition. They are also counted as failed.
+        still_held: Held messages that a retry leaves open. They are also counted as returned.
         released: Messages that were not started because the run stops. They are also counted as returned.
         staged: Messages that wait for a batch, by batcher.
         batch_keys: Rows by batch key, by batcher.
@@ -88,6 +90,8 @@ class Totals:
     skipped: Counter[str] = field(default_factory=Counter)
     skip_reasons: Counter[str] = field(default_factory=Counter)
     dead: int = 0
+    held: int = 0
+    still_held: int = 0
     released: int = 0
     staged: Counter[str] = field(default_factory=Counter)
     batches: int = 0
@@ -124,8 +128,9 @@ class Totals:
 
     @property
     def retryable(self) -> int:
-        """Failed messages that may be retried, or that the source redelivers."""
-        return self.failed.total() - self.dead + self.returned.total() - self.released
+        """Failed messages that may be retried, or that the source redelivers, without held ones."""
+        failed, returned = self.failed.total() - self.held, self.returned.total() - self.still_held
+        return failed - self.dead + returned - self.released
 
     def for_people(self) -> Totals:
         """Return the counts with the most frequent reasons and batch keys, and bounded samples."""
@@ -170,6 +175,8 @@ class TaskReport(Totals):
         largest: Size of the largest received message in bytes.
         redelivered_since: Publication time of the oldest redelivered message; None if the source does not report it.
         published_until: Publication time of the newest message; None if the source does not report it.
+        stopped: Id of the first failure of each partition in which a message failed, in a pipeline that holds
+            partitions. Only for the task itself.
     """
 
     task: int | None = None
@@ -179,6 +186,7 @@ class TaskReport(Totals):
     largest: int = 0
     redelivered_since: datetime | None = None
     published_until: datetime | None = None
+    stopped: dict[str, str] = field(default_factory=dict)
 
     def count_keys(self, batcher: str, keys: pa.Array) -> None:
         """Count the batch keys of rows."""
@@ -198,6 +206,13 @@ class TaskReport(Totals):
         self.skip_reasons[words(reason, _REASON)] += 1
         _forget_rare(self.skip_reasons)
 
+    def count_held(self, messages: int, *, in_retry: bool) -> None:
+        """Count messages that wait for a failure of their partition."""
+        if in_retry:
+            self.still_held += messages
+        else:
+            self.held += messages
+
     def count_failure(self, message: Message) -> None:
         """Count the reason of a failed message. The first messages are kept as a sample."""
         failure = message.failure or Failure("failed", "")
@@ -210,7 +225,7 @@ class TaskReport(Totals):
         """Return the report with the most frequent reasons and batch keys only."""
         keys = {batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()}
         reasons, skips = (_most_frequent(counted, SAMPLE) for counted in (self.reasons, self.skip_reasons))
-        return replace(self, reasons=reasons, skip_reasons=skips, batch_keys=keys)
+        return replace(self, reasons=reasons, skip_reasons=skips, batch_keys=keys, stopped={})
 
     def to_json(self) -> str:
         """Return the report as JSON, without defaults."""

@@ -51,6 +51,7 @@ def check_class(cls: _Class, base: _Class) -> None:
     _check_lane(cls, base)
     _check_batchers(cls, base)
     _check_order(cls)
+    _check_hold(cls, base)
     _check_rescue(cls, base)
 
 
@@ -169,6 +170,26 @@ def _check_order(cls: _Class) -> None:
             requirement = Requirement(must_be, f"Remove it, or use partition_by={SOURCE!r}.")
             option = f"producers[{name!r}]" if name else "producer"
             _refuse(cls, f"{option}.max_runs", requirement.error(producer.max_runs))
+
+
+def _check_hold(cls: _Class, base: _Class) -> None:
+    if not cls.holds_partitions():
+        return
+    option, held = "processors.on_failure", cls.processors.on_failure
+    if not _is_written(cls, base, "handle_message"):
+        requirement = Requirement(
+            "'continue' in a pipeline with handle_messages", "Remove it, or write handle_message."
+        )
+        _refuse(cls, option, requirement.error(held))
+    for name, value in (("partition_by", cls.partitioning()), ("retry", cls.retry)):
+        if value is None:
+            requirement = Requirement(f"'continue' without {name}", f"Set {name}, or remove on_failure.")
+            _refuse(cls, option, requirement.error(held))
+    for batcher, options in cls.batchers.items():
+        if isinstance(options, Batcher) and cls.partitioning(batcher) != cls.partitioning():
+            must_be = f"{shown(cls.partitioning())}, as for handle_message, if processors.on_failure is {held!r}"
+            requirement = Requirement(must_be, "Set partition_by on the pipeline only.")
+            _refuse(cls, f"batchers[{batcher!r}].partition_by", requirement.error(cls.partitioning(batcher)))
 
 
 def _unfit(model: ModelClass, *, columns: bool) -> str | None:

@@ -81,6 +81,10 @@ def _traceback_of(error: BaseException) -> str:
     return words("".join(part if len(part) <= _SAID else f"{part[:_SAID]}...\n" for part in parts)[-8_000:])
 
 
+HELD = "held"
+"""Kind of a message that was not handled, because an earlier message of its partition has an open failure."""
+
+
 class PayloadError(ValueError):
     """A payload cannot be decoded. The message contains reason and position, and does not quote the payload."""
 
@@ -90,7 +94,7 @@ class Failure(NamedTuple):
 
     Attributes:
         kind: `failed` if a callback called `Message.failed`; the class name of an exception; or, found by the
-            platform, `worker killed`, `timeout`, `not returned`, `moved`, `unknown batcher`.
+            platform, `worker killed`, `timeout`, `not returned`, `moved`, `unknown batcher`, `held`.
         reason: One line for people.
         traceback: Traceback of the exception, or empty.
         stage: The callback in which it failed, `batch_size` for a splitter, or `lake` if its data fits no column.

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.failure import Failure, reason_of, words
+from pipeline_platform.model.failure import HELD, Failure, reason_of, words
 from pipeline_platform.model.formats.message_formats import MessageFormats
 
 Status = Literal["ok", "skipped", "failed"]
@@ -168,6 +168,11 @@ class Message(MessageFormats):
     def reason(self) -> str | None:
         """The reason for which it failed or is skipped, on one line; None if its status is `ok`."""
         return self._state.skip_reason if self.failure is None else self.failure.reason
+
+    @property
+    def _is_held(self) -> bool:
+        """Whether its partition waits for an earlier failure."""
+        return self.failure is not None and self.failure.kind == HELD
 
     @property
     def source(self) -> str:

@@ -137,6 +137,11 @@ class Processors(Options):
         description="Partition of a message: one task handles all messages of a partition, in the order of the source. "
         "None: the pipeline's partition_by.",
     )
+    on_failure: Literal["continue", "hold"] = Field(
+        "continue",
+        description="After a failure in a partition: continue with its later messages, or hold them as open failures "
+        "of the kind `held` until no earlier failure of the partition is open. Requires partition_by and retry.",
+    )
     threads: int = Field(
         1,
         ge=1,

@@ -207,6 +207,11 @@ class Pipeline:
         return cls.partition_by if options.partition_by is None else options.partition_by
 
     @classmethod
+    def holds_partitions(cls) -> bool:
+        """Whether a failure stops the later messages of its partition."""
+        return cls.processors.on_failure == "hold"
+
+    @classmethod
     def takes_turns(cls, *, leases_partitions: bool = False) -> bool:
         """Whether its runs must not overlap, because messages would lose their order.
 

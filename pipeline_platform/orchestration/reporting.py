@@ -41,6 +41,7 @@ def of_failures(totals: Totals) -> dict[str, Any]:
     return {
         "failed": failed,
         **({"became dead": totals.dead} if totals.dead else {}),
+        **({"held": totals.held} if totals.held else {}),
         "returned": returned,
         "reasons": table(counts, "reason", "messages"),
         "failures": table(sample, "message_id", "stage", "kind", "reason", "attempt"),
@@ -95,7 +96,7 @@ def acknowledge_and_report(
         log_output(context, answer.not_taken.written)
         run = _of_run(receive, manifest)
         results.add(receive, manifest)
-        red = intake_of(flow, receive).left_out(receive, manifest.totals.released) or failed_too_often(flow, results)
+        red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, results)
     figures, tables = {**figures_of(answer), **run}, ["messages", *flow.pipeline.batchers, "failed"]
     replaces = receive.receive_id if receive is not None and receive.replaces else ""
     report(context, flow, results, figures, tables, is_red=red is not None, replaces=replaces)
@@ -106,7 +107,8 @@ def acknowledge_and_report(
 
 def failed_too_often(flow: Flow, results: Results) -> str | None:
     """Return why a run is to fail if more messages failed than `max_failed_share` allows; None if not."""
-    failed, received = results.totals.failed.total(), results.totals.received
+    totals = results.totals
+    failed, received = totals.failed.total() - totals.held, totals.received
     allowed = flow.pipeline.max_failed_share
     if allowed is None or failed <= allowed * received:
         return None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 from pipeline_platform.control.pace import Pace
+from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
@@ -56,7 +57,10 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     if not found:
         return manifest
     messages = sum(file.rows for file in found)
-    deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency)
+    # No other run of the pipeline handles these partitions now, so the open failures are those of earlier messages.
+    failed = FailedMessages(name=name, lake=flow.lake, pipeline=name)
+    failures = failed.open_files() if flow.pipeline.holds_partitions() else None
+    deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency, failures)
     (plan,) = divide(work.run(deal, 1, messages).files, name, 1)
 
     def step(first: int, end: int) -> Manifest:

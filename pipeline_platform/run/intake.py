@@ -10,6 +10,7 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin, Receive
 from pipeline_platform.lake.replay import ReplayedMessages
+from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.source.contract import Source
@@ -83,7 +84,7 @@ class Intake(ABC):
         """Return the receives whose rows this run replaces."""
         return ()
 
-    def left_out(self, receive: Receive, given_back: int) -> str | None:
+    def left_out(self, receive: Receive, totals: Totals) -> str | None:
         """Return a description of messages that the run left out and that are not requested again; None if none."""
         return None
 
@@ -127,6 +128,7 @@ class RetryFailures(Intake):
             pipeline=flow.pipeline.name,
             windows=self.windows,
             selection=self.selection,
+            holds=flow.pipeline.holds_partitions(),
         )
 
     def base(self) -> int:
@@ -152,16 +154,22 @@ class RetryFailures(Intake):
         """Whether there is any capacity."""
         return granted > 0 or not wanted
 
-    def left_out(self, receive: Receive, given_back: int) -> str | None:
+    def left_out(self, receive: Receive, totals: Totals) -> str | None:
         """Return a description of failures without capacity or time. The retry sensor requests due failures again."""
         if receive.selection.state != "due" and receive.demand < receive.asked:
             return (
                 f"Retried {receive.demand:,} of {receive.asked:,} open failures: a run may retry no more, or other "
                 "runs use the capacity. Their outcomes are published. Materialise these windows again for the others"
             )
-        if given_back:
-            left = "1 open failure was" if given_back == 1 else f"{given_back:,} open failures were"
+        if totals.released:
+            left = "1 open failure was" if totals.released == 1 else f"{totals.released:,} open failures were"
             return f"The run was asked to stop: {left} not retried. Materialise these windows again"
+        if receive.selection.state != "due" and totals.still_held:
+            left = "1 failure waits" if totals.still_held == 1 else f"{totals.still_held:,} failures wait"
+            return (
+                f"{left} for an earlier open failure of the same partition. Retry or close the earlier failure. The "
+                "retry sensor then retries the failures that wait"
+            )
         return None
 
 

@@ -40,9 +40,10 @@ class Try(NamedTuple):
 
 
 def surely(call: Call) -> Tries:
-    """Repeat a call that uses no callbacks until it completes."""
-    while isinstance((yield call), Death):
+    """Repeat a call that uses no callbacks until it completes. Return its answer."""
+    while isinstance(answer := (yield call), Death):
         pass
+    return answer
 
 
 def each_alone(

@@ -20,9 +20,10 @@ from pipeline_platform.tasks.callback_process.fork import Written
 from pipeline_platform.tasks.handle.handle_messages import lane_of
 from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
 from pipeline_platform.tasks.handle.row_lane import LANE
-from pipeline_platform.tasks.handle.source_order import in_source_order
+from pipeline_platform.tasks.handle.source_order import in_source_order, waves_of
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
+from pipeline_platform.tasks.record.held import held_by, hold
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.record.step import Step
@@ -122,8 +123,10 @@ class Kept(Outcomes):
         """Handle the messages of a receive, then their batches; return the properties of the batches."""
         rows = self._in_order(rows, window)
         self._received = rows
-        for _ in lane_of(self, batch_mode=batch_mode).record(rows, window, self):
-            pass
+        for wave in self._waves(rows):
+            lane = lane_of(self, batch_mode=batch_mode)
+            for _ in lane.record(self._without_held(wave, window), window, self):
+                pass
         infos = []
         for name, options in self.step.pipeline.batchers.items():
             if isinstance(options, Batcher) and self.report.staged[name]:
@@ -158,8 +161,26 @@ class Kept(Outcomes):
         found = [some for name, _, some in self._files.batches if name == table]
         plan = pa.Table.from_batches(found, FOUND).combine_chunks()
         rows = rows.take(pc.index_in(plan["position"].combine_chunks(), rows["position"]))
-        rows = rows.append_column(LANE, plan["own"].combine_chunks().dictionary_encode().indices)
+        own = plan["own"].combine_chunks()
+        rows = rows.append_column(LANE, own.dictionary_encode().indices).append_column("own", own)
         return rows.take(pa.array(in_source_order(pa.table(rows))))
+
+    def _waves(self, rows: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Return the rows of each wave; all rows if the pipeline does not hold partitions."""
+        if not self.step.pipeline.holds_partitions():
+            return [rows]
+        waves = waves_of(rows.column(LANE))
+        return [rows.filter(pa.array(waves == wave)) for wave in range(waves.max(initial=-1) + 1)]
+
+    def _without_held(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
+        """Record the rows whose partition waits for a failure. Return the other rows."""
+        if not self.report.stopped:
+            return rows
+        failures = held_by(rows, self.report)
+        is_held = pa.array([failure is not None for failure in failures])
+        some, held_up = rows.filter(is_held), list(filter(None, failures))
+        self.handled(some, window, hold(list(Message.each(some, self.ack_policy)), held_up))
+        return rows.filter(pc.invert(is_held))
 
     def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:
         waiting = self.written(staged_table(task.receive_id, task.batcher))

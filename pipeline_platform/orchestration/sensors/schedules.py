@@ -149,7 +149,10 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
 
 def _failed(pipeline: type[Pipeline], lake: Lake, chosen: Selection) -> dict[str, int]:
     """Return the number of selected failures by window."""
-    return FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen).chosen_by_window()
+    failed = FailedMessages(
+        name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen, holds=pipeline.holds_partitions()
+    )
+    return failed.chosen_by_window()
 
 
 def _to_drive(

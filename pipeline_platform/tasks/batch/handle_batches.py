@@ -27,6 +27,7 @@ from pipeline_platform.tasks.callback_process.progress import UNWATCHED
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.row_lane import checked
 from pipeline_platform.tasks.isolation import Tries, surely
+from pipeline_platform.tasks.record.held import held_by, hold
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.staging import STAGED, staged_messages
 from pipeline_platform.telemetry.spans import span
@@ -148,6 +149,8 @@ class HandleBatches(CallingStep):
         decoded = list(
             staged_messages(batch.messages, self.batcher, outcomes.ack_policy, model, killers, outcomes.watch)
         )
+        if self.pipeline.holds_partitions():
+            decoded = hold(decoded, held_by(batch.messages, outcomes.report))
         ok = [message for message in decoded if message.failure is None]
         assert outcomes.pipeline is not None
         info = batch.info._replace(size=len(ok))

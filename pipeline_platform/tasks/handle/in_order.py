@@ -4,35 +4,56 @@ Tasks first find the partition of each message. Then one task deals the partitio
 Finally each task handles its messages, which it looks up by position.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.held import open_in_partitions, waits_for
 from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
+from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS, READ, Handle
 from pipeline_platform.tasks.handle.row_lane import LANE, Handler
-from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order
+from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order, waves_of
+from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.columns import partitioned
+from pipeline_platform.tasks.record.held import HELD_BY, held_by, hold
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FOUND = pa.schema(
-    [*(field for field in SOURCE_ORDER if field.name != "window"), ("own", pa.string()), ("size", pa.int64())]
+    [
+        *(field for field in SOURCE_ORDER if field.name != "window"),
+        ("message_id", pa.string()),
+        ("own", pa.string()),
+        ("size", pa.int64()),
+    ]
 )
 """A message that waits for its task. `own` is the partition for handling; `size` is in bytes."""
 
 DEALT = pa.schema(
-    [("task", pa.int32()), ("turn", pa.int64()), ("position", pa.int64()), ("size", pa.int64()), (LANE, pa.int32())]
+    [
+        ("task", pa.int32()),
+        ("turn", pa.int64()),
+        ("position", pa.int64()),
+        ("size", pa.int64()),
+        (LANE, pa.int32()),
+        ("wave", pa.int64()),
+        ("own", pa.string()),
+        (HELD_BY, pa.string()),
+    ]
 )
-"""Messages of each task, in the order of handling. `turn` counts all messages in the order of the source; the lane is
-the number of the partition."""
+"""Messages of each task, in the order of handling. `turn` counts all messages in this order; the lane is the number of
+the partition. The last columns are for pipelines that hold partitions: a wave has one message of each partition."""
 
 
 def found_table(receive_id: str) -> str:
@@ -87,6 +108,8 @@ class DealPartitions:
     Attributes:
         found: Whole files of `FOUND`.
         tasks: Number of tasks that will handle.
+        failures: Files of the table `failed` in windows with open failures, by window, which hold their partitions.
+            None if the pipeline does not hold partitions.
     """
 
     lake: Lake
@@ -94,22 +117,34 @@ class DealPartitions:
     receive_id: str
     found: Sequence[RowRange]
     tasks: int
+    failures: Mapping[str, Sequence[str]] | None = None
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run the only task."""
         rows = pa.concat_tables(map(self._read, self.found))
-        rows = rows.take(in_source_order(rows))
+        rows = self._in_waves(rows.take(in_source_order(rows)))
         tasks = dealt(rows["own"], np.ones(rows.num_rows, np.int64), self.tasks)
         by_task = pa.array(np.argsort(tasks, kind="stable"))
-        lanes = rows["own"].combine_chunks().dictionary_encode().indices
         turns = pa.array(np.arange(rows.num_rows))
-        columns = [pa.array(tasks, pa.int32()), turns, rows["position"], rows["size"], lanes]
+        columns = [pa.array(tasks, pa.int32()), turns, *(rows[name] for name in DEALT.names[2:])]
         plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
             for batch in plan.to_batches():
                 writer.write(dealt_table(self.receive_id), self.found[0].window, batch)
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
+
+    def _in_waves(self, rows: pa.Table) -> pa.Table:
+        """Return rows, given in the order of their source, in the order of handling, with their lanes and waves."""
+        lanes = rows["own"].combine_chunks().dictionary_encode().indices
+        rows = rows.append_column(LANE, lanes)
+        if self.failures is None:
+            nothing = pa.nulls(rows.num_rows)
+            return rows.append_column("wave", nothing).append_column(HELD_BY, nothing)
+        held_by = waits_for(rows, open_in_partitions(self.lake, self.failures))
+        waves = waves_of(pc.if_else(pc.is_valid(held_by), None, lanes))
+        rows = rows.append_column("wave", pa.array(waves)).append_column(HELD_BY, held_by)
+        return rows.take(pa.array(np.argsort(waves, kind="stable")))
 
     def _read(self, file: RowRange) -> pa.Table:
         rows = pa.concat_tables(row_groups(self.lake, file.path, FOUND))
@@ -131,7 +166,7 @@ class HandleInOrder(Handle):
     in_order = True
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
-        """Look up the rows of a task. A block contains a batch of rows per window."""
+        """Look up the rows of a task. A block contains a batch of rows per window, and only rows of one wave."""
         (whole,) = self.parts
         received = ByPosition(self.lake, whole)
         stored = [name for name in READ.names if name not in ("window", "position")]
@@ -139,13 +174,21 @@ class HandleInOrder(Handle):
             positions = some["position"].to_numpy()
             columns = dict(zip(stored, received.take(stored, positions), strict=True))
             columns["position"] = pa.array(positions)
-            if self.in_order and self.pipeline.processors.threads > 1:
+            if self.pipeline.holds_partitions():
+                columns |= {name: some[name].combine_chunks() for name in ("own", HELD_BY) if name in some.schema.names}
+            elif self.in_order and self.pipeline.processors.threads > 1:
                 columns[LANE] = some[LANE].combine_chunks()
-            windows = received.by_window(pa.RecordBatch.from_pydict(columns))
-            yield (
-                some.num_rows,
-                [rows.append_column("window", pa.repeat(window, rows.num_rows)) for window, rows in windows],
-            )
+            rows = pa.RecordBatch.from_pydict(columns)
+            for first, end in pairwise([0, *self._ends_of_waves(some), len(rows)]):
+                windows = received.by_window(rows.slice(first, end - first))
+                block = [some.append_column("window", pa.repeat(window, len(some))) for window, some in windows]
+                yield end - first, block
+
+    def _ends_of_waves(self, planned: pa.Table) -> Sequence[int]:
+        """Return the indexes between two waves; empty for rows without waves."""
+        if not (self.in_order and self.pipeline.holds_partitions()):
+            return ()
+        return (np.flatnonzero(np.diff(planned["wave"].to_numpy())) + 1).tolist()
 
     def _dealt(self, index: int, skip: int) -> Iterator[pa.Table]:
         """Yield the planned rows of a task, at most a block at a time."""
@@ -157,6 +200,28 @@ class HandleInOrder(Handle):
             for some in portions(sizes, int, most_bytes, most_rows):
                 yield mine.slice(first, len(some))
                 first += len(some)
+
+    def tries(self, block: Sequence[pa.RecordBatch], known: Death | None) -> Tries:
+        """Handle the rows of a block. In a wave, first record the rows whose partition waits for a failure."""
+        if not (self.in_order and self.pipeline.holds_partitions()):
+            yield from super().tries(block, known)
+            return
+        for rows in block:
+            window = rows.column("window")[0].as_py()
+            held = {*(yield from surely(partial(self._hold, window, rows)))}
+            fresh = _take(rows, [row for row in range(rows.num_rows) if row not in held])
+            # `known` counts rows of another try, in which other partitions may have been held.
+            yield from each_alone(fresh, partial(self._handle, window), partial(self._fail, window))
+
+    def _hold(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> list[int]:
+        """Record the rows whose partition waits for a failure. Return their indexes."""
+        failures = [] if outcomes.report.released else held_by(rows, outcomes.report)
+        held = [row for row, failure in enumerate(failures) if failure is not None]
+        if held:
+            some = _take(rows, held)
+            messages = hold(list(Message.each(some, outcomes.ack_policy)), [failures[row] for row in held])
+            outcomes.handled(some, window, messages)
+        return held
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
         """Yield the planned rows of a task, by file."""

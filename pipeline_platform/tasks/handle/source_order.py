@@ -46,6 +46,17 @@ def _sorted(rows: pa.Table, *names: str) -> _Ints:
     return pc.sort_indices(rows, sort_keys=keys).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
 
 
+def waves_of(lanes: pa.Array) -> _Ints:
+    """Return the wave of each row: its number within its lane, from 0. Rows without a lane are in wave 0."""
+    codes = lanes.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    by_lane = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[by_lane], prepend=-2))
+    waves = np.empty(len(codes), np.int64)
+    waves[by_lane] = np.arange(len(codes)) - np.repeat(starts, np.diff([*starts, len(codes)]))
+    waves[codes < 0] = 0
+    return waves
+
+
 def dealt(partitions: pa.ChunkedArray, sizes: _Ints, tasks: int) -> _Ints:
     """Return the task of each row. The rows of a partition go to one task, a row without a partition to any task.
 

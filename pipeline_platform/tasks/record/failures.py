@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.lake.task_report import TaskReport
-from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure, reason_of, words
+from pipeline_platform.model.failure import FAILURE_COLUMNS, HELD, Failure, reason_of, words
 from pipeline_platform.model.message import ATTEMPT_KEY, PAYLOAD, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import Watch
@@ -40,7 +40,7 @@ class Failures:
             return
         for index in block.failed:
             failure = block.messages[index].failure
-            if failure is not None and failure.retry and not retry.allows(failure):
+            if failure is not None and failure.retry and failure.kind != HELD and not retry.allows(failure):
                 block.messages[index] = block.messages[index]._but(failure=failure._replace(retry=False))
 
     def shown(
@@ -107,12 +107,14 @@ class Failures:
         retry, at = self._step.pipeline.retry, datetime.now(UTC)
         sources, ids, attempts = (rows.column(name).to_pylist() for name in ATTEMPT_KEY)
         dead = [
-            not failure.retry or (retry is not None and retry.is_last(attempt))
+            failure.kind != HELD and (not failure.retry or (retry is not None and retry.is_last(attempt)))
             for (_, failure), attempt in zip(failed, attempts, strict=True)
         ]
         due = [
-            None if is_dead or retry is None else retry.due_at(source, message_id, attempt, at)
-            for source, message_id, attempt, is_dead in zip(sources, ids, attempts, dead, strict=True)
+            None if is_dead or retry is None or kind == HELD else retry.due_at(source, message_id, attempt, at)
+            for source, message_id, attempt, is_dead, kind in zip(
+                sources, ids, attempts, dead, texts["kind"], strict=True
+            )
         ]
         self._report.dead += sum(dead)
         self._write(
@@ -123,6 +125,7 @@ class Failures:
             **texts,
             **{name: rows.column(name) for name in PAYLOAD},
             due_at=pa.array(due, FAILED.field("due_at").type),
+            **({"own_partition": rows.column("own")} if "own" in rows.schema.names else {}),
         )
 
     def close(self, rows: pa.RecordBatch, window: str) -> None:

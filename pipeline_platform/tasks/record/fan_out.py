@@ -17,8 +17,8 @@ MOST_CHILDREN = 10_000
 MOST_BYTES = 2**30
 """Maximum size of data (bytes or text) in the children of a message: an Arrow array must be smaller than 2 GiB."""
 
-PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64())])
-"""Messages that wait for their children, and the bytes of their payloads."""
+PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64()), ("own", pa.string())])
+"""Messages that wait for their children, the bytes of their payloads, and their partitions if these are held."""
 
 ENDS = pa.schema(
     [

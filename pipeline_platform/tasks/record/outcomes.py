@@ -16,15 +16,17 @@ from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.failure import Failure, words
-from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, DELIVERY_KEY, PAYLOAD, Message
+from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, DELIVERY_KEY, MESSAGE_KEY, PAYLOAD, Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks, nobody
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.record.ack_actions import actions_of_failures
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
 from pipeline_platform.tasks.record.failures import Failures
 from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
+from pipeline_platform.tasks.record.held import stop
 from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows, staged_table
 from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.telemetry.spans import span
@@ -150,7 +152,8 @@ class Outcomes:
         """Write the parents that wait for their children, and their ack actions."""
         rows = block.take(["position", "data"], parents)
         size = pc.binary_length(rows.column("data")).cast(pa.int64())
-        waiting = pa.RecordBatch.from_arrays([rows.column("position"), size], schema=PARENTS)
+        own = block.take(["own"], parents).column(0) if self._own(block) else pa.nulls(len(parents), pa.string())
+        waiting = pa.RecordBatch.from_arrays([rows.column("position"), size, own], schema=PARENTS)
         self.write(parents_table(self.step.receive_id), block.window, waiting)
         ends = ends_of(block.rows, [(index, block.messages[index]) for index in parents])
         self.write(ends_table(self.step.receive_id), block.window, ends)
@@ -316,9 +319,10 @@ class Outcomes:
         """
         self._failures.judge(block)
         if block.failed and self.pipeline is not None:
-            losers = [(index, block.messages[index]) for index in sorted(block.failed)]
+            held = {index for index in block.failed if block.messages[index]._is_held}
+            losers = [(index, block.messages[index]) for index in sorted({*block.failed} - held)]
             shown = self._failures.shown([message for _, message in losers], self.pipeline, may_rescue)
-            block.failed.clear()
+            block.failed[:] = held
             rescued = []
             for (index, _), message in zip(losers, shown, strict=True):
                 block.messages[index] = message
@@ -352,27 +356,24 @@ class Outcomes:
         if not failed:
             return
         losers = [block.messages[index] for index in failed]
-        again = block.rows.column("redelivered").take(pa.array(failed, pa.int64())).to_pylist()
-        actions = [
-            ack_policy.of_delivery(
-                (message.actions or (None, None))[1] or ack_policy.on_failure, redelivered=redelivered
-            )
-            for message, redelivered in zip(losers, again, strict=True)
-        ]
-        # A message returned to the source is redelivered on purpose, so its outcome is not a decision.
-        ends = [ack_policy.ends(action) for action in actions]
-        for place, index in enumerate(failed):
-            if index in early:
-                actions[place], ends[place] = EARLY, not early[index].comes_back(ack_policy)
+        actions, ends = actions_of_failures(block, failed, early, ack_policy)
         outcomes = ["failed" if end else "returned" for end in ends]
         self._write_outcomes(block.take(DELIVERY_KEY, failed), block.window, outcomes, actions)
         self.report.failed[block.window] += sum(ends)
         self.report.returned[block.window] += len(ends) - sum(ends)
         for message in losers:
             self.report.count_failure(message)
+        if held := sum(message._is_held for message in losers):
+            self.report.count_held(held, in_retry=ack_policy.closes_failures)
+        if own := self._own(block):
+            stop(block.take([*MESSAGE_KEY, *own], failed), self.report)
         if recorded := list(compress(failed, ends)):
-            rows = block.take([*ATTEMPT_KEY, *PAYLOAD], recorded)
+            rows = block.take([*ATTEMPT_KEY, *PAYLOAD, *own], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
+
+    def _own(self, block: Block) -> list[str]:
+        """Return the column of partitions, if the rows have it and the pipeline holds partitions."""
+        return ["own"] if self.step.pipeline.holds_partitions() and "own" in block.rows.schema.names else []
 
     def _early(self, rows: pa.RecordBatch) -> dict[int, Entry]:
         """Return the early acknowledgements, by the index of the row."""

@@ -1,0 +1,116 @@
+"""Held partitions: later messages of a partition wait for its open failures."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipeline_platform.lake import failure_events
+from pipeline_platform.lake.failure_events import ALL, is_due, open_failures, rows_of
+from pipeline_platform.lake.reader import keys_of, only
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import FAILED
+from pipeline_platform.model.failure import HELD
+from pipeline_platform.model.message import MESSAGE_KEY
+
+_COLUMNS = ("kind", "own_partition", "sequence", "at")
+_PARTITION = ("source", "own_partition")
+
+
+def open_in_partitions(lake: Lake, files: Mapping[str, Sequence[str]]) -> pa.Table:
+    """Return the open failures that have a partition: their keys, order, kind and window.
+
+    Args:
+        lake: Lake with the files.
+        files: Files of the table `failed`, by window.
+    """
+    columns = [*failure_events.RANKED, *_COLUMNS]
+    tables = [only(FAILED, *columns, "window").empty_table()]
+    for window, paths in files.items():
+        for rows in rows_of(lake, paths, open_failures(lake, paths), ALL, *_COLUMNS):
+            kept = rows.filter(pc.is_valid(rows["own_partition"])).select(columns)
+            tables.append(kept.append_column("window", pa.repeat(window, kept.num_rows)))
+    return pa.concat_tables(tables)
+
+
+def due_with(failures: pa.Table, due_by: datetime | None) -> pa.Array:
+    """Return `keys_of` the held failures whose partition has no failure that is not due.
+
+    Args:
+        failures: Result of `open_in_partitions`.
+        due_by: Time until which failures are due.
+    """
+    is_held = pc.equal(failures["kind"], HELD)
+    waits = pc.and_not(pc.invert(is_held), is_due(failures, due_by))
+    partitions = keys_of(failures, *_PARTITION)
+    is_free = pc.invert(pc.is_in(partitions, pc.unique(partitions.filter(waits.combine_chunks()))))
+    return keys_of(failures.filter(pc.and_(is_held, is_free)), *MESSAGE_KEY)
+
+
+class _Place(NamedTuple):
+    """Place of a failure among those of its partition, if the source numbers no messages."""
+
+    window: str
+    is_held: bool
+    at: float
+
+
+_LAST = _Place("", True, float("inf"))
+
+
+def waits_for(messages: pa.Table, failures: pa.Table) -> pa.Array:
+    """Return, for each message, the id of an earlier open failure of its partition; null without one.
+
+    Failures of the messages themselves do not count: they are handled in the order of their partition. Order is by
+    `sequence` if the source sets it. Otherwise it is by window; within a window, all failures precede a new message,
+    and failures that are held follow the others.
+
+    Args:
+        messages: `source`, `message_id`, `own`, `sequence` and `window`.
+        failures: Result of `open_in_partitions`.
+    """
+    waiting = pa.nulls(messages.num_rows, pa.string())
+    mine, theirs = keys_of(messages, *MESSAGE_KEY), keys_of(failures, *MESSAGE_KEY)
+    is_mine = pc.is_in(theirs, mine)
+    others = failures.filter(pc.invert(is_mine))
+    held_up = pc.is_in(keys_of(messages, "source", "own"), pc.unique(keys_of(others, *_PARTITION)))
+    if not pc.any(held_up).as_py():
+        return waiting
+    places = {_key(row): _place(row) for row in failures.filter(is_mine).to_pylist()}
+    by_partition: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in others.to_pylist():
+        by_partition.setdefault((row["source"], row["own_partition"]), []).append(row)
+    first = {partition: _First(rows) for partition, rows in by_partition.items()}
+    ids = waiting.to_pylist()
+    for index in pc.indices_nonzero(held_up).to_pylist():
+        row = {name: messages[name][index].as_py() for name in ("source", "message_id", "own", "sequence", "window")}
+        place = places.get(_key(row), _LAST._replace(window=row["window"]))
+        ids[index] = first[row["source"], row["own"]].before(row["sequence"], place)
+    return pa.array(ids, pa.string())
+
+
+class _First:
+    """The first open failure of a partition."""
+
+    def __init__(self, failures: Sequence[dict[str, Any]]) -> None:
+        has_sequences = all(row["sequence"] is not None for row in failures)
+        self._by_sequence = min(failures, key=lambda row: row["sequence"]) if has_sequences else None
+        self._by_place = min(failures, key=_place)
+
+    def before(self, sequence: int | None, place: _Place) -> str | None:
+        """Return its id if it precedes a message; otherwise None."""
+        if self._by_sequence is not None and sequence is not None:
+            precedes, failure = self._by_sequence["sequence"] < sequence, self._by_sequence
+        else:
+            precedes, failure = _place(self._by_place) <= place, self._by_place
+        return str(failure["message_id"]) if precedes else None
+
+
+def _key(row: Mapping[str, Any]) -> tuple[str, str]:
+    return row["source"], row["message_id"]
+
+
+def _place(row: Mapping[str, Any]) -> _Place:
+    return _Place(row["window"], row["kind"] == HELD, row["at"].timestamp())

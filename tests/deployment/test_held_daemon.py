@@ -1,0 +1,124 @@
+"""Held partitions under the real daemon, from Kafka, with a killed run."""
+
+import os
+import signal
+from collections import defaultdict
+from typing import Any
+
+import polars as pl
+import pytest
+
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.storage import Lake
+from tests.deployment.test_daemon import Deployed, deployment, handling_in
+
+LOCATION = """
+from handling import Accounts
+from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
+from pipeline_platform.orchestration import platform_definitions, source_resource
+from pipeline_platform.run import lease
+
+lease.CLAIM_S = 4.0
+RESOURCES = {{
+    "lake": LakeResource(root="{folder}/lake"),
+    "control": ControlResource(url="sqlite:///{folder}/control.sqlite"),
+    "spark": SparkResource(remote="warm", state_folder="{spark}"),
+    "kafka": source_resource(KafkaSource)(
+        name="kafka", bootstrap_servers="{server}", group_id="{topic}", topics=["{topic}"]
+    ),
+}}
+defs = platform_definitions([Accounts], RESOURCES)
+"""
+HANDLING = """
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipeline_platform import Pipeline, Processors, Producer, Retry, TableBatcher
+
+
+class Line(BaseModel):
+    text: str
+    handled_at: int
+
+
+class Accounts(Pipeline):
+    name = "accounts"
+    producer = Producer(source="kafka", idle_timeout=timedelta(seconds=3))
+    processors = Processors(concurrency=2, on_failure="hold")
+    partition_by = "source"
+    retry = Retry(max_attempts=50, backoff=timedelta(seconds=1))
+    batchers = {{"lines": TableBatcher(schema=Line)}}
+
+    def handle_message(self, message, context):
+        text = message.data.decode()
+        if text.startswith("fail until ") and not Path(text.split()[2]).exists():
+            return message.failed("not yet")
+        while text.startswith("wait for ") and not Path(text.split()[2]).exists():
+            time.sleep(0.1)
+        return message.put(Line(text=text, handled_at=time.monotonic_ns()), batcher="lines")
+"""
+
+
+def handled(deployed: Deployed) -> dict[int, list[int]]:
+    """Return the numbers of the handled messages by partition, in the order of handling."""
+    folder, found = deployed.folder / "lake" / "accounts" / "lines", defaultdict(list)
+    if not folder.exists():
+        return {}
+    for text in pl.read_delta(str(folder)).sort("handled_at")["text"]:
+        partition, number = text.split()[-2:]
+        found[int(partition)].append(int(number))
+    return dict(found)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_killed(
+    tmp_path, warm_spark, kafka_server, kafka_topic
+):
+    topic, fixed, gate = kafka_topic(3), tmp_path / "fixed", tmp_path / "gate"
+    place: dict[str, Any] = {"folder": tmp_path, "spark": warm_spark.folder, "server": kafka_server, "topic": topic}
+    location = tmp_path / "accounts" / "location.py"
+    location.parent.mkdir()
+    location.write_text(LOCATION.format(**place))
+    location.with_name("handling.py").write_text(HANDLING.format())
+    source = KafkaSource(name="kafka", bootstrap_servers=kafka_server, group_id=topic, topics=(topic,))
+
+    def send(texts: list[str], first: int) -> None:
+        numbered = [f"{text} {number % 3} {number}".strip() for number, text in enumerate(texts, first)]
+        source.send(
+            [text.encode() for text in numbered], [{"partition": n % 3} for n in range(first, first + len(texts))]
+        )
+
+    with deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
+        texts = [""] * 60
+        texts[10] = f"fail until {fixed}"  # in partition 1
+        send(texts, 0)
+        expected = {0: [*range(0, 60, 3)], 1: [1, 4, 7], 2: [*range(2, 60, 3)]}
+        deployed.until("the other partitions are handled", lambda: handled(deployed) == expected)
+
+        texts = [""] * 30
+        texts[0] = f"wait for {gate}"  # in partition 0
+        send(texts, 60)
+        control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+
+        def at_work() -> Any:
+            held = [claim.run_id for claim in control.in_flight("accounts") if claim.messages]
+            return held and handling_in(deployed.instance, held[0])
+
+        os.kill(deployed.until("a run handles the messages", at_work), signal.SIGKILL)
+        gate.touch()
+        expected = {0: [*range(0, 90, 3)], 1: [1, 4, 7], 2: [*range(2, 90, 3)]}
+        deployed.until("a later run handles them", lambda: handled(deployed) == expected)
+
+        fixed.touch()
+        expected[1] = [*range(1, 90, 3)]
+        deployed.until("the partition is handled in order", lambda: handled(deployed) == expected)
+        failed = FailedMessages(name="accounts", lake=Lake(root=f"{tmp_path}/lake"), pipeline="accounts")
+        deployed.until("no failure is open", lambda: not failed.open_by_window())
+    source.close()

@@ -1,0 +1,175 @@
+"""Order that waits: after a failure, later messages of its partition are held until it is resolved."""
+
+from collections import defaultdict
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import pytest
+
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, Retry, TableBatcher
+from pipeline_platform.lake.closing import close
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.testing import test_batch
+from tests.fixtures.flow import kinds, rows, run
+from tests.fixtures.flow_pipelines import Word
+
+
+def account(message: Message) -> int:
+    payload = message.data
+    return int((payload.word if isinstance(payload, Word) else payload).split()[0])
+
+
+class Held(Pipeline):
+    """A pipeline that holds partitions. A payload contains its partition, its number there, and a fault."""
+
+    name = "held"
+    producer = Producer(source="queue")
+    processors = Processors(concurrency=3, on_failure="hold")
+    partition_by = account
+    retry = Retry(max_attempts=3, backoff=timedelta(seconds=1))
+    batchers: ClassVar[Any] = {"words": TableBatcher(schema=Word)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        payload = message.data.decode()
+        if payload.endswith("fail") and message.attempt == 1:
+            raise ValueError("told to")
+        if payload.endswith("always"):
+            raise ValueError("told to")
+        return message.put(Word(word=payload if not payload.endswith("column") else 1), batcher="words")
+
+
+class HeldBatches(Pipeline):
+    """The same, with a failure in a batch."""
+
+    name = "held_batches"
+    producer = Producer(source="queue")
+    processors = Processors(on_failure="hold")
+    partition_by = account
+    retry = Retry(max_attempts=3)
+    batchers: ClassVar[Any] = {"words": Batcher(schema=Word, batch_size=2)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put(Word(word=message.data.decode()), batcher="words")
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        return [m.failed("told to") if m.data.word.endswith("fail") and m.attempt == 1 else m for m in messages]
+
+
+def numbers(flow: Flow) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = defaultdict(list)
+    for word in rows(flow, "words")["word"]:
+        partition, number, *_ = word.split()
+        found[partition].append(int(number))
+    return {partition: sorted(some) for partition, some in found.items()}
+
+
+def payloads(count: int, **faults: str) -> list[bytes]:
+    return [f"{n % 3} {n} {faults.get(f'at_{n}', '')}".strip().encode() for n in range(count)]
+
+
+def due(flow: Flow, after_s: float = 3600) -> Selection:
+    return Selection(state="due", due_by=datetime.now(UTC) + timedelta(seconds=after_s))
+
+
+def failures(flow: Flow, selection: Selection) -> int:
+    failed = FailedMessages(name="held", lake=flow.lake, pipeline=flow.pipeline.name, selection=selection, holds=True)
+    return sum(failed.chosen_by_window().values())
+
+
+@pytest.mark.parametrize("fault", ["fail", "column"])
+def test_later_messages_of_the_partition_are_held_and_other_partitions_go_on(filled, fault):
+    flow = filled(Held, payloads(30, at_10=fault))
+    run(flow)
+    assert numbers(flow) == {"0": [*range(0, 30, 3)], "1": [1, 4, 7], "2": [*range(2, 30, 3)]}
+    assert sorted(kinds(flow).values()).count("held") == 6
+    assert flow.source.backlog().messages == 0
+
+
+def test_a_later_run_holds_what_arrives_behind_an_open_failure(filled):
+    flow = filled(Held, payloads(6, at_4="fail"))
+    run(flow)
+    flow.source.send([b"1 7", b"2 8", b"1 10"])
+    run(flow)
+    assert numbers(flow) == {"0": [0, 3], "1": [1], "2": [2, 5, 8]}
+
+
+def test_a_retry_handles_the_partition_in_order(filled):
+    flow = filled(Held, payloads(12, at_4="fail"))
+    run(flow)
+    run(flow, "failed")
+    assert numbers(flow)["1"] == [1, 4, 7, 10]
+    assert not failures(flow, Selection())
+
+
+def test_a_retry_that_fails_again_leaves_the_held_messages_as_they_are(filled):
+    flow = filled(Held, payloads(12, at_4="always"))
+    run(flow)
+    events = len(rows(flow, "failed"))
+    run(flow, "failed")
+    assert numbers(flow)["1"] == [1]
+    assert len(rows(flow, "failed")) == events + 1
+    assert failures(flow, Selection()) == 3
+
+
+def test_held_messages_are_due_with_the_failure_that_holds_them(filled):
+    flow = filled(Held, payloads(12, at_4="fail"))
+    run(flow)
+    assert failures(flow, due(flow, after_s=-60)) == 0
+    assert failures(flow, due(flow)) == 3
+
+
+def test_held_messages_are_due_once_the_failure_that_holds_them_is_closed(filled):
+    flow = filled(Held, payloads(12, at_4="always"))
+    run(flow)
+    head = Selection(kind="ValueError")
+    close(flow.tables, FailedMessages(name="held", lake=flow.lake, pipeline="held", selection=head), "me", "cancelled")
+    assert failures(flow, due(flow, after_s=-60)) == 2
+    run(flow, "failed", selection=due(flow, after_s=-60))
+    assert numbers(flow)["1"] == [1, 7, 10]
+
+
+def test_a_dead_failure_holds_its_partition(filled):
+    flow = filled(Held, payloads(12, at_4="always"))
+    run(flow)
+    run(flow, "failed")
+    run(flow, "failed")
+    assert failures(flow, Selection(state="dead")) == 1
+    assert failures(flow, due(flow)) == 0
+
+
+def test_a_held_message_cannot_be_retried_before_the_failure_that_holds_it(filled):
+    flow = filled(Held, payloads(12, at_4="fail"))
+    run(flow)
+    run(flow, "failed", selection=Selection(kind="held"))
+    assert numbers(flow)["1"] == [1]
+    assert failures(flow, Selection()) == 3
+
+
+def test_a_replay_holds_again(filled):
+    flow = filled(Held, payloads(12, at_4="always"))
+    run(flow)
+    run(flow, "messages")
+    assert numbers(flow)["1"] == [1]
+    assert failures(flow, Selection()) == 3
+
+
+def test_batches_behind_a_failure_are_held(filled):
+    flow = filled(HeldBatches, payloads(24, at_4="fail"))
+    run(flow)
+    assert numbers(flow)["1"] == [1]
+    run(flow, "failed")
+    assert numbers(flow)["1"] == [*range(1, 24, 3)]
+
+
+def test_the_testing_kit_holds_partitions():
+    done = test_batch(Held, payloads(9, at_4="fail"))
+    assert [message.data.word for message in done.successful] == ["0 0", "1 1", "2 2", "0 3", "2 5", "0 6", "2 8"]
+    assert [message.failure.kind for message in done.failed] == ["ValueError", "held"]
+
+
+def test_the_testing_kit_holds_batches():
+    done = test_batch(HeldBatches, payloads(24, at_4="fail"))
+    assert {message.data.word for message in done.failed if message.failure.kind == "failed"} == {"1 4 fail"}
+    assert len([message for message in done.failed if message.failure.kind == "held"]) == 6
