@@ -163,6 +163,7 @@ def _rows(messages: list[Any], ends: dict[tuple[str, int], tuple[str, int, int]]
         "sequence": offsets,
         "received_at": [now] * count,
         "receive_id": ["r"] * count,
+        "first_receive_id": [None] * count,
     }
     schema = pa.schema([field for field in MESSAGES if field.name != "window"])
     return pa.RecordBatch.from_pydict(columns, schema=schema)

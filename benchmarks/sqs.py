@@ -99,7 +99,8 @@ def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -
     """Let both take turns in alternating order."""
     peers: list[Callable[[str, str, int, str], float]] = [platform, boto3, bare]
     rates, busy, times = dict[str, list[float]](), dict[str, list[float]](), dict[str, list[float]]()
-    with ProcessPoolExecutor(PROCESSES) as pool:
+    # Forks must not use the connections of this process's client.
+    with ProcessPoolExecutor(PROCESSES, initializer=sqs.client.cache_clear) as pool:
         for turn in range(rounds + 1):
             took, used = dict[str, float](), dict[str, float]()
             for peer in peers[turn % 3 :] + peers[: turn % 3]:
