@@ -9,13 +9,15 @@ A fence is a commit to the same table: a receive that is fenced can never decide
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import NamedTuple, Self
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from pipeline_platform.lake.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import receive_ids
+from pipeline_platform.lake.reader import filled, receive_ids, row_groups
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.tables import (
@@ -27,6 +29,11 @@ from pipeline_platform.lake.tables import (
     Tables,
     side_by_side,
 )
+from pipeline_platform.sinks.contract import Publication, SinkAwayError
+from pipeline_platform.source.patience import patiently
+
+_SINK_ROWS = 65_536
+"""Most rows that a sink gets at once."""
 
 
 class FencedError(Exception):
@@ -158,20 +165,37 @@ def fence(tables: Tables, receive: Receive) -> Receive | None:
 
 
 def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, int]:
-    """Commit the rows of a decided receive to each table, once per table. Return the number of rows by table.
+    """Commit the rows of a decided receive to each table and sink, once each. Return the number of rows by table.
 
     Several processes may do this at once, and again after a crash.
     """
     side_by_side(
         lambda table: _publish_once(table, receive, manifest.of_table(table.name)), _changed(tables, receive, manifest)
     )
+    for name, sink in tables.sinks.items():
+        if (receive.replaces and manifest.rows("outcomes")) or manifest.rows(name):
+            rows = partial(_rows_of, tables[name], manifest.of_table(name))
+            columns, of = tables[name].schema, (receive.windows, receive.replaces, rows)
+            publication = Publication(receive.receive_id, receive.pipeline, name, columns, *of)
+            patiently(partial(sink.publish, publication), sink.patience, SinkAwayError)
     return {name: manifest.rows(name) for name in (*tables.names, *published(manifest)) if name != "outcomes"}
 
 
+def _rows_of(table: Table, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a receive's files with the columns of their table."""
+    for file in files:
+        for rows in row_groups(table.lake, table.path(file.path)):
+            windows = pa.repeat(file.window, rows.num_rows)
+            yield from filled(rows, table.schema).append_column("window", windows).to_batches(_SINK_ROWS)
+
+
 def is_published(tables: Tables, receive: Receive, manifest: Manifest) -> bool:
-    """Whether every table contains the rows of a decided receive."""
-    changed = _changed(tables, receive, manifest)
-    return all(state_of(table, receive.receive_id, receive) == DECIDED for table in changed)
+    """Whether every table, in the lake and in sinks, contains the rows of a decided receive."""
+    changed = [*_changed(tables, receive, manifest)]
+    if any(state_of(table, receive.receive_id, receive) != DECIDED for table in changed):
+        return False
+    sinks = [(table.name, tables.sinks[table.name]) for table in changed if table.name in tables.sinks]
+    return all(sink.is_published(receive.pipeline, name, receive.receive_id) for name, sink in sinks)
 
 
 def _changed(tables: Tables, receive: Receive, manifest: Manifest) -> Iterator[Table]:

@@ -1,6 +1,6 @@
 """Checks for values that every reader of a table can read: UTF-8 text, and times within the years 1 to 9999."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import date
 
 import pyarrow as pa
@@ -24,12 +24,24 @@ def refuse_unreadable(names: Iterable[str], columns: Iterable[pa.Array]) -> None
             raise ColumnError(f"{name} has {why}")
 
 
+def refuse_nul(names: Iterable[str], columns: Iterable[pa.Array]) -> None:
+    """Check that no text contains the character NUL, which databases cannot store.
+
+    Raises:
+        ColumnError: A column has such a text, also inside a list, a model or a dict. The message contains the column.
+    """
+    for name, column in zip(names, columns, strict=True):
+        for texts in _parts(column, _is_text):
+            if pc.any(pc.match_substring(texts, "\0")).as_py():
+                raise ColumnError(f"{name} has text with the character NUL, which its sink cannot store")
+
+
 def _unreadable(column: pa.Array) -> str | None:
     """Return the reason why some readers cannot read a column, or None."""
     # In lists, Arrow also validates values outside a slice; a copy contains only the slice.
     if not _is_valid(column) and not _is_valid(column.take(pa.array(range(len(column)), pa.int64()))):
         return "text that is not UTF-8, or a number that does not fit its type"
-    return "a time outside the years 1 to 9999" if any(map(_is_out_of_range, _times(column))) else None
+    return "a time outside the years 1 to 9999" if any(map(_is_out_of_range, _parts(column, _is_time))) else None
 
 
 def _is_valid(column: pa.Array) -> bool:
@@ -40,17 +52,26 @@ def _is_valid(column: pa.Array) -> bool:
     return True
 
 
-def _times(column: pa.Array) -> Iterator[pa.Array]:
-    """Yield the dates and timestamps in a column, including nested values."""
-    if pa.types.is_date(column.type) or pa.types.is_timestamp(column.type):
+def _is_text(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def _is_time(type_: pa.DataType) -> bool:
+    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
+
+
+def _parts(column: pa.Array, are_meant: Callable[[pa.DataType], bool]) -> Iterator[pa.Array]:
+    """Yield the arrays of some types in a column, including nested values."""
+    if are_meant(column.type):
         yield column
     elif pa.types.is_map(column.type):  # Arrow does not flatten maps
         first, end = column.offsets[0].as_py(), column.offsets[-1].as_py()
-        yield from _times(column.items.slice(first, end - first))
+        for inner in column.keys, column.items:
+            yield from _parts(inner.slice(first, end - first), are_meant)
     elif pa.types.is_nested(column.type):
         inner = column.flatten()
         for child in inner if isinstance(inner, list) else [inner]:
-            yield from _times(child)
+            yield from _parts(child, are_meant)
 
 
 def _is_out_of_range(times: pa.Array) -> bool:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.sinks.contract import Sink
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -42,10 +43,10 @@ DECISIONS = ("handled", "skipped", "failed")
 """Outcomes that decide a message."""
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
-_PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": pa.timestamp("us", "UTC")})
-_ORDER = pa.schema({"partition": _TEXT, "sequence": pa.int64(), "own_partition": _TEXT})
-_DUE = ("due_at", pa.timestamp("us", "UTC"))
-FAILED = pa.schema([*_FAILURE, *_PAYLOAD, ("receive_id", _TEXT), ("window", _TEXT), _DUE, *_ORDER])
+_TIME = pa.timestamp("us", "UTC")
+_PAYLOAD = pa.schema({"data": pa.binary(), "metadata": _TEXT, "at": _TIME, "receive_id": _TEXT, "window": _TEXT})
+_ORDER = pa.schema({"due_at": _TIME, "partition": _TEXT, "sequence": pa.int64(), "own_partition": _TEXT})
+FAILED = pa.schema([*_FAILURE, *_PAYLOAD, *_ORDER])
 """Failures and their ends, append only. The event of a message with the highest `attempt` counts: `open`, `dead` (open,
 without automatic retry) or `closed`. An `open` or `dead` event contains the payload as it was delivered, its partition
 and sequence; `due_at` is when an `open` event is retried, or null. `own_partition` is the partition from
@@ -155,8 +156,7 @@ class Table:
             with suppress(CommitConflictError):  # another receive created or widened it at the same time
                 try:
                     with self.look() as handle:
-                        self._widen(handle)
-                    return
+                        return self._widen(handle)
                 except TableNotFoundError:
                     self._create()
 
@@ -352,10 +352,10 @@ def side_by_side(work: Callable[[Table], None], tables: Iterable[Table]) -> None
 
 
 class Tables:
-    """All tables of one pipeline."""
+    """All tables of one pipeline. `sinks` get the rows of batchers, by the batcher's name, beside its table."""
 
-    def __init__(self, lake: Lake, pipeline: type[Pipeline]) -> None:
-        self.lake, self.pipeline = lake, pipeline
+    def __init__(self, lake: Lake, pipeline: type[Pipeline], sinks: Mapping[str, Sink] | None = None) -> None:
+        self.lake, self.pipeline, self.sinks = lake, pipeline, sinks or {}
         self.names = ("messages", "outcomes", "failed", *pipeline.batchers)
         self._tables = {name: Table(lake, pipeline.name, name, columns_of(pipeline, name)) for name in self.names}
 

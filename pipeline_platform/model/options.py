@@ -269,6 +269,11 @@ _BatchSize = Annotated[
 ]
 
 
+_SINK: Any = Field(
+    None, min_length=1, description="Key of a sink among the resources, which gets the rows, too. None: no sink."
+)
+
+
 class Batcher(Options):
     """A batcher with a callback: `handle_batch` is called for each batch, and the table contains what it returns.
 
@@ -318,6 +323,7 @@ class Batcher(Options):
         False,
         description="Whether handle_failed may rescue messages that failed in handle_batch; they count as handled.",
     )
+    sink: str | None = _SINK
 
 
 class TableBatcher(Options):
@@ -325,6 +331,7 @@ class TableBatcher(Options):
 
     table_schema: Schema = Field(alias="schema", description="Model of the data: the table has a column per field.")
     batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Most rows in a file.")
+    sink: str | None = _SINK
 
 
 class Retention(Options):

@@ -6,6 +6,7 @@ from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.sink_resources import sink_resource
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, source_resource
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.orchestration.sensors.alerts import Alert, Alerts
@@ -25,5 +26,6 @@ __all__ = [
     "pipeline_assets",
     "platform_definitions",
     "producer_sensor",
+    "sink_resource",
     "source_resource",
 ]

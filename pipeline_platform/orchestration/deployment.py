@@ -29,6 +29,7 @@ from pipeline_platform.orchestration.resources.lake_resources import (
     LakeResource,
     resource_options,
 )
+from pipeline_platform.orchestration.resources.sink_resources import check_sinks, resource_of_sink
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.run_checks import run_checks
@@ -40,6 +41,7 @@ from pipeline_platform.orchestration.sensors.schedules import (
     retry_schedule,
     retry_sensor,
 )
+from pipeline_platform.sinks.contract import Sink
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import shipping
 
@@ -71,6 +73,7 @@ def platform_definitions(
     alerts: To | None = None,
     *,
     sources: Mapping[str, Source] | None = None,
+    sinks: Mapping[str, Sink] | None = None,
 ) -> dg.Definitions:
     """Combine pipelines and resources with other assets and sensors.
 
@@ -89,6 +92,8 @@ def platform_definitions(
             to post alerts to; or `Alerts`, with limits for failures. None for no alerts.
         sources: Connectors by key, such as `{"orders_queue": TableQueue(...)}`. Use `source_resource` and `resources`
             instead if an option comes from a `dg.EnvVar`.
+        sinks: Sinks by key, such as `{"warehouse": PostgresSink(...)}`. Use `sink_resource` and `resources` instead if
+            an option comes from a `dg.EnvVar`.
 
     Returns:
         Definitions without defaults for other assets and jobs. A project with definitions of its own merges both:
@@ -101,7 +106,7 @@ def platform_definitions(
             `partition_by="source"`.
     """
     executor = dg.in_process_executor if resources is None else None
-    resources = resources_together(pipelines, with_sources(resources, sources or {}))
+    resources = resources_together(pipelines, with_sources(resources, sources or {}, sinks or {}))
     given = {key: asset for asset in assets if isinstance(asset, dg.AssetsDefinition) for key in asset.keys}
     own = [given.get(asset_keys(pipeline)["messages"]) for pipeline in pipelines]
     named = {sensor.name for sensor in sensors}
@@ -116,22 +121,28 @@ def platform_definitions(
     )
 
 
-def with_sources(resources: Mapping[str, Any] | None, sources: Mapping[str, Source]) -> Mapping[str, Any]:
-    """Return the resources of a deployment with a resource for each connector; None stands for the default resources.
+def with_sources(
+    resources: Mapping[str, Any] | None, sources: Mapping[str, Source], sinks: Mapping[str, Sink]
+) -> Mapping[str, Any]:
+    """Return the resources of a deployment with a resource for each connector and sink; None: the default resources.
 
     Raises:
-        PipelineError: A source is not a connector, or has the key of a resource.
+        PipelineError: A source is not a connector, a sink is not a sink, or one has the key of a resource.
     """
-    for key, source in sources.items():
-        if not isinstance(source, Source):
-            kind = source.__name__ if isinstance(source, type) else type(source).__name__
-            raise PipelineError(f"sources[{key!r}] must be a connector, such as TableQueue(...); got a {kind}")
-        if key in (resources or {}):
-            raise PipelineError(f"sources[{key!r}] is also a key of resources. Remove one of the two")
-    if resources is not None and not sources:
+    wanted = {"sources": (Source, "a connector, such as TableQueue(...)"), "sinks": (Sink, "a sink")}
+    for option, given in ("sources", sources), ("sinks", sinks):
+        kind, must_be = wanted[option]
+        for key, item in given.items():
+            if not isinstance(item, kind):
+                name = item.__name__ if isinstance(item, type) else type(item).__name__
+                raise PipelineError(f"{option}[{key!r}] must be {must_be}; got a {name}")
+            if key in (resources or {}):
+                raise PipelineError(f"{option}[{key!r}] is also a key of resources. Remove one of the two")
+    if resources is not None and not sources and not sinks:
         return resources
-    connectors = {key: resource_of(source) for key, source in sources.items()}
-    return {**(default_resources() if resources is None else resources), **connectors}
+    made = {key: resource_of(source) for key, source in sources.items()}
+    made |= {key: resource_of_sink(sink) for key, sink in sinks.items()}
+    return {**(default_resources() if resources is None else resources), **made}
 
 
 def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,6 +160,7 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
         check_partitions(pipeline, resources)
         check_models(pipeline, resources["lake"])
     check_places(pipelines, resources)
+    check_sinks(pipelines, resources)
     find_first_windows(pipelines, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of_tasks(pipelines, resources))}

@@ -20,6 +20,7 @@ from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.receive_config import receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
+from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.rounds import Rounds
 from pipeline_platform.orchestration.run_receive import config_of, flow_of, has_one_process, receive_of, working_step
 from pipeline_platform.run import batching, steps
@@ -105,7 +106,7 @@ def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg
     """Return the decorator of an op without outputs: ops share data through the lake, by receive."""
     sources = {producer.source for producer in BoundProducer.all_of(pipeline)}
     letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
-    keys = {*sources, *letters, "lake", "control", "spark", "acknowledger"}
+    keys = {*sources, *letters, *sink_keys(pipeline).values(), "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing, io_manager_key=IO_MANAGER), **options}
     return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
 

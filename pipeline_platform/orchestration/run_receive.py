@@ -19,6 +19,7 @@ from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration.jobs import RunTags, producer_tag
 from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
+from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_now
@@ -52,6 +53,7 @@ def flow_of(producer: BoundProducer, context: dg.AssetExecutionContext) -> Flow:
             session=lambda: resources.spark.spark_session,
             dead_letters=getattr(resources, pipeline.dead_letters) if pipeline.dead_letters else None,
             variables=resources.spark.variables,
+            sinks={batcher: getattr(resources, key) for batcher, key in sink_keys(pipeline).items()},
             worker=resources.spark.local_worker,
         )
     return flow

@@ -4,6 +4,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from pipeline_platform.lake.failure_events import ALL, Selection
@@ -14,6 +15,7 @@ from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import INTAKES, Intake
 from pipeline_platform.run.run_events import emitting_begin
+from pipeline_platform.sinks.contract import SinkAwayError
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.telemetry.tracing import traceparent
 
@@ -56,6 +58,7 @@ def begin(
             retry, or for all messages of a replay; the pipeline is drained; or the lake lacks the tables of earlier
             runs.
         SchemaChangeError: A model no longer fits its table.
+        SinkError: A sink is unavailable, or cannot store the columns of a batcher.
         SourceError: The source is unavailable or does not exist.
     """
     _check_producer(flow, INTAKES[origin])
@@ -78,6 +81,9 @@ def begin(
     if not is_further:
         _check_lake(flow)
         flow.tables.ensure()
+        for name, sink in flow.sinks.items():
+            ensure = partial(sink.ensure, flow.pipeline.name, name, flow.tables[name].schema)
+            patiently(ensure, sink.patience, SinkAwayError)
     if _is_held_back(flow, log, ignore_pause=ignore_pause):
         return receive
     if not is_further:

@@ -21,6 +21,7 @@ from pipeline_platform.model.options import Processors, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.local_worker import LocalWorker
 from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.sinks.contract import Sink
 from pipeline_platform.source.contract import Source
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Flow:
         beats: Times by `time.monotonic` of the last renewals in this process; see `run.lease`.
         dead_letters: Source that dead messages are sent to; None for none.
         variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
+        sinks: Sinks of batchers, by the batcher's name.
         worker: Process that calls the callbacks for few messages; None if Spark does.
     """
 
@@ -52,6 +54,7 @@ class Flow:
     beats: dict[str, float] = field(default_factory=dict)
     dead_letters: Source | None = None
     variables: Mapping[str, str] = field(default_factory=dict, repr=False)
+    sinks: Mapping[str, Sink] = field(default_factory=dict)
     worker: LocalWorker | None = None
 
     def __post_init__(self) -> None:
@@ -68,7 +71,7 @@ class Flow:
     @cached_property
     def tables(self) -> Tables:
         """The pipeline's tables."""
-        return Tables(self.lake, self.pipeline)
+        return Tables(self.lake, self.pipeline, self.sinks)
 
     @cached_property
     def kept_columns(self) -> Mapping[str, pa.Schema]:

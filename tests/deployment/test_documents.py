@@ -23,7 +23,9 @@ from pipeline_platform.cli.main import app
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration import LakeResource
+from pipeline_platform.orchestration.resources.sink_resources import sink_keys, sink_resource
 from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.sinks.postgres import PostgresSink
 from pipeline_platform.source.contract import Source
 from pipeline_platform.testing import DummySource, test_batch
 from pipelines.flights import Flights
@@ -85,7 +87,10 @@ def test_python_that_is_shown_runs_and_its_pipelines_load(page, run):
     keys = {producer.source for pipeline in pipelines for producer in BoundProducer.all_of(pipeline)}
     keys |= {pipeline.dead_letters for pipeline in pipelines if pipeline.dead_letters}
     sources = {key: source_resource(DummySource)(name=key) for key in keys}
-    defined = definitions.platform_definitions(pipelines, {**definitions.RESOURCES, **sources})
+    sinks = {
+        key: sink_resource(PostgresSink)(name=key, url="") for kind in pipelines for key in sink_keys(kind).values()
+    }
+    defined = definitions.platform_definitions(pipelines, {**definitions.RESOURCES, **sources, **sinks})
     dg.Definitions.validate_loadable(defined)
 
 

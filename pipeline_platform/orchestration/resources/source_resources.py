@@ -35,16 +35,13 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
     Returns:
         A resource class that provides the connector to ops and sensors.
     """
-    fields = source.model_fields
 
     class _SourceResource(dg.ConfigurableResource[Source]):
         model_config = QUIET
         connector_class: ClassVar[type[Source]] = source
 
         def create_resource(self, context: dg.InitResourceContext) -> Source:
-            # Defaults are left out: some connectors refuse an option that is set together with another.
-            values = {name: getattr(self, name) for name in fields}
-            given = {name: value for name, value in values.items() if value != _default(fields[name])}
+            given = given_options(self, source)
             made = source(**given)
             # A sensor ticks every few seconds and reuses the source that an earlier tick opened.
             return made if context.run else _LOOKED_AT.setdefault((source, repr(given)), made)
@@ -56,12 +53,25 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
             if context.run:
                 made.close()
 
-    configured: dict[str, Any] = {
-        name: (_configurable(field.annotation), Field(_default(field), description=field.description, repr=field.repr))
-        for name, field in fields.items()
-    }
-    made = create_model(f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured)
+    made = create_model(
+        f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured_fields(source)
+    )
     return cast("type[dg.ConfigurableResource[Source]]", made)
+
+
+def configured_fields(kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the fields of a resource with the options of a model, as arguments of `create_model`."""
+    return {
+        name: (_configurable(field.annotation), Field(_default(field), description=field.description, repr=field.repr))
+        for name, field in kind.model_fields.items()
+    }
+
+
+def given_options(resource: Any, kind: type[BaseModel]) -> dict[str, Any]:
+    """Return the options of a resource without defaults: some connectors refuse an option together with another."""
+    fields = kind.model_fields
+    values = {name: getattr(resource, name) for name in fields}
+    return {name: value for name, value in values.items() if value != _default(fields[name])}
 
 
 def resource_of(source: Source) -> dg.ConfigurableResource[Source]:

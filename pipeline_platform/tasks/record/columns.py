@@ -33,7 +33,7 @@ class Columns:
     """
 
     def __init__(self, step: Step, watch: Watch) -> None:
-        self._batchers, self._watch = step.pipeline.batchers, watch
+        self._step, self._batchers, self._watch = step, step.pipeline.batchers, watch
         self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
         self.row_types = {name: known for name in self._batchers if (known := step.row_type(name)) is not None}
 
@@ -52,7 +52,9 @@ class Columns:
         def build(messages: list[Message]) -> list[pa.Array]:
             data = [message.data for message in messages]
             columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
-            return [*columns, pa.array([message.batch_key for message in messages], pa.string())]
+            columns = [*columns, pa.array([message.batch_key for message in messages], pa.string())]
+            self._step.check_sink(name, [*(row_type.casts if row_type else ["data"]), "batch_key"], columns)
+            return columns
 
         return self._fitting(build, block, indexes)
 

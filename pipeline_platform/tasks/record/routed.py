@@ -133,6 +133,8 @@ class RoutedRows:
         assert known is not None
         try:
             columns = known.cast([rows.column(FIELD + name) for name in known.casts])
+            keys = rows.column("batch_key")
+            self._outcomes.step.check_sink(name, [*known.casts, "batch_key"], [*columns, keys])
         except BaseException as error:  # user code of an enum may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):

@@ -1,12 +1,13 @@
 """Common parts of tasks that call a pipeline's callbacks."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import pyarrow as pa
 
+from pipeline_platform.lake.readable import refuse_nul
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import AckPolicy
@@ -74,6 +75,15 @@ class Step:
         """Return the casts to the columns of a batcher's table; None if its data is JSON."""
         model = self.pipeline.batchers[batcher].table_schema
         return None if model is None else row_type(model, self.kept_columns.get(batcher))
+
+    def check_sink(self, batcher: str, names: Iterable[str], columns: Iterable[pa.Array]) -> None:
+        """Refuse rows that the sink of a batcher cannot store.
+
+        Raises:
+            ColumnError: A text contains the character NUL.
+        """
+        if self.pipeline.batchers[batcher].sink is not None:
+            refuse_nul(names, columns)
 
     @contextmanager
     def traced(self, task: int | None = None) -> Iterator[None]:

@@ -1,0 +1,70 @@
+"""Sinks as Dagster resources."""
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, cast
+
+import dagster as dg
+from pydantic import create_model
+
+from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.strict_options import did_you_mean
+from pipeline_platform.orchestration.resources.addresses import QUIET
+from pipeline_platform.orchestration.resources.source_resources import configured_fields, given_options
+from pipeline_platform.sinks.contract import Sink
+
+
+@functools.cache
+def sink_resource(sink: type[Sink]) -> type[dg.ConfigurableResource[Sink]]:
+    """Return a resource class for a sink, with the same fields. Text options accept a `dg.EnvVar`.
+
+    Example::
+
+        "warehouse": sink_resource(PostgresSink)(name="warehouse", url=dg.EnvVar("WAREHOUSE_URL"))
+    """
+
+    class _SinkResource(dg.ConfigurableResource[Sink]):
+        model_config = QUIET
+        sink_class: ClassVar[type[Sink]] = sink
+
+        @contextmanager
+        def yield_for_execution(self, context: dg.InitResourceContext) -> Iterator[Sink]:
+            made = sink(**given_options(self, sink))
+            yield made
+            made.close()
+
+    made = create_model(
+        f"{sink.__name__}Resource", __base__=_SinkResource, __doc__=sink.__doc__, **configured_fields(sink)
+    )
+    return cast("type[dg.ConfigurableResource[Sink]]", made)
+
+
+def resource_of_sink(sink: Sink) -> Any:
+    """Return the resource of a configured sink."""
+    return sink_resource(type(sink))(**{name: getattr(sink, name) for name in sink.model_fields_set})
+
+
+def sink_keys(pipeline: type[Pipeline]) -> dict[str, str]:
+    """Return the keys of a pipeline's sinks, by batcher."""
+    return {name: batcher.sink for name, batcher in pipeline.batchers.items() if batcher.sink is not None}
+
+
+def check_sinks(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
+    """Refuse a batcher whose sink is missing or is not a sink.
+
+    Raises:
+        PipelineError: No resource has the key, or its resource is not one of `sink_resource`.
+    """
+    for pipeline in pipelines:
+        for batcher, key in sink_keys(pipeline).items():
+            option = f"{pipeline.__qualname__}.batchers[{batcher!r}].sink"
+            if key not in resources:
+                hint = did_you_mean(key, sorted(resources), "keys")
+                raise PipelineError(f"{option}: no resource has the key {key!r}. {hint}")
+            if not hasattr(type(resources[key]), "sink_class"):
+                kind = type(resources[key]).__name__
+                raise PipelineError(
+                    f"{option}: must be the key of a sink, got {key!r}, a {kind}. Make a resource with "
+                    "sink_resource(...)"
+                )
