@@ -4,7 +4,6 @@ import json
 import shlex
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
-from getpass import getuser
 from typing import Annotated, Any, Literal
 
 import typer
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.history_command import Why, record, user
 from pipeline_platform.cli.launch import plan_retries
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.planned_runs import DryRun, Wait, carry_out, windows_text
@@ -158,11 +158,13 @@ def retry(
     since: Since = None,
     until: Until = None,
     every: Every = False,
+    why: Why = "",
     dry_run: DryRun = False,
     wait: Wait = False,
 ) -> None:
     """Launch runs that retry failures, on the instance in DAGSTER_HOME: one run per contiguous range of windows."""
-    chosen = Selection(**_selected(message_id, source, window or since or until, state, kind, reason, every=every))
+    selected = _selected(message_id, source, window or since or until, state, kind, reason, every=every)
+    chosen = Selection(**selected)
     with loading.opened() as opened:
         say(f"Looking for failures of {pipeline} in {opened.lake.root}.", err=True)
         of, windows = opened.pipeline(pipeline), _windows(opened, pipeline, window, since, until)
@@ -170,6 +172,9 @@ def retry(
         if not runs:
             say("No matching failures; nothing launched.")
             return
+        if not dry_run:
+            messages = sum(run.messages for run in runs)
+            record(opened, of.name, "failures retry", why, messages=messages, **_options(selected, windows))
         carry_out(
             of,
             f"{of.name}_retry",
@@ -201,7 +206,8 @@ def close(
     with loading.opened() as opened:
         window = _windows(opened, pipeline, window, since, until)
         failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
-        closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or getuser(), why)
+        closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or user(), why)
+        record(opened, pipeline, "failures close", why, by=by, messages=closed, **_options(selected, window))
     say(f"Closed {counted(closed, 'failure')}.")
 
 
@@ -212,12 +218,14 @@ def reopen(
     source: SourceName = None,
     window: Windows = None,
     every: Annotated[bool, typer.Option("--all", help="All manually closed failures.")] = False,
+    why: Why = "",
 ) -> None:
     """Reopen failures that were closed with `failures close`. Failures that a retry ended stay closed."""
     selected = _selected(message_id, source, window, every=every)
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, **selected)
         opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed)
+        record(opened, pipeline, "failures reopen", why, messages=opened_again, **_options(selected, window))
     say(f"Reopened {counted(opened_again, 'failure')}.")
 
 
@@ -236,6 +244,12 @@ def _selected(
     if every == any(value is not None for value in (*criteria.values(), window, state)):
         raise typer.BadParameter("Choose failures by --id, --source, --window, ... (see --help), or use --all alone.")
     return {**criteria, "state": state or "open"}
+
+
+def _options(selected: dict[str, Any], windows: list[str] | None) -> dict[str, Any]:
+    """Return the criteria for the history, without the text of `--reason`, which may quote payloads."""
+    shown = {name: value for name, value in selected.items() if name != "reason"}
+    return {**shown, "by_reason": selected["reason"] is not None, "windows": windows}
 
 
 def _windows(

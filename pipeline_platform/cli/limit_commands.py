@@ -4,13 +4,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance
 from pipeline_platform.cli.failure_commands import Json, Name
+from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
@@ -48,6 +49,7 @@ def pause(pipeline: Name, reason: PauseReason = "paused on the command line", pr
     """Pause a pipeline: runs receive no more messages. Messages that a run has received are still handled."""
     with chosen_producer(pipeline, producer) as (opened, of):
         opened.control.pause(of.key, reason)
+        record(opened, of.key, "pause", reason)
         in_flight = opened.control.in_flight(of.key, of_all=not producer)
     messages = counted(sum(claim.messages for claim in in_flight), "message")
     runs = counted(len(in_flight), "run")
@@ -55,12 +57,13 @@ def pause(pipeline: Name, reason: PauseReason = "paused on the command line", pr
     say(f"Paused {of.key}: {reason}. {rest}.")
 
 
-def resume(pipeline: Name, producer: _Of = "") -> None:
+def resume(pipeline: Name, reason: Why = "", producer: _Of = "") -> None:
     """Resume a paused pipeline. A producer that was paused with --producer stays paused until resumed with it."""
     with dagster_instance() as instance, chosen_producer(pipeline, producer) as (opened, of):
         control, key = opened.control, of.key
         before = control.paused(key)
         control.resume(key)
+        record(opened, key, "resume", reason)
         if before and not control.paused(key):
             say(f"Resumed {key}.")
         elif not before:
@@ -87,6 +90,7 @@ def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "") -> Non
     """
     with chosen_producer(pipeline, producer) as (opened, of):
         reason = reason or opened.control.paused(of.key) or "drained on the command line"
+        record(opened, of.key, "drain", reason)  # before, because the command waits, and may be interrupted
         say(drain_and_wait(opened.control, of, reason, log=say))
 
 
@@ -95,6 +99,7 @@ def limit(
     allowed: Annotated[int | None, typer.Option(min=1, max=10**12, help="Messages per interval.")] = None,
     interval: Annotated[float | None, typer.Option(help="Length of an interval in seconds.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the rate limit to that of the class.")] = False,
+    reason: Why = "",
     producer: _Of = "",
     as_json: Json = False,
 ) -> None:
@@ -117,6 +122,8 @@ def limit(
                 control.update_rate_limiting(key, own, allowed_messages=allowed, interval=span)
             except ValueError:
                 raise typer.BadParameter(f"{key} has no rate limit. Give both --allowed and --interval.") from None
+        if reset or allowed is not None or span is not None:
+            record(opened, key, "limit", reason, allowed=allowed, interval=interval, reset=reset)
         now = control.rate_limiting(key, own)
     if as_json:
         rate = now and {"allowed_messages": now.allowed_messages, "interval_s": now.interval.total_seconds()}
@@ -134,11 +141,12 @@ def scale(
     max_demand: Annotated[int | None, typer.Option(help="Maximum number of messages per task and run.")] = None,
     max_runs: Annotated[int | None, typer.Option(help="Maximum number of active runs.")] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Reset the options to those of the class.")] = False,
+    reason: Why = "",
     producer: _Of = "",
     as_json: Json = False,
 ) -> None:
     """Override options of the class. The change applies from the next run. Without options, print the overrides."""
-    given = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
+    given: dict[str, Any] = {"concurrency": concurrency, "max_demand": max_demand, "max_runs": max_runs}
     try:
         changes = Overrides(**given)
         if reset and any(value is not None for value in given.values()):
@@ -147,6 +155,8 @@ def scale(
             if reset:
                 opened.control.reset_overrides(of.pipeline, producer)
             now, key = opened.control.override(of.pipeline, changes, producer), of.key
+            if reset or any(value is not None for value in given.values()):
+                record(opened, key, "scale", reason, reset=reset, **given)
     except PipelineError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:

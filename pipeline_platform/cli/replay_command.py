@@ -6,6 +6,7 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Name
+from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.planned_runs import (
     DryRun,
@@ -33,6 +34,7 @@ def replay(
     since: Since = None,
     until: Until = None,
     ignore_pause: IgnorePause = False,
+    reason: Why = "",
     dry_run: DryRun = False,
     wait: Wait = False,
 ) -> None:
@@ -58,6 +60,9 @@ def replay(
         if dry_run:
             for replayed in preview(tables, messages):
                 say(_line(replayed))
+        else:
+            count = sum(run.messages for run in runs)
+            record(opened, of.name, "replay", reason, messages=count, windows=sorted(messages))
         carry_out(
             of,
             f"{of.name}_replay",

@@ -11,9 +11,9 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import WINDOW_FORMAT
 
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-_FORM = "a duration such as 90m, 2h or 3d, or a time such as 2026-11-20T10:00 (UTC unless it has a zone)"
+FORM = "a duration such as 90m, 2h or 3d, or a time such as 2026-11-20T10:00 (UTC unless it has a zone)"
 
-Since = Annotated[str | None, typer.Option(help=f"Windows that overlap the time since then: {_FORM}.")]
+Since = Annotated[str | None, typer.Option(help=f"Windows that overlap the time since then: {FORM}.")]
 Until = Annotated[
     str | None, typer.Option(help="End of the range of --since, in the same form. Default: the present time.")
 ]
@@ -32,7 +32,7 @@ def windows_between(
             raise typer.BadParameter("--until needs --since.", param_hint="--until")
         return None
     now = now or datetime.now(UTC)
-    begin, end = _time(since, "--since", now), now if until is None else _time(until, "--until", now)
+    begin, end = time_of(since, "--since", now), now if until is None else time_of(until, "--until", now)
     if begin >= end:
         raise typer.BadParameter(
             f"must be before the end of the range, {end:%Y-%m-%d %H:%M} UTC; got {since}.", param_hint="--since"
@@ -47,7 +47,7 @@ def windows_between(
     return windows
 
 
-def _time(text: str, option: str, now: datetime) -> datetime:
+def time_of(text: str, option: str, now: datetime) -> datetime:
     """Return the time that an option means."""
     try:
         if duration := re.fullmatch(r"(\d+)([smhdw])", text.strip()):
@@ -55,7 +55,7 @@ def _time(text: str, option: str, now: datetime) -> datetime:
         time = datetime.fromisoformat(text.strip())
         return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise typer.BadParameter(f"{text!r} is not a valid time. Use {_FORM}.", param_hint=option) from None
+        raise typer.BadParameter(f"{text!r} is not a valid time. Use {FORM}.", param_hint=option) from None
 
 
 def _overlapping(pipeline: type[Pipeline], begin: datetime, end: datetime, now: datetime) -> list[str]:

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from pipeline_platform.control.breaker import Breakers, forget_breaker
 from pipeline_platform.control.claims import Claim, Claims
 from pipeline_platform.control.database import insert, transaction
+from pipeline_platform.control.history import History
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
 from pipeline_platform.control.overrides import Overriding
 from pipeline_platform.control.reserved_offsets import LogPositions
@@ -40,11 +41,11 @@ _WINDOWS = sa.Table(
 VERSION: Final = 7
 """Version of the tables. A release that changes a table migrates the tables of the release before it in `prepare`."""
 _BEFORE: Final = 6
-"""Version of release 0.3.0, which has no table of breakers."""
+"""Version of release 0.3.0, which has no tables of breakers and of the history."""
 
 _DAMAGED: Final = (
     "{file} is damaged. Stop all runs, and remove it with the -wal and -shm files beside it. A new file is created on "
-    "the next use; limits set at run time, pauses and claims are lost"
+    "the next use; limits set at run time, pauses, claims and the history are lost"
 )
 _WAYS_OUT: Final = {"malformed": _DAMAGED, "not a database": _DAMAGED}
 
@@ -55,7 +56,7 @@ class ControlStoreError(Exception):
     """The control store cannot be used. The message contains its URL, without the password, and a fix."""
 
 
-class ControlStore(Throttle, Claims, Overriding, LogPositions, Breakers):
+class ControlStore(Throttle, Claims, Overriding, LogPositions, Breakers, History):
     """State shared by the runs, tasks and sensors of all machines; safe for threads and processes, and picklable.
 
     Connections and tables are created on first use, in the process that uses it.

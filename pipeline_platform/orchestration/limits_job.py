@@ -62,7 +62,7 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
         out=dg.Out(dg.Nothing),
     )
     def change_limits(context: dg.OpExecutionContext, config: LimitsConfig) -> None:
-        change(pipeline, context.resources.control, config, context.log.info)
+        change(pipeline, context.resources.control, config, context.log.info, who=who(context.run))
 
     @dg.job(
         name=f"{pipeline.name}_limits",
@@ -75,8 +75,22 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
     return job
 
 
-def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig, log: Callable[[str], None]) -> None:
-    """Make all changes of a config, or none.
+def who(run: dg.DagsterRun) -> str:
+    """Return a run for the history, with the user in its tags (Dagster+ sets it) or the sensor that requested it."""
+    by = next(
+        (run.tags[tag] for tag in ("user", "dagster/schedule_name", "dagster/sensor_name") if tag in run.tags), ""
+    )
+    return f"run {run.run_id}{by and f' of {by}'}"
+
+
+def change(
+    pipeline: type[Pipeline],
+    control: ControlStore,
+    config: LimitsConfig,
+    log: Callable[[str], None],
+    who: str = "Python",
+) -> None:
+    """Make all changes of a config, or none, and record them in the history.
 
     Raises:
         PipelineError: The producer is unknown, an option is not an option of a producer, or a value is out of bounds.
@@ -102,6 +116,10 @@ def change(pipeline: type[Pipeline], control: ControlStore, config: LimitsConfig
         log(f"{key}: set at run time: {now}")
     if limits:  # only the given parts: another process may set the other part at the same moment
         control.update_rate_limiting(key, own, allowed_messages=config.allowed_messages, interval=interval)
+    given = config.model_dump(mode="json", exclude_defaults=True, exclude={"reason", "producer", "activity"})
+    activity = config.activity.value if config.activity is not Activity.unchanged else ""
+    if given or activity:
+        control.record_act(key, activity or "limits", who, config.reason, **given)
     reason = config.reason or "changed in Dagster"
     match config.activity:
         case Activity.pause:

@@ -26,7 +26,7 @@ def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place):
     said = place.skips()
     assert str(place.folder / "control.sqlite") in said
     assert "remove it with the -wal and -shm files beside it" in said
-    assert "limits set at run time, pauses and claims are lost" in said
+    assert "limits set at run time, pauses, claims and the history are lost" in said
 
 
 def test_removing_a_damaged_store_is_all_there_is_to_do(place):

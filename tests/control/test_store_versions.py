@@ -28,12 +28,15 @@ def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, 
     assert paused(control_url) == "why"
 
 
-def test_a_store_of_release_0_3_gets_the_table_of_breakers(control_url):
+def test_a_store_of_release_0_3_gets_the_tables_of_breakers_and_of_the_history(control_url):
     ControlStore(control_url).pause("flights", "why")
     with Database(control_url, "a test", ControlStoreError).writing() as connection:
         connection.exec_driver_sql("DROP TABLE control_breakers")
+        connection.exec_driver_sql("DROP TABLE control_history")
     set_version(control_url, VERSION - 1)
 
     store = ControlStore(control_url)
 
     assert (store.paused("flights"), store.breaker("flights").until) == ("why", None)
+    store.record_act("flights", "resume", "anna@host")
+    assert [act.name for act in store.acts()] == ["resume"]

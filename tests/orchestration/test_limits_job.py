@@ -101,3 +101,18 @@ def test_a_drain_without_a_reason_keeps_that_of_the_pause(tmp_path, reason, kept
     change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), print)
     change(Told, store, LimitsConfig(activity=Activity.drain, reason=reason), print)
     assert store.paused("told") == kept
+
+
+def test_a_run_of_it_is_recorded_with_its_user_and_options(tmp_path):
+    with dg.DagsterInstance.ephemeral() as instance:
+        job = job_at("told_limits", str(tmp_path), str(tmp_path / "spark"))
+        config = {"ops": {"change": {"config": {"activity": "pause", "reason": "moves", "max_runs": 4}}}}
+        run = job.execute_in_process(config, instance=instance, tags={"user": "anna@example.com"})
+        (act,) = ControlStore(f"sqlite:///{tmp_path}/control.sqlite").acts("told")
+    assert act[1:] == ("told", "pause", f"run {run.run_id} of anna@example.com", "moves", {"max_runs": 4})
+
+
+def test_a_config_that_changes_nothing_is_not_recorded(tmp_path):
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    change(Told, store, LimitsConfig(), print)
+    assert store.acts() == []
