@@ -14,6 +14,7 @@ from pipeline_platform.cli import limit_commands as limits
 from pipeline_platform.cli import loading
 from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
+from pipeline_platform.cli.erase_command import erase
 from pipeline_platform.cli.history_command import history
 from pipeline_platform.cli.new_command import new
 from pipeline_platform.cli.pull_command import pull
@@ -56,6 +57,7 @@ for command in (
     push,
     new,
     repair,
+    erase,
 ):
     app.command()(command)
 

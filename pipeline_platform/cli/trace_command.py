@@ -13,6 +13,7 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failure_commands import Json, Name, happened
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.lake.tables import ERASED
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import SYSTEM_COLUMNS
 from pipeline_platform.source.contract import Source, SourceError
@@ -64,6 +65,9 @@ def _asked(source: Source, message_id: str) -> str:
 
 
 def _lines(delivery: TracedDelivery) -> Iterator[str]:
+    if delivery.outcome == ERASED:
+        yield f"attempt {delivery.attempt} in window {delivery.window}: erased"
+        return
     run = f"run {delivery.run_id}" if delivery.run_id else "a run that is no longer recorded"
     yield f"attempt {delivery.attempt} in window {delivery.window}: receive {delivery.receive_id} of {run}"
     if delivery.received:

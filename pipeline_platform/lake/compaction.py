@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from typing import Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,6 +23,14 @@ _TRIES = 100
 
 class UnreadableFileError(Exception):
     """A file of a table cannot be read. The message contains table, file, and the command that repairs it."""
+
+    @classmethod
+    def of(cls, table: Table, file: File, error: Exception) -> Self:
+        """Return the error for a file."""
+        return cls(
+            f"{table.pipeline}/{table.name}: {file.path} cannot be read: {error}. Run `pipeline-platform repair "
+            f"{table.pipeline}`"
+        )
 
 
 def several(table: Table) -> dict[str, int]:
@@ -99,10 +108,7 @@ def _readable(table: Table, file: File, columns: pa.Schema) -> Iterator[pa.Recor
         for rows in row_groups(table.lake, table.path(file.path), columns):
             yield from rows.cast(columns).to_batches()
     except (pa.ArrowException, OSError) as error:
-        raise UnreadableFileError(
-            f"{table.pipeline}/{table.name}: {file.path} cannot be read: {error}. Run `pipeline-platform repair "
-            f"{table.pipeline}`"
-        ) from error
+        raise UnreadableFileError.of(table, file, error) from error
 
 
 def drop_bounds(table: Table) -> None:

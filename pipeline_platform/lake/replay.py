@@ -13,7 +13,7 @@ from pipeline_platform.lake.failed import NONE, FailedMessages, LakeSource
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
 from pipeline_platform.lake.removed_batchers import removed_batchers
-from pipeline_platform.lake.tables import DECISIONS, OUTCOMES, Table, Tables
+from pipeline_platform.lake.tables import DECISIONS, ERASED, OUTCOMES, Table, Tables
 from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES, MESSAGE_KEY, MESSAGES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, SourceError
@@ -29,6 +29,7 @@ REPLAYED = pa.schema([*DELIVERIES, MESSAGES.field("received_at"), MESSAGES.field
 
 _BATCH_ROWS = 8_192
 _KEYS = (*ATTEMPT_KEY, "receive_id")
+_REPLAYED = [outcome for outcome in DECISIONS if outcome != ERASED]
 
 
 class ReplayedMessages(LakeSource):
@@ -53,7 +54,7 @@ class ReplayedMessages(LakeSource):
         rows = [columns.empty_table()]
         for path in paths:
             for batch in self._batches(path, columns):
-                decided = batch.filter(pc.is_in(batch["outcome"], pa.array(DECISIONS)))
+                decided = batch.filter(pc.is_in(batch["outcome"], pa.array(_REPLAYED)))
                 rows.append(pa.table(decided.filter(_are_in(decided, bucket, of))))
         # The last row after a sort by attempt; an attempt is decided by one receive.
         decided = pa.concat_tables(rows).sort_by("attempt").group_by(list(MESSAGE_KEY), use_threads=False)
@@ -64,7 +65,7 @@ class ReplayedMessages(LakeSource):
         return tuple(sorted(self._receives(file for files in self._outcomes().values() for file in files)))
 
     def _receives(self, files: Iterable[File]) -> set[str]:
-        return {id_ for file in files for id_ in receive_ids(self.lake, file.path)}
+        return {id_ for file in files for id_ in receive_ids(self.lake, file.path)} - {ERASED}
 
     def backlog(self) -> Backlog:
         """Return an upper bound, which includes duplicates and returned messages, without reading the files."""

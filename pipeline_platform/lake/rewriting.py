@@ -1,4 +1,4 @@
-"""Removal of rows from written files: decided by other receives, replaced by a replay, or reopened manually.
+"""Removal of rows from written files: decided by other receives, replaced by a replay, reopened manually, or erased.
 
 Files are immutable: files that contain the rows are rewritten without them.
 """
@@ -95,7 +95,7 @@ def drop_rows(
         change = as_duplicates if name == "outcomes" else lambda rows: rows.filter(pc.invert(are_theirs(rows)))
         for file in manifest.of_table(name):
             if any(pc.any(are_theirs(rows)).as_py() for rows in _rows(tables[name], file.path, *MESSAGE_KEY)):
-                replaced[file] = next(iter(_rewrite(tables[name], receive, file, change)), None)
+                replaced[file] = next(iter(rewrite(tables[name], _prefix(receive), file, change)), None)
     ledger.replace_files(receive, replaced)
 
 
@@ -136,7 +136,7 @@ class Replacement:
         def change(rows: pa.Table) -> pa.Table:
             return rows.filter(pc.invert(pc.is_in(rows["receive_id"], gone)))
 
-        return _rewrite(self._table, self._receive, file, change)
+        return rewrite(self._table, _prefix(self._receive), file, change)
 
 
 class Reopened:
@@ -166,7 +166,7 @@ class Reopened:
         def change(rows: pa.Table) -> pa.Table:
             return rows.filter(pc.invert(pc.is_in(failure_keys(rows), reopened)))
 
-        return [left for file in self._files for left in _rewrite(self._table, self._receive, file, change)]
+        return [left for file in self._files for left in rewrite(self._table, _prefix(self._receive), file, change)]
 
 
 class _Sought:
@@ -216,12 +216,16 @@ def _found(hashes: np.ndarray, sought: np.ndarray) -> tuple[np.ndarray, np.ndarr
     return first, np.searchsorted(hashes, sought, "right") - first
 
 
+def _prefix(receive: Receive) -> str:
+    return f"{receive.receive_id}-rewritten"
+
+
 def _rows(table: Table, path: str, *columns: str) -> Iterator[pa.Table]:
     return row_groups(table.lake, table.path(path), only(table.schema, *columns))
 
 
-def _rewrite(table: Table, receive: Receive, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:
+def rewrite(table: Table, prefix: str, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:
     """Rewrite a file by row groups; return no file if no row is left."""
     groups = row_groups(table.lake, table.path(file.path))
     parts = ((table.name, file.window, change(rows)) for rows in groups)
-    return write_rows(table.lake, table.pipeline, f"{receive.receive_id}-rewritten", parts)
+    return write_rows(table.lake, table.pipeline, prefix, parts)

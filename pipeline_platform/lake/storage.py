@@ -250,6 +250,12 @@ class Lake(BaseModel):
         found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
         return sorted(info.base_name for info in found)
 
+    def files(self, folder: str) -> list[str]:
+        """Return the sorted paths of all files in a folder and its subfolders, as paths under the folder."""
+        root = self._at(folder)
+        found = self._filesystem.get_file_info(pafs.FileSelector(root, allow_not_found=True, recursive=True))
+        return sorted(info.path[len(root) + 1 :] for info in found if info.type == pafs.FileType.File)
+
     def remove_file(self, path: str) -> None:
         """Remove a file, if it exists."""
         with suppress(FileNotFoundError):

@@ -50,7 +50,7 @@ class TracedDelivery:
         redelivered: Whether the source marked it as redelivered and an earlier delivery is known. Some sources mark
             every delivery.
         replayed_by: Receive of the latest replay, which replaced the outcome, failures and rows of this delivery.
-        outcome: `handled`, `skipped`, `failed`, `returned` or `duplicate`; None if undecided.
+        outcome: `handled`, `skipped`, `failed`, `returned`, `duplicate` or `erased`; None if undecided.
         action: Ack action of the message.
         failures: Events in the table `failed`, in order.
         rows: Rows in the tables of batchers, each with the name of its `table`.

@@ -1,0 +1,111 @@
+"""`pipeline-platform erase`: remove messages, their rows and their payloads from the lake for good."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.dagster_instance import dagster_instance, known
+from pipeline_platform.cli.failure_commands import Name
+from pipeline_platform.cli.history_command import Why, record
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.terminal import say
+from pipeline_platform.lake.compaction import UnreadableFileError
+from pipeline_platform.lake.erasing import Erased, Erasing, searched_columns
+from pipeline_platform.lake.erasure_choice import ErasureChoice
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
+
+_WHERE = (
+    "COLUMN=VALUE: messages with this value in a column of a batcher's table. If the option is repeated, a row must "
+    "have all values."
+)
+_CONTAINING = "Messages with this text in their payload, their metadata or a column of their rows."
+_TIMEOUT = "Time to wait for the end of receives in progress."
+
+_progress: Callable[[str], None] = partial(say, err=True)
+
+
+def erase(
+    pipeline: Name,
+    where: Annotated[list[str] | None, typer.Option(help=_WHERE)] = None,
+    containing: Annotated[str | None, typer.Option(help=_CONTAINING)] = None,
+    message_id: Annotated[list[str] | None, typer.Option(help="Message with this id. Repeat it for others.")] = None,
+    source: Annotated[str | None, typer.Option(help="Source of the ids, if the pipeline has several.")] = None,
+    reason: Why = "",
+    timeout_s: Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help=_TIMEOUT)] = 60,
+    yes: Annotated[bool, typer.Option("--yes", help="Erase. By default, only print what would be erased.")] = False,
+) -> None:
+    """Erase messages with their rows, payloads and failures, from all tables and files of a pipeline.
+
+    This cannot be undone. Only the ids of the messages stay, in `outcomes`, so that a redelivery is not handled again.
+    If the command is interrupted, call it again. It exits with 1 if something is left to erase.
+    """
+    with loading.opened() as opened:
+        of = opened.pipeline(pipeline)
+        tables = Tables(opened.lake, of)
+        try:
+            choice = ErasureChoice.of(
+                searched_columns(tables),
+                sorted({opened.sources[producer.source].name for producer in BoundProducer.all_of(of)}),
+                where=where or (),
+                containing=containing,
+                message_ids=message_id or (),
+                source=source,
+                reason=reason,
+            )
+        except PipelineError as error:
+            raise typer.BadParameter(str(error)) from None
+        erasing = Erasing(tables, choice, _progress)
+        try:
+            if not yes:
+                _say(erasing.preview(), f"{pipeline}/{{}}: would erase")
+                say("Dry run: erased nothing. Erase with --yes; this cannot be undone.")
+                return
+            record(opened, pipeline, "erase", reason, **choice.shown)  # before, because it may be interrupted
+            erased = erasing.erase(timeout_s)
+        except UnreadableFileError as error:
+            raise loading.SetUpError(str(error)) from None
+        record(
+            opened,
+            pipeline,
+            "erase ended" if erased.is_complete else "erase incomplete",
+            messages=len(erased.ids),
+            rows=dict(erased.rows),
+            old_files=erased.old_files,
+        )
+    _say(erased, f"{pipeline}/{{}}: erased")
+    _say_runs(of, erased, choice)
+    for left in erased.left:
+        say(f"Left: {left}")
+    if not erased.is_complete:
+        say("Not complete: call the command again when receives, maintenance and repairs have ended.", err=True)
+        raise typer.Exit(1)
+
+
+def _say(erased: Erased, row: str) -> None:
+    for table, rows in erased.rows.items():
+        kept = "; their ids stay" if table == "outcomes" else ""
+        say(f"{row.format(table)} {counted(rows, 'row')}{kept}")
+    say(f"{counted(len(erased.ids), 'message')}, {counted(erased.old_files, 'old file')} with their rows.")
+    for receive_id in erased.unfinished:
+        say(f"Unfinished: receive {receive_id}, whose messages are not erased yet. See `pipeline-platform receives`.")
+
+
+def _say_runs(pipeline: type[Pipeline], erased: Erased, choice: ErasureChoice) -> None:
+    """Print the runs in Dagster that may quote the messages."""
+    from pipeline_platform.orchestration.quoting_runs import quoting_runs
+
+    with dagster_instance() as found:
+        if (instance := known(found)) is None:
+            say("Dagster was not searched: set DAGSTER_HOME to list the runs whose events quote the messages.")
+            return
+        runs = quoting_runs(instance, pipeline, sorted(erased.windows), [*choice.texts, *erased.ids])
+    if runs:
+        say(f"{counted(len(runs), 'run')} in Dagster may quote the messages. To delete them with their events:")
+    for run_id in runs:
+        say(f"  dagster run delete {run_id}")
