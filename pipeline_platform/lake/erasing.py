@@ -89,7 +89,7 @@ class Erasing:
         self._ledger = Ledger(tables.lake, tables.pipeline.name)
         names = [*tables.names, *removed_batchers(tables)]
         self._tables = [table for table in map(tables.__getitem__, names) if table.exists()]
-        self._keys: set[str] = set()
+        self._keys, self._wanted = set[str](), pa.array([], pa.string())  # `keys_of` the messages, as set and array
         self._searched: dict[str, bool] = {}  # by path: whether messages are found by the values of this file
         self._clean: dict[str, int] = {}  # by path of a file without rows of the messages: number of keys at that time
 
@@ -147,6 +147,7 @@ class Erasing:
                             keys = [key for rows in groups for key in self._choice.found(table.name, rows).to_pylist()]
                             self._keys.update(keys)
                             self._searched[path] = bool(keys)
+        self._wanted = pa.array(sorted(self._keys), pa.string())
 
     def _ids(self) -> list[str]:
         return sorted(key.partition("\0")[2] for key in self._keys)
@@ -166,7 +167,7 @@ class Erasing:
 
     def _masks(self, table: Table, rows: pa.Table) -> tuple[pa.Array, pa.Array]:
         """Return whether each row is of an erased message, and whether it is to be changed or removed."""
-        mine = pc.is_in(keys_of(rows, *MESSAGE_KEY), pa.array(sorted(self._keys), pa.string()))
+        mine = pc.is_in(keys_of(rows, *MESSAGE_KEY), self._wanted)
         if table.name == "outcomes":
             return mine, pc.and_not(mine, pc.is_in(rows["outcome"], pa.array([ERASED])).combine_chunks())
         if table.name == "failed" and self._choice.containing:
@@ -250,7 +251,7 @@ class Erasing:
             busy = self._ledger.unfinished()
             stored = self._stored(table)
             if rows := sum(self._touched_of(table, file)[0] for file in stored):
-                erased.left.append(f"{table.pipeline}/{table.name}: {rows} rows that a receive wrote meanwhile")
+                erased.left.append(f"{table.pipeline}/{table.name}: rows that a receive wrote meanwhile ({rows})")
                 is_needed = True
             for name in {*names} & {*self._others(table, stored)}:
                 with suppress(pa.ArrowInvalid, FileNotFoundError):

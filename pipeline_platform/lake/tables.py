@@ -40,8 +40,7 @@ OUTCOMES = _schema(_MESSAGE, "receive_id", "outcome", "ack_ref", "ack_id", "acti
 """Columns of all outcomes. `outcome` is one of `DECISIONS`, `returned` (a failure that the source redelivers) or
 `duplicate` (decided by another receive). `action` is the ack action, or a marker for an early acknowledgement."""
 DECISIONS = ("handled", "skipped", "failed", ERASED := "erased")
-"""Outcomes that decide a message. ERASED is also the `receive_id` of an erased message, so that no replay replaces it.
-"""
+"""Outcomes that decide a message. ERASED is also the `receive_id` of an erased message: no replay replaces it."""
 
 _FAILURE = _schema(_MESSAGE, "state", "stage", "kind", "reason", "traceback", "batcher", "batch_key")
 _TIME = pa.timestamp("us", "UTC")

@@ -104,3 +104,11 @@ def test_the_runs_to_delete_are_printed(cli, tables, monkeypatch):
     monkeypatch.setattr(erase_command, "known", lambda found: found)
     answer = cli("erase", "keeping", "--message-id", "a", "--yes")
     assert "  dagster run delete 4711" in answer.stdout.splitlines()
+
+
+def test_trace_shows_that_a_message_was_erased(cli, tables):
+    cli("erase", "keeping", "--message-id", "a", "--yes")
+    answer = cli("trace", "keeping", "a")
+    assert answer.exit_code == 0, answer.output
+    assert f"  attempt 1 in window {WINDOW}: erased" in answer.stdout.splitlines()
+    assert "receive" not in answer.stdout

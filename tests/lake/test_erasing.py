@@ -246,6 +246,42 @@ def test_a_replay_in_progress_ends_before_the_erasure(local, monkeypatch):
     assert ids(local, "persons") == ["ben-1"]
 
 
+def test_a_retry_in_progress_ends_before_the_erasure(local, monkeypatch):
+    failed = FailedMessages(name="memory", lake=local.lake, pipeline="visits", windows=(LATER,))
+    run = Run(local, failed, "retry", origin="failed", windows=(LATER,)).work()
+    monkeypatch.setattr(erasing, "_POLL_S", 0.01)
+    thread = threading.Timer(0.3, lambda: (run.decide().publish(), run.ledger.remove("retry")))
+    thread.start()
+    erased = erase(local, 60, containing=ANNA)
+    thread.join()
+    assert erased.is_complete
+    assert places(local, ANNA) == set()
+    assert sorted((row["message_id"], row["attempt"]) for row in visible(local, "failed")) == [
+        ("ben-2", 1),
+        ("ben-2", 2),
+    ]
+    assert outcomes(local)["anna-2"] == "erased"
+
+
+def test_a_retry_that_begins_during_the_erasure_brings_no_row_back(local, monkeypatch):
+    rewrite, threads = erasing.rewrite, list[threading.Timer]()
+
+    def meanwhile(*given: Any) -> Any:
+        if not threads:  # before the failures are rewritten
+            failed = FailedMessages(name="memory", lake=local.lake, pipeline="visits", windows=(LATER,))
+            run = Run(local, failed, "retry", origin="failed", windows=(LATER,)).work()
+            threads.append(threading.Timer(0.5, lambda: (run.decide().publish(), run.ledger.remove("retry"))))
+            threads[0].start()
+        return rewrite(*given)
+
+    monkeypatch.setattr(erasing, "rewrite", meanwhile)
+    monkeypatch.setattr(erasing, "_POLL_S", 0.01)
+    erased = erase(local, 60, containing=ANNA)
+    threads[0].join()
+    assert erased.is_complete
+    assert places(local, ANNA) == set()
+
+
 def test_a_retry_afterwards_finds_no_failure(local):
     erase(local, containing=ANNA)
     assert FailedMessages(name="memory", lake=local.lake, pipeline="visits").open_by_window() == {LATER: 1}
@@ -298,6 +334,28 @@ def test_commits_of_others_during_the_erasure_are_kept(local, monkeypatch):
     assert erase(local, containing=ANNA).is_complete
     assert places(local, ANNA) == set()
     assert ids(local, "persons") == ["ben-1", *(f"n{number}" for number in range(next(numbers)))]
+
+
+def test_receives_that_follow_each_other_at_the_same_time_lose_and_double_no_message(local, monkeypatch):
+    monkeypatch.setattr(erasing, "_POLL_S", 0.01)
+    is_over, numbers = threading.Event(), list[int]()
+
+    def continuous() -> None:
+        tables = Tables(local.lake, Visits)
+        while not is_over.is_set() or len(numbers) < 5:
+            numbers.append(len(numbers))
+            receive(tables, f"c{len(numbers)}", (f"n{numbers[-1]:03}", payload(BEN, age=numbers[-1]))).finish()
+
+    thread = threading.Thread(target=continuous)
+    thread.start()
+    try:
+        assert erase(local, 60, containing=ANNA).is_complete
+    finally:
+        is_over.set()
+        thread.join()
+    assert places(local, ANNA) == set()
+    for table in ("persons", "visits", "messages"):
+        assert [id_ for id_ in ids(local, table) if id_.startswith("n")] == [f"n{number:03}" for number in numbers]
 
 
 # Files that no commit names
@@ -361,6 +419,53 @@ def test_a_compaction_that_has_written_its_file_cannot_commit_it_afterwards(loca
     assert errors == []
     assert ids(local, "persons") == ["ben-1"]
     assert places(local, ANNA) == set()
+
+
+@pytest.fixture
+def before_removal(monkeypatch):
+    """Return a function that sets what others do after the search and before the removal of old files."""
+
+    def act(meanwhile: Any) -> None:
+        remove_old = Erasing._remove_old
+
+        def later(self: Erasing, erased: Erased) -> None:
+            monkeypatch.setattr(Erasing, "_remove_old", remove_old)
+            meanwhile()
+            remove_old(self, erased)
+
+        monkeypatch.setattr(Erasing, "_remove_old", later)
+
+    return act
+
+
+def test_files_of_a_receive_that_began_meanwhile_are_left(local, before_removal):
+    run = receive(local, "r9", ("anna-1", payload(ANNA, age=41)))
+    run.ledger.remove("r9")  # it begins later
+
+    def begin() -> None:
+        run.ledger.begin(run.receive)
+        run.work()
+
+    before_removal(begin)
+    erased = erase(local, message_ids=["anna-1"])
+    assert {path.split("/window")[0] for path in erased.left} == {"visits/messages", "visits/persons", "visits/visits"}
+    run.decide().publish()
+    assert ids(local, "persons") == ["anna-1", "ben-1"], "every file of the receive exists"
+
+
+def test_a_compaction_of_rows_that_a_receive_wrote_meanwhile_keeps_its_file(local, before_removal):
+    paths = list[str]()
+
+    def meanwhile() -> None:
+        receive(local, "r9", ("anna-1", payload(ANNA, age=41))).finish()
+        paths.append(write_old(local, "compacted"))
+
+    before_removal(meanwhile)
+    erased = erase(local, message_ids=["anna-1"])
+    assert f"visits/{paths[0]}" in erased.left
+    assert "visits/persons: rows that a receive wrote meanwhile (1)" in erased.left
+    assert erase(local, message_ids=["anna-1"]).is_complete
+    assert places(local, ANNA) == {path for path in places(local, ANNA) if path.startswith(("messages/", "failed/"))}
 
 
 # Bounds in the log
