@@ -80,6 +80,9 @@ def erase(
         )
     _say(erased, f"{pipeline}/{{}}: erased")
     _say_runs(of, erased, choice)
+    for name, batcher in of.batchers.items():
+        if batcher.sink:
+            say(f"Rows of {name} are also in the sink {batcher.sink}: delete them there.")
     for left in erased.left:
         say(f"Left: {left}")
     if not erased.is_complete:

@@ -214,7 +214,7 @@ class Erasing:
     def _rewrite_window(self, table: Table, window: str, busy: Collection[str], erased: Erased) -> int:
         self._log(f"Rewriting {table.pipeline}/{table.name}, window {window}")
         instead: dict[str, tuple[int, list[File]]] = {}  # by path: number of rows to erase, and files with the others
-        receives = pa.array(sorted(busy), pa.string())
+        receives, rewritten_files = pa.array(sorted(busy), pa.string()), 0
 
         def change(rows: pa.Table) -> pa.Table:
             is_theirs = pc.is_in(rows["receive_id"], receives).combine_chunks()
@@ -235,13 +235,14 @@ class Erasing:
                         instead[file.path] = touched - theirs, rewritten
                 removed = [file for file in stored if instead[file.path][0]]
                 if removed:
+                    rewritten_files = len(removed)  # also if the connection is lost during a commit that succeeds
                     added = [new for file in removed for new in instead[file.path][1]]
                     # Compaction does the same to `outcomes`: its rows decide nothing new.
                     is_new = table.name != "outcomes"
                     table.swap(handle, f"erase-{uuid.uuid4().hex}", added, removed=removed, is_new=is_new)
                 for file in removed:
                     self._add(erased, table, file, instead[file.path][0])
-                return len(removed)
+                return rewritten_files
 
     def _remove_old(self, erased: Erased) -> None:
         """Remove files that no commit names, if no commit can add them any more."""

@@ -3,12 +3,13 @@
 import dagster as dg
 import pytest
 
+from pipeline_platform import TableBatcher
 from pipeline_platform.cli import erase_command
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.orchestration.quoting_runs import quoting_runs
 from tests.fixtures.pipelines_under_test import Coasts
-from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, visible
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
 
 ANNA = "anna@example.com"
 
@@ -112,3 +113,14 @@ def test_trace_shows_that_a_message_was_erased(cli, tables):
     assert answer.exit_code == 0, answer.output
     assert f"  attempt 1 in window {WINDOW}: erased" in answer.stdout.splitlines()
     assert "receive" not in answer.stdout
+
+
+def test_a_sink_with_the_same_rows_is_named(beside, tables):
+    class Copied(Keeping):
+        """The same pipeline with a sink."""
+
+        batchers = {"kept": TableBatcher(schema=Row, sink="warehouse")}
+
+    answer = beside(Copied, memory=Memory())("erase", "keeping", "--message-id", "a", "--yes")
+    assert answer.exit_code == 0, answer.output
+    assert "Rows of kept are also in the sink warehouse: delete them there." in answer.stdout.splitlines()
