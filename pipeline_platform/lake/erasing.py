@@ -39,6 +39,7 @@ from pipeline_platform.model.message import MESSAGE_KEY
 
 _WRITTEN = re.compile(r"([^/]+)-[0-9a-f]{8}-\d+\.parquet")
 """Names of files of the platform: the receive or the job that wrote it, and random digits."""
+_OF_RECEIVE = re.compile(r"[0-9a-f]{32}-")
 _POLL_S = 1.0
 _FOREVER = {"receive_id": ERASED, "outcome": ERASED, "ack_ref": None, "ack_id": None, "action": None}
 """Columns of the outcome of an erased message."""
@@ -101,7 +102,7 @@ class Erasing:
             stored = self._stored(table)
             for file in stored:
                 self._add(erased, table, file, self._touched_of(table, file)[0])
-            erased.old_files += sum(self._touched(table, path)[0] > 0 for path in self._others(table, stored))
+            erased.old_files += sum(self._has_rows(table, path) for path in self._others(table, stored))
         return erased
 
     def erase(self, timeout_s: float) -> Erased:
@@ -197,6 +198,16 @@ class Erasing:
         except (pa.ArrowException, OSError) as error:
             raise UnreadableFileError.of(table, file, error) from error
 
+    def _has_rows(self, table: Table, name: str, busy: Collection[str] | None = None) -> bool:
+        """Whether a file that no commit names has rows to erase, or is incomplete and its receive has ended."""
+        with suppress(FileNotFoundError):
+            try:
+                return self._touched(table, name)[0] > 0
+            except pa.ArrowInvalid:
+                is_of_receive = _OF_RECEIVE.match(name.rpartition("/")[2])
+                return busy is not None and bool(is_of_receive) and self._is_over(table, name, busy)
+        return False
+
     def _add(self, erased: Erased, table: Table, file: File, rows: int) -> None:
         if rows:
             erased.rows[table.name] += rows
@@ -255,15 +266,14 @@ class Erasing:
                 erased.left.append(f"{table.pipeline}/{table.name}: rows that a receive wrote meanwhile ({rows})")
                 is_needed = True
             for name in {*names} & {*self._others(table, stored)}:
-                with suppress(pa.ArrowInvalid, FileNotFoundError):
-                    if not self._touched(table, name)[0]:
-                        continue
-                    path = table.path(name)
-                    if not rows and self._is_over(table, name, busy):
-                        old.append(path)
-                    else:
-                        erased.left.append(path)
-                        is_needed |= not self._searched.get(path)
+                if not self._has_rows(table, name, busy):
+                    continue
+                path = table.path(name)
+                if not rows and self._is_over(table, name, busy):
+                    old.append(path)
+                else:
+                    erased.left.append(path)
+                    is_needed |= not self._searched.get(path)
         # The next command finds the messages of what is left by the values in the last files.
         for path in sorted(old, key=lambda path: self._searched.get(path, False)):
             if not (is_needed and self._searched.get(path)):

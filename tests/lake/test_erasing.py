@@ -376,6 +376,19 @@ def test_old_files_that_no_commit_can_add_are_removed(local, prefix):
     assert (erased.is_complete, places(local, ANNA)) == (True, set())
 
 
+@pytest.mark.parametrize("is_unfinished", [True, False])
+def test_an_incomplete_file_is_removed_if_its_receive_has_ended(local, before_removal, is_unfinished):
+    run = receive(local, "0" * 32, ("c", payload(ANNA)))
+    run.ledger.remove("0" * 32)
+    if is_unfinished:
+        before_removal(lambda: run.ledger.begin(run.receive))
+    path = f"visits/persons/window={WINDOW}/{'0' * 32}-handle-0-0123abcd-0.parquet"
+    local.lake.write(path, ANNA.encode())
+    assert Erasing(local, choice(local, containing=ANNA)).preview().old_files == 0
+    assert erase(local, containing=ANNA).is_complete
+    assert (local.lake.read(path) is not None) == is_unfinished
+
+
 def test_old_files_of_other_persons_stay(local):
     path = write_old(local, "compacted", BEN)
     erase(local, containing=ANNA)
