@@ -198,14 +198,15 @@ class FailedMessages(LakeSource):
         return shares
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
-        """Read the payloads of a window's failures, each with its next attempt."""
+        """Read the payloads of a window's failures, each with its next attempt and, as `ack_ref`, its stage."""
         left = share.messages
-        for rows in self._rows(share.at["paths"], self._also_due(), "data", "metadata", "partition", "sequence"):
+        columns = ("stage", "data", "metadata", "partition", "sequence")
+        for rows in self._rows(share.at["paths"], self._also_due(), *columns):
             retried = rows.slice(0, left)
             left -= retried.num_rows
             yield from self._deliveries(
                 retried,
-                ack_ref=self.name,
+                ack_ref=pc.fill_null(retried["stage"], ""),
                 ack_id=retried["message_id"],
                 attempt=pc.add(retried["attempt"], pa.scalar(1, pa.int32())),
             )

@@ -117,8 +117,10 @@ def _check_lane(cls: _Class, base: _Class) -> None:
         _refuse(cls, "processors.threads", requirement.error(threads))
     if cls.uses_columns():
         timeout, timed = cls.processors.message_timeout, ("handle_failed", "acknowledge")
-        if timeout is not None and not any(_is_written(cls, base, callback) for callback in timed):
-            requirement = Requirement("None in the Spark lane without handle_failed and acknowledge", "Remove it.")
+        has_only = any(producer.only for producer in cls.producers.values() or (cls.producer,))
+        if timeout is not None and not has_only and not any(_is_written(cls, base, callback) for callback in timed):
+            must_be = "None in the Spark lane without only, handle_failed and acknowledge"
+            requirement = Requirement(must_be, "Remove it.")
             _refuse(cls, "processors.message_timeout", requirement.error(timeout))
         if cls.processors.rescue:
             requirement = Requirement("False in the Spark lane", "Remove it, or write handle_message instead.")

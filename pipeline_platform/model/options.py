@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from pipeline_platform.model.fields import Schema
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.option_types import Cron, Duration
-from pipeline_platform.model.partition import PartitionBy
+from pipeline_platform.model.partition import Only, PartitionBy
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.model.strict_options import Options, Requirement
 
@@ -58,6 +58,11 @@ class Producer(Options):
     """Limits, patience and schedule of the runs that pull from one source."""
 
     source: str = Field(description="Key of the source among the resources.", min_length=1)
+    only: Only = Field(
+        None,
+        description="Function of a message that returns whether the pipeline handles it. A message for which it "
+        "returns False is skipped: no other callback gets it. None: all messages.",
+    )
     concurrency: int = Field(2, ge=1, le=1_000, description="Tasks that read the source in one run.")
     max_runs: int = Field(1, ge=1, le=1_000, description="Most runs at the same time.")
     rate_limiting: RateLimiting | None = Field(None, description="Limit of messages per interval. None: no limit.")
@@ -156,10 +161,10 @@ class Processors(Options):
     )
     message_timeout: Duration | None = Field(
         None,
-        description="Timeout of one call of handle_message, transform, partition_by or a serializer (the message "
+        description="Timeout of one call of handle_message, transform, only, partition_by or a serializer (the message "
         "fails), prepare_messages (the chunk fails), handle_failed (its failures are recorded as timeouts), and "
-        "acknowledge, per message (the next run calls it again). In the Spark lane it applies to handle_failed and "
-        "acknowledge only. None: no timeout.",
+        "acknowledge, per message (the next run calls it again). In the Spark lane it applies to only, handle_failed "
+        "and acknowledge. None: no timeout.",
     )
 
     @model_validator(mode="before")

@@ -11,9 +11,7 @@ SOURCE: Literal["source"] = "source"
 """The value of `partition_by` that keeps the partitions of the source."""
 
 
-def _is_partitioning(value: object) -> bool:
-    if value is None or (isinstance(value, str) and value == SOURCE):
-        return True
+def _takes_a_message(value: object) -> bool:
     if not callable(value) or inspect.iscoroutinefunction(value) or inspect.isgeneratorfunction(value):
         return False
     try:
@@ -29,10 +27,19 @@ PartitionBy = Annotated[
     Callable[[Message], int] | Literal["source"] | None,
     Requirement(
         f"{SOURCE!r} or a function of one message that returns its partition, an int of 0 or more",
-        is_valid=_is_partitioning,
+        is_valid=lambda value: value in (None, SOURCE) if isinstance(value, str | None) else _takes_a_message(value),
     ),
 ]
 """`None`, `"source"`, or a function of a message, which Spark tasks call."""
+
+Only = Annotated[
+    Callable[[Message], bool] | None,
+    Requirement(
+        "a function of one message that returns True or False",
+        is_valid=lambda value: value is None or _takes_a_message(value),
+    ),
+]
+"""`None`, or a predicate over messages, which Spark tasks call."""
 
 
 def partition_of(function: Callable[[Any], object], message: object) -> str:

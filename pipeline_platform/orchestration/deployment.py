@@ -158,6 +158,7 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
         check_dead_letters(pipeline, resources)
         check_early_acks(pipeline, resources)
         check_partitions(pipeline, resources)
+        check_only(pipeline, resources)
         check_models(pipeline, resources["lake"])
     check_places(pipelines, resources)
     check_sinks(pipelines, resources)
@@ -234,6 +235,17 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
             raise PipelineError(
                 f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {producer.option}.source {producer.source!r} "
                 f"is a {connector.__name__}, {why}, or partition by a function of the message"
+            )
+
+
+def check_only(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    """Refuse `only` of one of several producers if its source is not named like its key: messages have the name."""
+    for producer in BoundProducer.all_of(pipeline) if pipeline.producers else ():
+        name = getattr(resources[producer.source], "name", producer.source)
+        if producer.options.only and type(name) is str and name != producer.source:
+            raise PipelineError(
+                f"{pipeline.__qualname__}.{producer.option}.only: needs a source with the name of its key, got the "
+                f"source {producer.source!r} with the name {name!r}. Use {name!r} as the key, too."
             )
 
 

@@ -11,6 +11,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.tasks.notify_author import ROWS, NotifyAuthor, Stretch, not_taken_table
+from pipeline_platform.tasks.record.filtered import filtered_table
 
 NOTIFIED = "heard"
 """Step of a receive whose manifest has the positions that `acknowledge` was notified of."""
@@ -53,16 +54,20 @@ def notify(flow: Flow, receive: Receive) -> NotTaken:
     name, notified, totals = flow.pipeline.name, _merged(before.totals.notified), manifest.totals
     all_decided = not (totals.returned.total() or totals.duplicates.total() or totals.dropped)
     outcomes = [] if all_decided else whole(manifest.of_table("outcomes"), name)
-    failed = whole(manifest.of_table("failed"), name)
+    failed, filtered = (
+        whole(manifest.of_table(table), name) for table in ("failed", filtered_table(receive.receive_id))
+    )
     files = manifest.of_table("messages")
     messages = sum(file.rows for file in files)
     calls = -(-messages // ROWS)
     parts = divide(files, name, min(calls, flow.processors.concurrency))
-    task = NotifyAuthor(**common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, before=notified)
+    task = NotifyAuthor(
+        **common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, filtered=filtered, before=notified
+    )
     written = flow.work(receive.receive_id, NOTIFIED).run(task, len(parts), messages)
     flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [TaskReport(notified=notified), *written.reports]))
-    rows = whole(written.of_table(not_taken_table(receive.receive_id)), name)
-    return NotTaken(written.totals.not_taken, tuple(rows), tuple(written.totals.errors), written)
+    not_taken = whole(written.of_table(not_taken_table(receive.receive_id)), name)
+    return NotTaken(written.totals.not_taken, tuple(not_taken), tuple(written.totals.errors), written)
 
 
 def _merged(notified: Mapping[str, Sequence[Stretch]]) -> dict[str, list[Stretch]]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import RowRange, between, divide, spread
+from pipeline_platform.lake.reader import RowRange, between, divide, spread, whole
 from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.filter import Filter
 from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
@@ -22,7 +23,7 @@ from pipeline_platform.spark import engine
 from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.handle import spark_lane
 from pipeline_platform.tasks.handle.handle_messages import READ
-from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
+from pipeline_platform.tasks.handle.record_unseen import RecordUnseen, unseen_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -63,22 +64,28 @@ class SparkLane:
             largest: Size of the largest message in bytes.
         """
         _keep_values_out_of_the_log()
-        (whole,) = divide(self.files, self.pipeline.name, 1)
-        has_large = largest > self.pipeline.processors.max_message_bytes
-        unseen = self._record_unseen(whole) if self.repeats or has_large else Manifest()
+        name, has_large = self.pipeline.name, largest > self.pipeline.processors.max_message_bytes
+        sees_all = not self.repeats and not has_large and not Filter(self.pipeline)
+        unseen = Manifest() if sees_all else self._record_unseen(whole(self.files, name))
+        ended = whole(unseen.of_table(unseen_table(self.receive.receive_id)), name)
+        return replace(self, repeats=[*self.repeats, *ended])._seen(unseen, sees_all=sees_all)
+
+    def _seen(self, unseen: Manifest, *, sees_all: bool) -> Manifest:
+        """Handle the messages that are not recorded yet."""
+        received = whole(self.files, self.pipeline.name)
         try:
-            return unseen + self._handled(whole, unseen, as_they_lie=not self.repeats and not has_large)
+            return unseen + self._handled(received, unseen, as_they_lie=sees_all)
         except Exception as error:
             if _why(error) is None:
                 raise
             _LOG.warning("%s: handle_messages stopped at a row; isolating it", self.pipeline.name)
-            stopping = list(self._stopping(whole))
+            stopping = list(self._stopping(received))
             if not stopping:
                 raise
-        good = whole
+        good = received
         for failure in dict.fromkeys(failure for _, _, failure in stopping):
             mine = [(first, end) for first, end, why in stopping if why == failure]
-            unseen += self._record_unseen([part for bounds in mine for part in between(whole, *bounds)], failure)
+            unseen += self._record_unseen([part for bounds in mine for part in between(received, *bounds)], failure)
         for first, end, _ in stopping:
             good = [*between(good, 0, first), *between(good, end, self._rows)]
         return unseen + (self._handled(good, unseen, as_they_lie=False) if good else Manifest())
@@ -109,7 +116,6 @@ class SparkLane:
     def _handled(self, rows: Sequence[RowRange], unseen: Manifest, *, as_they_lie: bool) -> Manifest:
         """Run the query over rows, and check that it returned each message that is not recorded yet exactly once."""
         name, receive_id = self.pipeline.name, self.receive.receive_id
-        (whole,) = divide(self.files, name, 1)
         is_limited = any(self.flow.control.rate_limiting(*limit) for limit in self.flow.rate_limits.items())
         if as_they_lie and not is_limited and self.work.lake.is_local:
             received = spark_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
@@ -117,7 +123,7 @@ class SparkLane:
             pace = self.flow.pace()
             pace.portion(1)  # so that tasks need not look if there is no limit
             received = self._read(rows, pace)
-        write = spark_lane.WriteColumns(**common(self.flow, self.receive), received=whole)
+        write = spark_lane.WriteColumns(**common(self.flow, self.receive), received=whole(self.files, name))
         manifest = self.work.write(self._query(received), write)
         expected = self._rows - unseen.totals.positions
         returned = manifest.totals.positions
@@ -150,12 +156,12 @@ class SparkLane:
         read = spark_lane.ReadColumns(self.work.lake, parts, self.pipeline.processors, pace, self.repeats)
         return engine.frame(self.work.spark, read, len(parts), READ)
 
-    def _stopping(self, whole: Sequence[RowRange]) -> Iterator[tuple[int, int, Failure]]:
+    def _stopping(self, received: Sequence[RowRange]) -> Iterator[tuple[int, int, Failure]]:
         """Find the rows that stop the query, by halving. Yield start, end and failure of each range."""
         waiting, found = [(0, self._rows)], 0
         while waiting:
             first, end = waiting.pop()
-            failure = self._stops(between(whole, first, end))
+            failure = self._stops(between(received, first, end))
             if failure is None:
                 continue
             if end - first == 1 or found >= MOST_APART:

@@ -18,6 +18,7 @@ from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.isolation import Tries, surely
+from pipeline_platform.tasks.record.filtered import filtered_positions
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 ROWS = 1_000
@@ -67,7 +68,7 @@ class _Fates(NamedTuple):
 
     Attributes:
         first: Position of the first message.
-        decided: Whether each message is decided.
+        decided: Whether each message is decided, and not filtered.
         failed: Index of each message's failure in `failures`; null if the message did not fail.
         failures: Rows of `_FAILED`.
     """
@@ -89,12 +90,14 @@ class NotifyAuthor(CallingStep):
     Attributes:
         outcomes: All outcomes of the receive; empty if all its messages are decided.
         failed: All rows that the receive wrote for the table `failed`.
+        filtered: All positions of messages that `only` filtered.
         before: Positions of earlier calls, by `ack_ref`.
     """
 
     parts: Sequence[Sequence[RowRange]]
     outcomes: Sequence[RowRange] = ()
     failed: Sequence[RowRange] = ()
+    filtered: Sequence[RowRange] = ()
     before: Mapping[str, Sequence[Stretch]] = field(default_factory=dict)
     stem = "unheard"
 
@@ -124,7 +127,11 @@ class NotifyAuthor(CallingStep):
         failed = pc.index_in(ids, keys_of(failures, *MESSAGE_KEY))
         decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, has_ended)
         is_decided = pc.is_in(acks, keys_of(decided, *NOT_TAKEN.names)) if self.outcomes else pa.repeat(True, len(acks))
-        return _Fates(self.parts[share][0].position, is_decided, failed, failures)
+        first, filtered = self.parts[share][0].position, filtered_positions(self.lake, self.filtered)
+        if len(filtered):
+            positions = pa.array(np.arange(first, first + len(acks)))
+            is_decided = pc.and_not(is_decided, pc.is_in(positions, filtered))
+        return _Fates(first, is_decided, failed, failures)
 
     def _of(
         self, mine: pa.Array, ranges: Sequence[RowRange], columns: pa.Schema, key: Sequence[str], wanted: pc.Expression

@@ -13,6 +13,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECISIONS
 from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.filter import FILTERED
 from pipeline_platform.model.message import BULK, MESSAGES, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
@@ -177,6 +178,8 @@ def _notify_author(step: Step, instance: Pipeline, rows: pa.RecordBatch, kept: K
     outcomes = kept.written("outcomes")
     ids = outcomes["message_id"].filter(pc.is_in(outcomes["outcome"], pa.array(DECISIONS)))
     decided = rows.filter(pc.is_in(rows["message_id"], ids.combine_chunks()))
+    heard = [kept.ended[position].reason != FILTERED for position in decided["position"].to_pylist()]
+    decided = decided.filter(pa.array(heard, pa.bool_()))
     for first in range(0, decided.num_rows, ROWS):
         some = decided.slice(first, ROWS)
         ends = (kept.ended[position] for position in some["position"].to_pylist())

@@ -9,7 +9,7 @@ from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.model.options import Batcher, Processors
+from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.resources.source_resources import source_resource
@@ -97,6 +97,19 @@ def test_a_source_that_never_names_partitions_is_refused(source, options, why):
 BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obedient.handle_batch}
 
 
+def filtered(key: str) -> dg.Definitions:
+    """Return the definitions of two producers, one of which has `only` and a source of this key."""
+    names = {"memory": "memory", key: "renamed"}
+    sources = {key: source_resource(MemoryQueue)(name=name, queue=name) for key, name in names.items()}
+    two = {"one": Producer(source="memory"), "two": Producer(source=key, only=bool)}
+    resources = {**resources_at("nowhere", "nowhere"), **sources}
+    return loaded(Keeping, resources, producer=None, producers=two)
+
+
+def test_a_source_with_a_filter_has_the_name_of_its_key():
+    assert filtered("renamed").resolve_job_def("pulling_pull")
+
+
 @pytest.mark.parametrize(
     ("load", "refusal"),
     [
@@ -119,6 +132,10 @@ BATCH = {"batchers": {"b": Batcher(partition_by="source")}, "handle_batch": Obed
         (
             lambda: dead_letters_to("told_daed"),
             r"dead_letters is 'told_daed': no resource has this key. Did you mean 'told_dead'\?",
+        ),
+        (
+            lambda: filtered("west"),
+            r"producers\['two'\].only: needs a source with the name of its key, got the source 'west' with the name",
         ),
         (lambda: dead_letters_to("lake"), "dead_letters is 'lake': that resource is not a source"),
         (lambda: dead_letters_to("mute"), r"dead_letters is 'mute': Memory has no send\(\)"),

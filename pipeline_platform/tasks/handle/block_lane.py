@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.blocks import ROUTING, as_arrow, as_block, given, name_of
 from pipeline_platform.model.failure import Failure, RunError
+from pipeline_platform.model.filter import Filter
 from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMode
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.handle.row_lane import LANE, oversized, too_large
+from pipeline_platform.tasks.handle.row_lane import LANE, Handler, oversized
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all, skip_of
 
@@ -58,7 +59,7 @@ class BlockLane:
         self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
         self._permitted, self._batch_mode, self.is_over = permitted, batch_mode, False
         kind = type(pipeline)
-        self._kind, self._fields = kind.block_type(), fields_of_all(kind)
+        self._filter, self._kind, self._fields = Filter(kind), kind.block_type(), fields_of_all(kind)
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
 
     def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
@@ -69,7 +70,7 @@ class BlockLane:
             self._routed = RoutedRows(
                 outcomes, window, rows["position"], self._received, self._batch_mode, self._refused
             )
-            waiting = [self._without_large(rows)]
+            waiting = [self._let_through(rows, window)]
             if self._prepares:
                 waiting = list(map(self._well, self._called("prepare_messages", waiting, left)))
             for part in self._called("handle_messages", waiting, left, self._permitted):
@@ -80,17 +81,18 @@ class BlockLane:
         self.is_over = bool(left)
         yield np.flatnonzero(begun).tolist()
 
-    def _without_large(self, rows: pa.RecordBatch) -> pa.Table:
-        """Return the block of rows with default routing. Rows that are too large are recorded as failed."""
-        most_bytes = self._pipeline.processors.max_message_bytes
+    def _let_through(self, rows: pa.RecordBatch, window: str) -> pa.Table:
+        """Return the block of rows with default routing. Rows that are too large or filtered are recorded."""
         columns = {name: rows.column(name) for name in rows.schema.names if name != LANE}
         at_first = (pa.repeat(pa.scalar(value, pa.string()), rows.num_rows) for value in _AT_FIRST)
         block = pa.table(columns | dict(zip(ROUTING, at_first, strict=True)))
-        if not (large := oversized(rows, most_bytes)):
+        if not self._filter and not oversized(rows, self._pipeline.processors.max_message_bytes):
             return block
-        failures = {rows["position"][row].as_py(): too_large(rows["data"][row].as_py(), most_bytes) for row in large}
-        self._routed.fail(rows.take(pa.array(large)), lambda row: failures[row["position"]])
-        return block.filter(pc.invert(pc.is_in(block["position"], pa.array([*failures]))))
+        outcomes = self._outcomes
+        messages = Handler(self._pipeline, self._context, self._ack_policy, watch=outcomes.watch).let_through(rows)
+        ended = pa.array([message.status != "ok" for message in messages], pa.bool_())
+        outcomes.handled(rows.filter(ended), window, [message for message in messages if message.status != "ok"])
+        return block.filter(pc.invert(ended))
 
     def _called(
         self, callback: str, blocks: Sequence[pa.Table], left: list[pa.Table], permitted: _Permitted | None = None

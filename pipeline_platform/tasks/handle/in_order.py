@@ -17,6 +17,7 @@ from pipeline_platform.lake.held import open_in_partitions, waits_for
 from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
+from pipeline_platform.model.filter import FILTERED, Filter
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.portions import portions
@@ -79,15 +80,19 @@ class FindPartitions(Handle):
         return ()
 
     def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
-        """Write `FOUND` for the rows that have a partition, and record the others as failed."""
+        """Write `FOUND` for the rows that have a partition, and record the others as failed or skipped."""
         partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
-        if partition_by != SOURCE:
+        if partition_by != SOURCE or Filter(self.pipeline):
             assert outcomes.pipeline is not None
             handler = Handler(outcomes.pipeline, self.context, outcomes.ack_policy, watch=outcomes.watch)
-            messages, found = partitioned(partition_by, handler.transformed(rows), outcomes.watch)
-            failed = [row for row, partition in enumerate(found) if partition is None]
-            outcomes.handled(_take(rows, failed), window, [messages[row] for row in failed])
-            kept = [row for row, partition in enumerate(found) if partition is not None]
+            if partition_by != SOURCE:
+                messages, found = partitioned(partition_by, handler.transformed(rows), outcomes.watch)
+                ended = [row for row, partition in enumerate(found) if partition is None]
+            else:  # a message that fails now would not stop its partition, so it fails when it is handled
+                messages, found = handler.let_through(rows), own.to_pylist()
+                ended = [row for row, message in enumerate(messages) if message.reason == FILTERED]
+            outcomes.handled(_take(rows, ended), window, [messages[row] for row in ended])
+            kept = sorted({*range(rows.num_rows)} - {*ended})
             good, own = _take(rows, kept), pa.array([found[row] for row in kept], pa.string())
         size = pc.binary_length(good.column("data")).cast(pa.int64())
         columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]

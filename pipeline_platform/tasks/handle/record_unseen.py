@@ -1,4 +1,4 @@
-"""Recording the messages that the query of the Spark lane must not see: repeats, too large, or fatal to Spark."""
+"""Recording the messages that the query of the Spark lane must not see: repeats, filtered, too large, or fatal."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,12 +7,19 @@ from functools import partial
 import pyarrow as pa
 
 from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.filter import ONLY, Filter
 from pipeline_platform.tasks.by_position import checksum
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.handle.handle_messages import Handle
-from pipeline_platform.tasks.handle.row_lane import oversized, too_large
+from pipeline_platform.tasks.handle.repeats import REPEATS
+from pipeline_platform.tasks.handle.row_lane import Handler, oversized, too_large
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.outcomes import Outcomes
+
+
+def unseen_table(receive_id: str) -> str:
+    """Return the table of the messages that `only` ended, as `REPEATS`. No batcher can have this name."""
+    return f"_receives/{receive_id}/_unseen"
 
 
 @dataclass(frozen=True)
@@ -20,7 +27,7 @@ class RecordUnseen(Handle):
     """Task `n` writes the outcomes of the rows in `parts[n]` that the query must not see.
 
     Attributes:
-        failure: Failure of all other rows; None to fail only rows that are too large.
+        failure: Failure of all other rows; None to fail only rows that are too large, and to evaluate `only`.
     """
 
     failure: Failure | None = None
@@ -30,11 +37,19 @@ class RecordUnseen(Handle):
         """Record the rows that the query must not see, and their number and checksum."""
         (received,) = block
         window, (fresh, *repeats) = received.column("window")[0].as_py(), self._repeats.split(received)
-        rows = self._failing(fresh)
+        large = oversized(fresh, self.pipeline.processors.max_message_bytes)
+        others = fresh.take(pa.array(sorted(set(range(fresh.num_rows)) - set(large)), pa.int64()))
+        # With `failure`, too large rows have failed before the query.
+        rows = others if self.failure else fresh.take(pa.array(large, pa.int64()))
         unseen = [rows] if self.failure else [rows, *repeats]
         if any(some.num_rows for some in unseen):
             yield from surely(partial(self._record_repeats, window, repeats, unseen))
-        yield from each_alone(rows, partial(self._record, window), partial(self._fail, window), known)
+        of_only = known is not None and known.callback == ONLY
+        record, fail = partial(self._record, window), partial(self._fail, window)
+        yield from each_alone(rows, record, fail, None if of_only else known)
+        if self.failure is None and Filter(self.pipeline):
+            let_through, fail = partial(self._let_through, window), partial(self._fail_in_only, window)
+            yield from each_alone(others, let_through, fail, known if of_only else None)
 
     def _record_repeats(
         self, window: str, repeats: Sequence[pa.RecordBatch], unseen: Sequence[pa.RecordBatch], outcomes: Outcomes
@@ -43,15 +58,7 @@ class RecordUnseen(Handle):
             for rows, decided in zip(repeats, (True, False), strict=True):
                 outcomes.duplicates(rows, window, decided=decided)
         for rows in unseen:
-            outcomes.report.positions += rows.num_rows
-            outcomes.report.checksum += checksum(rows["position"].to_numpy())
-
-    def _failing(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows that fail. With `failure`, too large rows have failed before the query."""
-        large = oversized(rows, self.pipeline.processors.max_message_bytes)
-        if self.failure is None:
-            return rows.take(pa.array(large, pa.int64()))
-        return rows.take(pa.array(sorted(set(range(rows.num_rows)) - set(large)), pa.int64()))
+            _count(rows, outcomes)
 
     def _record(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
         most = self.pipeline.processors.max_message_bytes
@@ -59,5 +66,29 @@ class RecordUnseen(Handle):
         outcomes.failed(rows, window, failures)
         return ()
 
+    def _let_through(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+        """Evaluate `only`, and record the rows that the query must not see."""
+        assert outcomes.pipeline is not None
+        handler = Handler(outcomes.pipeline, self.context, outcomes.ack_policy, watch=outcomes.watch)
+        messages = handler.let_through(rows)
+        ended = pa.array([message.status != "ok" for message in messages], pa.bool_())
+        outcomes.handled(rows.filter(ended), window, [message for message in messages if message.status != "ok"])
+        self._hide(window, rows.filter(ended), outcomes)
+        return ()
+
+    def _fail_in_only(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
+        outcomes.failed(rows, window, [death.failure(ONLY)] * rows.num_rows)
+        self._hide(window, rows, outcomes)
+
+    def _hide(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+        hidden = [rows.column("position"), pa.repeat(False, rows.num_rows)]
+        outcomes.write(unseen_table(self.receive_id), window, pa.RecordBatch.from_arrays(hidden, schema=REPEATS))
+        _count(rows, outcomes)
+
     def _stage(self) -> str:
         return "handle_failed"
+
+
+def _count(rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+    outcomes.report.positions += rows.num_rows
+    outcomes.report.checksum += checksum(rows["position"].to_numpy())

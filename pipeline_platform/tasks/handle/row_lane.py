@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.filter import FILTERED, ONLY, Filter
 from pipeline_platform.model.message import ACK_POLICY, BULK, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
@@ -61,6 +62,7 @@ class Handler:
         self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
         self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
         kind = type(pipeline)
+        self._filter = Filter(kind)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
         self._held, self.is_over = 0, False
@@ -82,6 +84,10 @@ class Handler:
         messages = self.transformed(batch)
         lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
         size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
+        if self._filter and (filtered := [message for message in messages if message.reason == FILTERED]):
+            yield filtered  # without permits
+            kept = [place for place, message in enumerate(messages) if message.reason != FILTERED]
+            messages, lanes = [messages[place] for place in kept], [lanes[place] for place in kept] if lanes else []
         portion = list[Message]()
         for start in range(0, len(messages), size or 1):
             left, mine = messages[start : start + size], lanes[start : start + size]
@@ -105,14 +111,19 @@ class Handler:
             yield portion
 
     def transformed(self, batch: pa.RecordBatch) -> list[Message]:
-        """Return the messages of a batch after `transform`, one for each row. Too large messages have failed."""
+        """Return the messages of a batch after `only` and `transform`, one for each row."""
+        messages = self.let_through(batch)
+        if not self._transforms:
+            return messages
+        return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
+
+    def let_through(self, batch: pa.RecordBatch) -> list[Message]:
+        """Return the messages of a batch. Too large messages have failed, and filtered messages are skipped."""
         most_bytes = self._pipeline.processors.max_message_bytes
         messages = list(Message.each(batch, self._ack_policy, self._batch_mode))
         for row in oversized(batch, most_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
-        if not self._transforms:
-            return messages
-        return self._each(lambda message, _: self._pipeline.transform(message), messages, "transform")
+        return self._each(self._filter, messages, ONLY) if self._filter else messages
 
     def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
         """Handle as many messages as there are permits. Return the messages that started, in order."""

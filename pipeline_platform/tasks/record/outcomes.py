@@ -26,6 +26,7 @@ from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
 from pipeline_platform.tasks.record.failures import Failures
 from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
+from pipeline_platform.tasks.record.filtered import write_filtered
 from pipeline_platform.tasks.record.held import stop
 from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows, staged_table
 from pipeline_platform.tasks.record.step import Sink, Step
@@ -341,6 +342,7 @@ class Outcomes:
         early = self._early(block.rows)
         skipped = [index for index in done if block.messages[index]._state.skip_reason is not None]
         if skipped:
+            write_filtered(self.step, self._sink, block, skipped)
             done = sorted({*done} - {*skipped})
             for index in skipped:
                 self.report.count_skipped(block.messages[index].reason)
