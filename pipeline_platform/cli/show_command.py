@@ -80,7 +80,7 @@ def _lines(opened: loading.Deployment, pipeline: type[Pipeline]) -> list[str]:
     windows, shutdown = own_options.pop("window_cron"), own_options.pop("shutdown")
     if given := _named((name, value) for name, value in own_options.items() if value != getattr(Pipeline, name)):
         lines.append(f"options: {given}")
-    tables = ["messages", "outcomes", *pipeline.batchers, "failed"]
+    tables = ["messages", "outcomes", *pipeline.batchers_with_tables(), "failed"]
     lines.append(f"tables: {', '.join(f'{pipeline.name}/{table}' for table in tables)}")
     return [*lines, f"windows: {windows} (cron, UTC)", f"shutdown: {_spelt(shutdown)}"]
 

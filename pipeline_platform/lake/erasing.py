@@ -74,7 +74,7 @@ class Erased:
 def searched_columns(tables: Tables) -> dict[str, pa.Schema]:
     """Return the columns of the batchers' tables, which values can be searched in, also of removed batchers."""
     columns = {}
-    for table in map(tables.__getitem__, [*tables.pipeline.batchers, *removed_batchers(tables)]):
+    for table in map(tables.__getitem__, [*tables.pipeline.batchers_with_tables(), *removed_batchers(tables)]):
         columns[table.name] = table.schema
         if table.exists():
             with table.look() as handle:

@@ -1,4 +1,4 @@
-"""Tables of batchers that were removed from their pipeline: retention and replays still apply to them."""
+"""Tables of batchers that were removed or now have `table=False`: retention and replays still apply to them."""
 
 from pipeline_platform.lake.tables import RETENTION, Table, Tables
 

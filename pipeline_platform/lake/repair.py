@@ -61,7 +61,9 @@ def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
     received = received.filter(pc.invert(pc.or_(is_known, pc.is_in(received["receive_id"], under_way))))
     failed = keys_of(_rows(tables["failed"], window, only(FAILED, *ATTEMPT_KEY)), *ATTEMPT_KEY)
     columns = only(OUTCOMES, *ATTEMPT_KEY)  # which are in every table
-    rows = [keys_of(_rows(tables[name], window, columns), *ATTEMPT_KEY) for name in tables.pipeline.batchers]
+    rows = [
+        keys_of(_rows(tables[name], window, columns), *ATTEMPT_KEY) for name in tables.pipeline.batchers_with_tables()
+    ]
     keys, handled = keys_of(received, *ATTEMPT_KEY), pa.concat_arrays([pa.array([], pa.string()), *rows])
     has_failed, is_handled = pc.is_in(keys, failed), pc.is_in(keys, handled)
     is_unknown = pc.invert(pc.or_(has_failed, is_handled))

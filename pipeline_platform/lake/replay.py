@@ -181,7 +181,7 @@ def decided_messages(tables: Tables, windows: Iterable[str]) -> dict[str, int]:
 def preview(tables: Tables, messages: dict[str, int]) -> Iterator[ReplayedWindow]:
     """Yield what a replay of each window replaces, oldest window first, by the windows' `decided_messages`."""
     name = tables.pipeline.name
-    names = [*tables.pipeline.batchers, *removed_batchers(tables)]
+    names = [*tables.pipeline.batchers_with_tables(), *removed_batchers(tables)]
     rows = {table: _rows(tables[table], messages) for table in names}
     stored = _rows(tables["messages"], messages)
     failed = FailedMessages(name=name, lake=tables.lake, pipeline=name, windows=tuple(messages)).by_window()

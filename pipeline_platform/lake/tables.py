@@ -356,7 +356,7 @@ class Tables:
 
     def __init__(self, lake: Lake, pipeline: type[Pipeline], sinks: Mapping[str, Sink] | None = None) -> None:
         self.lake, self.pipeline, self.sinks = lake, pipeline, sinks or {}
-        self.names = ("messages", "outcomes", "failed", *pipeline.batchers)
+        self.names = ("messages", "outcomes", "failed", *pipeline.batchers_with_tables())
         self._tables = {name: Table(lake, pipeline.name, name, columns_of(pipeline, name)) for name in self.names}
 
     def __getitem__(self, name: str) -> Table:
@@ -376,7 +376,7 @@ class Tables:
     def refusals(self) -> dict[str, str]:
         """Return errors of models that do not fit their tables, by batcher."""
         refused = {}
-        for table in (self[name] for name in self.pipeline.batchers):
+        for table in (self[name] for name in self.pipeline.batchers_with_tables()):
             if table.exists():
                 with table.look() as handle:
                     try:

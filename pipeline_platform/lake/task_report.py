@@ -62,6 +62,8 @@ class Totals:
         released: Messages that were not started because the run stops. They are also counted as returned.
         staged: Messages that wait for a batch, by batcher.
         batch_keys: Rows by batch key, by batcher.
+        effects: Messages by window that `handle_batch` handled, by batcher without a table.
+        failed_effects: Messages by window that failed in such a batcher.
         not_rescued: Failed messages that `handle_failed` returned as ok without being allowed to rescue.
         reasons: Failures by reason.
         sample: The first failures.
@@ -96,6 +98,8 @@ class Totals:
     staged: Counter[str] = field(default_factory=Counter)
     batches: int = 0
     batch_keys: dict[str, Counter[str]] = field(default_factory=dict)
+    effects: dict[str, Counter[str]] = field(default_factory=dict)
+    failed_effects: dict[str, Counter[str]] = field(default_factory=dict)
     rescued: int = 0
     not_rescued: int = 0
     handle_failed_errors: int = 0
@@ -195,6 +199,11 @@ class TaskReport(Totals):
         for name, count in zip(names.to_pylist(), counts.to_pylist(), strict=True):
             counted[name[:_KEY]] += count
         _forget_rare(counted)
+
+    def count_effects(self, batcher: str, window: str, handled: int = 0, failed: int = 0) -> None:
+        """Count messages of a batcher without a table."""
+        self.effects.setdefault(batcher, Counter())[window] += handled
+        self.failed_effects.setdefault(batcher, Counter())[window] += failed
 
     def count_reason(self, reason: str) -> None:
         """Count the reason of a failure."""

@@ -282,6 +282,8 @@ _SINK: Any = Field(
 class Batcher(Options):
     """A batcher with a callback: `handle_batch` is called for each batch, and the table contains what it returns.
 
+    With `table=False` it has no table: `handle_batch` is called for its effects outside the platform.
+
     A batch consists of messages of one window and batch key, in order of arrival.
 
     Data is passed from `handle_message` to `handle_batch` as JSON. With a `schema` every value arrives unchanged: bool,
@@ -328,7 +330,20 @@ class Batcher(Options):
         False,
         description="Whether handle_failed may rescue messages that failed in handle_batch; they count as handled.",
     )
+    table: bool = Field(
+        True,
+        description="Whether a table stores the messages that handle_batch returns. False: only their outcomes are "
+        "stored, and the asset of the batcher shows their number.",
+    )
     sink: str | None = _SINK
+
+    @model_validator(mode="after")
+    def _has_rows_for_its_sink(self) -> Self:
+        if self.sink is not None and not self.table:
+            raise ValueError(
+                f"sink: must be None with table=False, got {self.sink!r}. Remove one: a sink gets its rows."
+            )
+        return self
 
 
 class TableBatcher(Options):
@@ -337,6 +352,11 @@ class TableBatcher(Options):
     table_schema: Schema = Field(alias="schema", description="Model of the data: the table has a column per field.")
     batch_size: int = Field(1_000_000, ge=1, le=10**8, description="Most rows in a file.")
     sink: str | None = _SINK
+
+
+def has_table(batcher: Batcher | TableBatcher) -> bool:
+    """Return whether a batcher has a table."""
+    return isinstance(batcher, TableBatcher) or batcher.table
 
 
 class Retention(Options):

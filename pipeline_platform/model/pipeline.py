@@ -24,7 +24,15 @@ from pipeline_platform.model.option_types import (
     ZonedDatetime,
     requirement_of,
 )
-from pipeline_platform.model.options import BATCH_MESSAGES, Batcher, Processors, Producer, Retention, TableBatcher
+from pipeline_platform.model.options import (
+    BATCH_MESSAGES,
+    Batcher,
+    Processors,
+    Producer,
+    Retention,
+    TableBatcher,
+    has_table,
+)
 from pipeline_platform.model.partition import SOURCE, PartitionBy
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.model.strict_options import PipelineError, did_you_mean, refusal_reason, shown
@@ -210,6 +218,11 @@ class Pipeline:
     def holds_partitions(cls) -> bool:
         """Whether a failure stops the later messages of its partition."""
         return cls.processors.on_failure == "hold"
+
+    @classmethod
+    def batchers_with_tables(cls) -> list[str]:
+        """Return the names of the batchers that have a table."""
+        return [name for name, options in cls.batchers.items() if has_table(options)]
 
     @classmethod
     def takes_turns(cls, *, leases_partitions: bool = False) -> bool:

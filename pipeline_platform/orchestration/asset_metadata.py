@@ -16,10 +16,14 @@ from pipeline_platform.model.fields import fields
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import row_type
+from pipeline_platform.orchestration.resources.lake_resources import NO_TABLE
 
 
 def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
     """Return the metadata of the asset of a table."""
+    if table in pipeline.batchers and table not in pipeline.batchers_with_tables():
+        reason = f"{pipeline.__qualname__}.batchers[{table!r}].table is False"
+        return {NO_TABLE: reason, **_code_references(pipeline)}
     return {
         "dagster/storage_kind": "delta",
         "dagster/table_name": f"{pipeline.name}.{table}",

@@ -9,7 +9,7 @@ import dagster as dg
 
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.options import Batcher, Splitter
+from pipeline_platform.model.options import Batcher, Splitter, has_table
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.safe_text import printable
 from pipeline_platform.orchestration import reporting
@@ -88,12 +88,16 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
     }
     for name, options in pipeline.batchers.items():
         rows = "" if options.table_schema is None else f" Columns: `{options.table_schema.__name__}`."
-        how = (
-            f"What `handle_batch` made of batches of up to {_size(options)}, {options.concurrency} at a time."
-            if isinstance(options, Batcher)
-            else "The rows that `handle_message` sent here."
-        )
-        descriptions[name] = f"{how}{rows} Each message once. {pulls}"
+        how = "The rows that `handle_message` sent here."
+        if isinstance(options, Batcher):
+            batches = f"batches of up to {_size(options)}, {options.concurrency} at a time."
+            how = (
+                f"What `handle_batch` made of {batches}"
+                if options.table
+                else f"Effects of `handle_batch` for {batches}"
+            )
+        once = f"{rows} Each message once." if has_table(options) else " Without a table."
+        descriptions[name] = f"{how}{once} {pulls}"
     return descriptions
 
 

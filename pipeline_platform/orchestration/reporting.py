@@ -15,6 +15,7 @@ from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.failed import NONE, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
@@ -60,8 +61,8 @@ class Results:
 
     Attributes:
         totals: Counts and samples.
-        rows: Rows written, by table and window.
-        last_receives: Last receive that wrote rows, by table.
+        rows: Rows written, by table and window. For a batcher without a table, messages that it handled.
+        last_receives: Last receive that wrote rows or handled messages, by table or batcher.
     """
 
     totals: Totals = field(default_factory=Totals)
@@ -74,6 +75,9 @@ class Results:
         for file in manifest:
             self.rows[file.table][file.window] += file.rows
             self.last_receives[file.table] = receive.receive_id
+        for batcher, handled in manifest.totals.effects.items():
+            self.rows[batcher] += handled
+            self.last_receives[batcher] = receive.receive_id
 
 
 def acknowledge_and_report(
@@ -144,10 +148,9 @@ def report(
     open_failures = failed.by_window()
     received, failures = results.rows["messages"], of_failures(totals)
     for name in tables:
-        asset, stored_in = dg.AssetKey([flow.pipeline.name, name]), flow.tables[name]
-        with stored_in.look() as handle:
-            stored = _rows_by_window(stored_in.files(handle, windows))
-        rows = results.rows[name]
+        asset, rows = dg.AssetKey([flow.pipeline.name, name]), results.rows[name]
+        stored_in = flow.tables[name] if name in flow.tables.names else None
+        stored, failures_of = _rows_by_window(stored_in, windows), totals.failed_effects.get(name, Counter())
         # Handled messages have batch keys, failures have none.
         keys = _batch_keys(totals, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
@@ -174,10 +177,16 @@ def report(
             receive_id = results.last_receives.get(name) or run.get("receive_id")
             metadata = {
                 **of_table.get(name, {}),
-                "rows": rows[window],
-                # The table also has a row for each closed failure; users want to know the open ones.
-                "dagster/partition_row_count": still_open if name == "failed" else stored[window],
-                "dagster/uri": stored_in.uri,
+                **(
+                    {"messages": rows[window], "failed": failures_of[window]}
+                    if stored_in is None
+                    else {
+                        "rows": rows[window],
+                        # The table also has a row for each closed failure; users want to know the open ones.
+                        "dagster/partition_row_count": still_open if name == "failed" else stored[window],
+                        "dagster/uri": stored_in.uri,
+                    }
+                ),
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
                 **({"receive_id": receive_id} if receive_id else {}),
             }
@@ -190,7 +199,7 @@ def report(
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
     if "failed" in tables:
         context.log_event(evaluation(flow.pipeline.name, "failed", "no_open_failures", judge_failures(open_failures)))
-    for batcher in (name for name in tables if name in batchers):
+    for batcher in (name for name in flow.pipeline.batchers_with_tables() if name in tables):
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables:
         _report_backlog(context, flow)
@@ -226,10 +235,12 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
     }
 
 
-def _rows_by_window(files: Sequence[Any]) -> Counter[str]:
+def _rows_by_window(table: Table | None, windows: Sequence[str]) -> Counter[str]:
     rows: Counter[str] = Counter()
-    for file in files:
-        rows[file.window] += file.rows
+    if table is not None:
+        with table.look() as handle:
+            for file in table.files(handle, windows):
+                rows[file.window] += file.rows
     return rows
 
 

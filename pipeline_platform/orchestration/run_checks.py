@@ -41,7 +41,11 @@ def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
         failed = FailedMessages(name=pipeline.name, lake=context.resources.lake, pipeline=pipeline.name)
         return judge_failures(failed.by_window())
 
-    return [acknowledged, no_open_failures, *(_columns_check(pipeline, name) for name in pipeline.batchers)]
+    return [
+        acknowledged,
+        no_open_failures,
+        *(_columns_check(pipeline, name) for name in pipeline.batchers_with_tables()),
+    ]
 
 
 def _columns_check(pipeline: type[Pipeline], batcher: str) -> dg.AssetChecksDefinition:

@@ -79,7 +79,7 @@ class Flow:
         from deltalake.exceptions import TableNotFoundError
 
         kept: dict[str, pa.Schema] = {}
-        for table in map(self.tables.__getitem__, self.pipeline.batchers):
+        for table in map(self.tables.__getitem__, self.pipeline.batchers_with_tables()):
             if "decimal" in str(table.schema):  # other tables need not be opened
                 with suppress(TableNotFoundError), table.look() as handle:
                     if (columns := keep_decimals(table.schema, handle)) != table.schema:

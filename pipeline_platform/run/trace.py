@@ -107,7 +107,7 @@ def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> lis
         arrived(row)
     for row in _in_order(_rows(flow.tables["failed"], message_id, windows)):
         delivery(row).failures.append(row)
-    for name in flow.pipeline.batchers:
+    for name in flow.pipeline.batchers_with_tables():
         for row in _rows(flow.tables[name], message_id, windows):
             delivery(row).rows.append({"table": name, **row})
     unfinished = {receive_id: ReceiveState(flow, receive_id) for receive_id in flow.ledger.unfinished()}

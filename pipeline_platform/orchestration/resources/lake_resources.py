@@ -12,6 +12,7 @@ from pydantic import Field
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.reader import scan
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.resources.addresses import QUIET
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 IO_MANAGER = "lake_io_manager"
 """Resource key of the IO manager that reads a pipeline's tables for downstream assets."""
+
+NO_TABLE = "pipeline_platform/no_table"
+"""Metadata of an asset without a table: the reason."""
 
 WINDOW = "window"
 """Partition column of the tables."""
@@ -97,10 +101,20 @@ class LakeIOManager(dg.ConfigurableIOManager):
     spark: dg.ResourceDependency[SparkResource]
 
     def load_input(self, context: dg.InputContext) -> Any:
-        """Read the upstream table: the run's windows if both assets are partitioned, else all windows."""
+        """Read the upstream table: the run's windows if both assets are partitioned, else all windows.
+
+        Raises:
+            PipelineError: The upstream asset is a batcher without a table.
+        """
         import polars as pl
         from deltalake import DeltaTable
 
+        upstream = context.upstream_output
+        if upstream is not None and (reason := upstream.definition_metadata.get(NO_TABLE)):
+            raise PipelineError(
+                f"{context.asset_key.to_user_string()}: has no table to read, because {reason}. Depend on it with "
+                "deps=[...], read <pipeline>/messages, or set table=True and replay the windows."
+            )
         uri = self.lake.uri(*context.asset_key.path)
         table = DeltaTable(uri, storage_options=self.lake.patient_options)
         columns, windows = pa.schema(table.schema()), None

@@ -83,12 +83,12 @@ class Handler:
         """
         messages = self.transformed(batch)
         lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
-        size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
         if self._filter and (filtered := [message for message in messages if message.reason == FILTERED]):
             yield filtered  # without permits
             kept = [place for place, message in enumerate(messages) if message.reason != FILTERED]
             messages, lanes = [messages[place] for place in kept], [lanes[place] for place in kept] if lanes else []
         portion = list[Message]()
+        size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
         for start in range(0, len(messages), size or 1):
             left, mine = messages[start : start + size], lanes[start : start + size]
             if self._prepares:

@@ -1,6 +1,6 @@
 """Failed messages: passing them to `handle_failed` and recording them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +18,12 @@ from pipeline_platform.telemetry.spans import span
 
 RECEIVING = "receive_messages"
 """Stage of failures before any callback. `handle_failed` cannot rescue them."""
+
+
+def unknown_batcher(batcher: str | None, batchers: Iterable[str], stage: str) -> Failure:
+    """Return the failure of a message whose batcher does not exist."""
+    reason = f"{words(repr(batcher), 200)} is not a batcher. Batchers: {sorted(batchers)}"
+    return Failure("unknown batcher", reason, "", stage)
 
 
 class Failures:

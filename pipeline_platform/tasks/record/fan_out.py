@@ -7,6 +7,7 @@ outcome is decided after all batches, and it fails if a child failed.
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.model.failure import FAILURE_COLUMNS, words
 from pipeline_platform.model.message import MESSAGE_KEY, Message
@@ -45,6 +46,12 @@ def parents_table(receive_id: str) -> str:
 def ends_table(receive_id: str) -> str:
     """Return the table of `ENDS`."""
     return f"_receives/{receive_id}/_ends"
+
+
+def waiting_parents(rows: pa.RecordBatch, own: pa.Array) -> pa.RecordBatch:
+    """Return `PARENTS` of rows with the columns `position` and `data`, and of their partitions."""
+    size = pc.binary_length(rows.column("data")).cast(pa.int64())
+    return pa.RecordBatch.from_arrays([rows.column("position"), size, own], schema=PARENTS)
 
 
 def with_children(message: Message, returned: list[Message]) -> Message:

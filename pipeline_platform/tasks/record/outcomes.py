@@ -15,17 +15,17 @@ from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.events import EVENTS
-from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, DELIVERY_KEY, MESSAGE_KEY, PAYLOAD, Message
-from pipeline_platform.model.options import Batcher
+from pipeline_platform.model.options import Batcher, has_table
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks, nobody
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.ack_actions import actions_of_failures
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
-from pipeline_platform.tasks.record.failures import Failures
-from pipeline_platform.tasks.record.fan_out import PARENTS, ends_of, ends_table, parents_table
+from pipeline_platform.tasks.record.failures import Failures, unknown_batcher
+from pipeline_platform.tasks.record.fan_out import ends_of, ends_table, parents_table, waiting_parents
 from pipeline_platform.tasks.record.filtered import write_filtered
 from pipeline_platform.tasks.record.held import stop
 from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows, staged_table
@@ -107,7 +107,7 @@ class Outcomes:
             elif not self._batchers:
                 block.done.append(index)
             else:
-                block.fail(index, self.no_batcher(repr(message.batcher), "handle_message"))
+                block.fail(index, unknown_batcher(message.batcher, self._batchers, "handle_message"))
         for name, indexes in groups.items():
             if indexes:
                 self._write(name, block, indexes)
@@ -127,7 +127,7 @@ class Outcomes:
             if (group := groups.get(child.batcher)) is not None:
                 group.append(number)
             elif self._batchers:
-                family.fail(number, self.no_batcher(repr(child.batcher), "handle_message"))
+                family.fail(number, unknown_batcher(child.batcher, self._batchers, "handle_message"))
         built = {name: self._columns.build(name, family, numbers) for name, numbers in groups.items() if numbers}
         failed: dict[int, Message] = {}
         for number in sorted(family.failed):
@@ -151,10 +151,8 @@ class Outcomes:
 
     def _await_children(self, block: Block, parents: list[int]) -> None:
         """Write the parents that wait for their children, and their ack actions."""
-        rows = block.take(["position", "data"], parents)
-        size = pc.binary_length(rows.column("data")).cast(pa.int64())
         own = block.take(["own"], parents).column(0) if self._own(block) else pa.nulls(len(parents), pa.string())
-        waiting = pa.RecordBatch.from_arrays([rows.column("position"), size, own], schema=PARENTS)
+        waiting = waiting_parents(block.take(["position", "data"], parents), own)
         self.write(parents_table(self.step.receive_id), block.window, waiting)
         ends = ends_of(block.rows, [(index, block.messages[index]) for index in parents])
         self.write(ends_table(self.step.receive_id), block.window, ends)
@@ -195,6 +193,8 @@ class Outcomes:
             may_rescue,
             lambda rescued: self._route_batched(name, block, [index for index, _ in rescued], batch_id),
         )
+        if not has_table(options):
+            self.report.count_effects(name, window, failed=sum(message.failure is not None for message in messages))
 
     def _route_batched(self, name: str, block: Block, indexes: list[int], batch_id: str) -> None:
         """Write messages of a batch, without the skipped messages."""
@@ -264,13 +264,13 @@ class Outcomes:
         self.report.returned[window] += rows.num_rows
         self._write_outcomes(rows, window, "returned", self.step.ack_policy.giving_back or "noop")
 
-    def no_batcher(self, batcher: str, stage: str) -> Failure:
-        """Return the failure of a message whose batcher does not exist."""
-        reason = f"{words(batcher, 200)} is not a batcher. Batchers: {sorted(self._batchers)}"
-        return Failure("unknown batcher", reason, "", stage)
-
     def _write(self, name: str, block: Block, indexes: list[int], batch_id: str | None = None) -> None:
-        """Write messages for a batcher: staged, or to its table if they have a `batch_id` or need none."""
+        """Write messages for a batcher: staged, or to its table, if any, if they have a `batch_id` or need none."""
+        if batch_id is not None and not has_table(self._batchers[name]):
+            self.report.count_keys(name, pa.array([block.messages[index].batch_key for index in indexes], pa.string()))
+            self.report.count_effects(name, block.window, handled=len(indexes))
+            block.done.extend(indexes)
+            return
         self._put(name, block, *self._columns.build(name, block, indexes, batch_id), batch_id)
 
     def _put(

@@ -17,6 +17,7 @@ from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
 from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.tasks.record.failures import unknown_batcher
 from pipeline_platform.tasks.record.outcomes import Outcomes
 
 FIELD = "."
@@ -204,7 +205,7 @@ class RoutedRows:
         return Failure("failed", reason or "handle_messages gave no reason", "", "handle_messages")
 
     def _unknown(self, row: dict[str, Any]) -> Failure:
-        return self._outcomes.no_batcher(repr(row["batcher"]), "handle_messages")
+        return unknown_batcher(row["batcher"], self._batchers, "handle_messages")
 
 
 def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
