@@ -93,7 +93,10 @@ class Delivery:
 
 
 class MessageState(NamedTuple):
-    """State that messages of a batch share until a callback changes it for a message; see `Message`."""
+    """State that messages of a batch share until a callback changes it for a message; see `Message`.
+
+    `fetched` is the bytes of a payload that a callback fetched: the bytes of the delivery do not bound them.
+    """
 
     delivery: Delivery
     batch_mode: BatchMode = BULK
@@ -102,6 +105,7 @@ class MessageState(NamedTuple):
     child: int | None = None
     children: tuple[Message, ...] | None = None
     skip_reason: str | None = None
+    fetched: int = 0
 
 
 _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}

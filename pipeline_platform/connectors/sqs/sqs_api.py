@@ -68,12 +68,12 @@ def _bytes(entry: Mapping[str, Any]) -> int:
 
 
 NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
-_NO_CREDENTIALS = (
+NO_CREDENTIALS = (
     ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
     "|InvalidSecurity|UnrecognizedClientException|AuthFailure|RequestExpired|LoginRefreshRequired"
 )
 _AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
-_BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
+BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
 _EXPLANATIONS = {
     NO_QUEUE: "queue_url {queue!r} does not exist (region_name {region}, endpoint_url {endpoint}). Create it, or "
     "correct the option that is wrong.",
@@ -85,7 +85,7 @@ _EXPLANATIONS = {
     "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility, and for send() "
     "sqs:SendMessage.",
     # AWS's text about rejected credentials is left out: it may quote them.
-    _NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Provide some by "
+    NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Provide some by "
     "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew them.",
     _AWAY: "endpoint_url "
     "({endpoint}) does not answer for queue_url {queue!r}: {text}. Correct it, or check the network or server.",
@@ -113,7 +113,7 @@ def explained(error: Exception, source: Any) -> SourceError:
         code=code,
         text=f"{type(error).__name__}: {error}",
     )
-    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
+    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{BUSY}", code) else SourceError
     return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
 
 

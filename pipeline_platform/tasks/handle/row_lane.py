@@ -17,7 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.handle.threads import at_once, followers
 from pipeline_platform.tasks.record.failures import RECEIVING
-from pipeline_platform.tasks.record.fan_out import held_bytes, with_children
+from pipeline_platform.tasks.record.fan_out import held_by, with_children
 from pipeline_platform.tasks.record.outcomes import Outcomes
 from pipeline_platform.telemetry.spans import has_listeners, span
 
@@ -25,7 +25,7 @@ LANE = "lane"
 """Column of lanes: messages with the same lane are handled in order even with several threads. Null for no lane."""
 
 HELD_BYTES = 16 * 2**20
-"""Bytes of children (by `held_bytes`) at which a portion ends and is recorded."""
+"""Bytes of children and of fetched payloads (by `held_by`) at which a portion ends and is recorded."""
 
 _Paced = Callable[[Sequence[Message]], Iterable[Message]]
 
@@ -78,8 +78,9 @@ class Handler:
     def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
         """Handle the messages of a batch. Yield processed messages, ok or failed, in portions.
 
-        A portion ends when its children reach `HELD_BYTES`. If `paced` ends early, messages that did not start are
-        missing. If the batch has a column `lane`, messages of the same lane are handled in order, even with threads.
+        Filtered messages are a portion without permits. Another portion ends when its children and fetched payloads
+        reach `HELD_BYTES`. If `paced` ends early, messages that did not start are missing. If the batch has a column
+        `lane`, messages of the same lane are handled in order, even with threads.
         """
         messages = self.transformed(batch)
         lanes = batch.column(LANE).to_pylist() if LANE in batch.schema.names else []
@@ -87,8 +88,8 @@ class Handler:
             yield filtered  # without permits
             kept = [place for place, message in enumerate(messages) if message.reason != FILTERED]
             messages, lanes = [messages[place] for place in kept], [lanes[place] for place in kept] if lanes else []
-        portion = list[Message]()
         size = self._pipeline.processors.chunk_size if self._prepares else len(messages)
+        portion = list[Message]()
         for start in range(0, len(messages), size or 1):
             left, mine = messages[start : start + size], lanes[start : start + size]
             if self._prepares:
@@ -161,8 +162,8 @@ class Handler:
                     or type(result.batch_key) is not str
                 ):
                     result = _accepted(message, result, stage)
-                    if result._state.children is not None:
-                        size = held_bytes(result._state.children)  # first: another thread may add meanwhile
+                    size = held_by(result) if stage == "handle_message" else 0
+                    if size:  # computed first: another thread may add meanwhile
                         self._held += size
                         if self._held >= HELD_BYTES:
                             handled.append(result)

@@ -87,9 +87,13 @@ def with_children(message: Message, returned: list[Message]) -> Message:
     return family if failed is None else family._failed_as(failed)
 
 
-def held_bytes(children: Sequence[Message]) -> int:
-    """Return an estimate of the memory of children: their data, if it is bytes or text, and a KiB for each."""
-    return sum(map(_bytes, children)) + 1_024 * len(children)
+def held_by(message: Message) -> int:
+    """Return an estimate of the memory of a message beside its delivery.
+
+    For children: their data, if it is bytes or text, and a KiB for each. Otherwise: the bytes of a fetched payload.
+    """
+    children = message._state.children
+    return message._state.fetched if children is None else sum(map(_bytes, children)) + 1_024 * len(children)
 
 
 def _bytes(message: Message) -> int:
