@@ -23,10 +23,11 @@ _FIRST: dict[type[Pipeline], datetime] = {}
 them, and have only the class."""
 
 _CHANGED = dg.AutomationCondition.data_version_changed() & ~dg.AutomationCondition.executed_with_root_target()
+_NEW = dg.AutomationCondition.any_deps_match(_CHANGED | dg.AutomationCondition.will_be_requested())
+# Not since the last materialisation, as `since_last_handled` is: its run may have read before the rows changed.
+_ASKED = dg.AutomationCondition.newly_requested() & ~_NEW
 WHEN_NEW = (
-    dg.AutomationCondition.any_deps_match(_CHANGED | dg.AutomationCondition.will_be_requested())
-    .with_label("any_deps_changed")
-    .since_last_handled()
+    _NEW.with_label("any_deps_changed").since(_ASKED | dg.AutomationCondition.initial_evaluation())
     & ~dg.AutomationCondition.in_progress()
 ).with_label("when_new")
 """Condition for downstream assets: materialise a window when its rows change, including by a retry or a replay.

@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 import pytest
-from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
+from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent, StepMaterializationData
 
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.orchestration import WHEN_NEW
@@ -43,16 +43,26 @@ class Daemon:
         tags = {"dagster/data_version": version} if version else None
         self.instance.report_runless_asset_event(dg.AssetMaterialization(LINES, partition=window, tags=tags))
 
-    def starts(self, window: str) -> None:
-        """Start a run that materialises the window, and does not end."""
-        tags = {"dagster/partition": window}
+    def starts(self, partition: str | None, key: dg.AssetKey = LINES) -> str:
+        """Start a run that materialises a partition, and does not end; return its id."""
+        tags = {"dagster/partition": partition} if partition else {}
         run = self.instance.add_run(dg.DagsterRun("pull", status=dg.DagsterRunStatus.STARTED, tags=tags))
-        planned = AssetMaterializationPlannedData(LINES, partition=window)
+        planned = AssetMaterializationPlannedData(key, partition=partition)
         event = DagsterEvent.build_asset_materialization_planned_event(run.job_name, "lines", planned)
         self.instance.report_dagster_event(event, run.run_id)
+        return run.run_id
 
-    def asks(self) -> set[str | None]:
-        """Return the partitions that a tick requests; `{None}` for an unpartitioned asset."""
+    def ends(self, run_id: str, partition: str | None) -> None:
+        """End a run that has materialised a partition of the asset downstream."""
+        made = StepMaterializationData(dg.AssetMaterialization(COUNTED, partition=partition))
+        for kind, data in (("ASSET_MATERIALIZATION", made), ("PIPELINE_SUCCESS", None)):
+            self.instance.report_dagster_event(DagsterEvent(kind, "pull", event_specific_data=data), run_id)
+
+    def asks(self, *, runs: bool = True) -> set[str | None]:
+        """Return the partitions that a tick requests; `{None}` for an unpartitioned asset.
+
+        They are materialised at once, unless they are to be materialised by `starts` and `ends`.
+        """
         result = dg.evaluate_automation_conditions(
             self.definitions,
             self.instance,
@@ -62,7 +72,7 @@ class Daemon:
         )
         self.cursor = result.cursor
         asked = result.get_requested_partitions(COUNTED)
-        for partition in asked:
+        for partition in asked if runs else ():
             self.instance.report_runless_asset_event(dg.AssetMaterialization(COUNTED, partition=partition))
         return set(asked)
 
@@ -96,6 +106,25 @@ def test_a_past_window_that_gets_rows_by_a_retry_fires_again(partitioned):
     daemon.publishes(window, "r2")
 
     assert daemon.asks() == {partition_of(window)}
+
+
+@pytest.mark.parametrize("ticks", [0, 1], ids=["right after the request", "later"])
+def test_rows_that_arrive_while_a_run_reads_start_another_run(partitioned, ticks):
+    daemon, partition_of = partitioned
+    window = window_key(SINCE)
+    daemon.asks()
+    daemon.publishes(window, "r1")
+    assert daemon.asks(runs=False) == {partition_of(window)}
+    run_id = daemon.starts(partition_of(window), COUNTED)
+    for _ in range(ticks):
+        assert daemon.asks() == set()
+
+    daemon.publishes(window, "r2")
+    assert daemon.asks() == set(), "the run is active"
+    daemon.ends(run_id, partition_of(window))
+
+    assert daemon.asks() == {partition_of(window)}
+    assert daemon.asks() == set()
 
 
 def test_windows_whose_rows_stay_the_same_fire_nothing(partitioned):
