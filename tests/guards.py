@@ -60,6 +60,13 @@ lake/maintenance.py: lake/test_maintenance.py
     - wanted - set(busy) => - wanted
     old = {window for window in old if not _has_open(table, files, window)}
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)]) => age = SAFE_AGE
+lake/keyed_table.py: lake/test_latest.py
+    AND ({after} OR ({same} AND {other}))" => AND {after}"
+    AND ({after} OR {same})" => AND {after}"
+lake/latest.py: lake/test_latest.py
+    rows = rows.filter(pc.is_valid(rows[deleted]))
+    self._refuse_nulls(rows)
+    if done is None or done > handle.version(): => if done is None:
 run/intake.py: run/test_steps_again.py
     if done := ReceiveState(self.flow, receive_id).unfinished:
     return min([self.version, => return max([self.version,

@@ -4,6 +4,7 @@ from pipeline_platform.orchestration.asset_windows import WHEN_NEW
 from pipeline_platform.orchestration.component import PipelineComponent
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
+from pipeline_platform.orchestration.latest import latest_of
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER, ControlResource, LakeResource
 from pipeline_platform.orchestration.resources.sink_resources import sink_resource
@@ -23,6 +24,7 @@ __all__ = [
     "PipelineComponent",
     "SparkResource",
     "default_resources",
+    "latest_of",
     "pipeline_assets",
     "platform_definitions",
     "producer_sensor",

@@ -7,6 +7,7 @@ import dagster as dg
 
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decision import FencedError, UnhandledError
+from pipeline_platform.lake.latest import MergeError
 from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.lake.tables import CommitError, LogExpiredError
 from pipeline_platform.model.pipeline import PipelineError
@@ -21,6 +22,7 @@ REASONS = (
     FencedError,
     JavaNotFoundError,
     LogExpiredError,
+    MergeError,
     OutageError,
     PipelineError,
     ReceiveError,

@@ -1,0 +1,114 @@
+"""One row per key: any order of receives, merges and replays, and columns of all types."""
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from pipeline_platform import TableBatcher
+from pipeline_platform.lake import keyed_table, latest
+from pipeline_platform.lake.latest import Latest
+from pipeline_platform.lake.storage import Lake
+from tests.fixtures.accounts import WINDOWS, Account, Accounts, Ground, newest, of
+
+ROWS = st.builds(
+    lambda number, at, gone, balance: of(number, at, float(balance), gone=gone),
+    st.integers(0, 4), st.integers(0, 5), st.booleans(), st.integers(0, 99),
+)  # fmt: skip
+
+
+@settings(max_examples=20)
+@given(st.data())
+def test_any_order_of_receives_merges_and_replays_gives_the_newest_rows(tmp_path_factory, data):
+    """Rows of small pieces, which are merged one by one; the oracle is a dict."""
+    ground = Ground(Lake(root=str(tmp_path_factory.mktemp("lake"))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latest, "MOST_BYTES", data.draw(st.sampled_from([1, 2**20])))
+        patch.setattr(latest, "_BATCH_ROWS", 2)
+        patch.setattr(keyed_table, "TIDY_EVERY", 3)
+        messages: dict[str, list[dict[str, Any]]] = {window: [] for window in WINDOWS}
+        for _ in range(data.draw(st.integers(1, 6))):
+            window = data.draw(st.sampled_from(WINDOWS))
+            if messages[window] and data.draw(st.booleans()):
+                flips = data.draw(
+                    st.lists(st.booleans(), min_size=len(messages[window]), max_size=len(messages[window]))
+                )
+                messages[window] = [
+                    {**row, "balance": row["balance"] + 0.5, "gone": row["gone"] != flip}
+                    for row, flip in zip(messages[window], flips, strict=True)
+                ]
+                ground.replay(*messages[window], window=window)
+            else:
+                rows = data.draw(st.lists(ROWS, min_size=1, max_size=6))
+                name = ground.messages
+                rows = [{**row, "message_id": f"m{name + place:05}"} for place, row in enumerate(rows)]
+                ground.store(*rows, window=window)
+                messages[window] += rows
+            for _ in range(data.draw(st.integers(0, 2))):
+                ground.merge()
+        ground.merge()
+    assert ground.balances() == newest(row for rows in messages.values() for row in rows)
+
+
+# Types
+
+
+class Everything(BaseModel):
+    text: str
+    data: bytes
+    count: int
+    price: Decimal
+    at: datetime
+    day: date
+    flag: bool
+    share: float
+    id: UUID
+    tags: list[str]
+    place: dict[str, int]
+    inner: Account | None
+    gone: bool = False
+
+
+class Everythings(Accounts):
+    batchers = {"changes": TableBatcher(schema=Everything)}
+
+
+VALUES: dict[str, list[Any]] = {
+    "text": ["a'b", 'ä"c'],
+    "data": [b"\x00\xff", b"\x01"],
+    "count": [-1, 2**62],
+    "price": [Decimal("1.000000001"), Decimal("2")],
+    "at": [datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)],
+    "day": [date(2026, 1, 1), date(2026, 1, 2)],
+    "flag": [False, True],
+    "share": [-1.5, 0.0],
+    "id": [str(UUID(int=1)), str(UUID(int=2))],
+}
+REST = {**{name: values[0] for name, values in VALUES.items()}, "tags": ["x"], "place": [("y", 1)], "inner": None}
+
+
+@pytest.mark.parametrize("column", VALUES)
+def test_a_column_of_each_type_is_an_order_and_a_key(lake, column):
+    ground = Ground(lake, Everythings)
+    first, last = VALUES[column]
+    ground.store({**REST, column: last, "tags": ["last"]}, {**REST, column: first, "inner": {"Number": 1}})
+    other = "text" if column != "text" else "count"
+    by_order = Latest(Everythings, "changes", "by_order", (other,), (column,), "gone")
+    by_key = Latest(Everythings, "changes", "by_key", (column,), (other,), "gone")
+    kinds = [by_order] if column == "share" else [by_order, by_key]
+    for options in kinds * 2:
+        options.merge(lake)
+        ground.store({**REST, column: first}, {**REST, column: first, other: VALUES[other][1], "gone": True})
+
+    for options in kinds:
+        options.merge(lake)
+    (row,) = ground.rows("by_order").to_dicts()
+    assert row["tags"] == ["last"]
+    if by_key in kinds:
+        (row,) = ground.rows("by_key").to_dicts()
+        assert row["tags"] == ["last"]
