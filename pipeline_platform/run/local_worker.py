@@ -21,7 +21,9 @@ import threading
 import traceback
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from io import BytesIO
 from operator import itemgetter
+from pathlib import Path
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.spark import engine, environment
@@ -141,7 +143,7 @@ def _run(channel: socket.socket, task: engine.Task, shares: int, parallel: int) 
     """Send a request for each of the parallel tasks, and return what they wrote, by the order of shares."""
     with ExitStack() as open_files:
         given = open_files.enter_context(scratch())
-        given.write(pickle.dumps(task))
+        given.write(pickle.dumps(_folders()) + pickle.dumps(task))
         given.flush()
         numbers, writing = os.pipe()
         with open(writing, "wb") as pipe:
@@ -162,6 +164,19 @@ def _run(channel: socket.socket, task: engine.Task, shares: int, parallel: int) 
             raise RuntimeError(each.notes["raised"])
     rows = [(int(share), batch) for each in written if each for share, _, batch in each.batches]
     return sum((Manifest.of(batch) for _, batch in sorted(rows, key=itemgetter(0))), Manifest())
+
+
+def _folders() -> list[str]:
+    """Return the folders of the top-level modules that are not on `sys.path`.
+
+    Dagster adds the working directory of a code location to the path only while it loads the location.
+    """
+    places = [
+        Path(paths[0]) if (paths := list(getattr(module, "__path__", ()))) else Path(file)
+        for name, module in list(sys.modules.items())
+        if "." not in name and (file := getattr(module, "__file__", None))
+    ]
+    return sorted({str(place.parent) for place in places if place.is_absolute()} - {*sys.path})
 
 
 def _answer(answer: socket.socket) -> Written | None:
@@ -220,5 +235,7 @@ def _answer_request(given: int, numbers: int, answer: int) -> None:
 
 
 def _task(given: int) -> engine.Task:
-    task: engine.Task = pickle.loads(os.pread(given, os.fstat(given).st_size, 0))  # noqa: S301 - of this run
+    request = BytesIO(os.pread(given, os.fstat(given).st_size, 0))
+    sys.path += [folder for folder in pickle.load(request) if folder not in sys.path]  # noqa: S301 - of this run
+    task: engine.Task = pickle.load(request)  # noqa: S301
     return task

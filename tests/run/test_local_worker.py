@@ -1,5 +1,6 @@
 """The local worker: a handful of messages is handled without Spark, in processes that end with the run."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -53,6 +54,22 @@ def test_shares_return_their_rows_in_order_and_no_process_of_the_run_executes_th
     assert [file.rows for file in manifest.files] == [0, 1, 2, 3, 4]
     processes = {int(file.path.split()[1]) for file in manifest.files}
     assert not processes & {os.getpid(), process_of(local_worker).pid}
+
+
+def test_modules_are_found_in_a_folder_that_was_on_the_path_only_while_they_were_loaded(
+    local_worker, tmp_path, monkeypatch
+):
+    """As Dagster loads a code location with a working directory."""
+    source = "from tests.fixtures.handful import Doing\n\n\nclass Elsewhere(Doing):\n    pass\n"
+    (tmp_path / "elsewhere.py").write_text(source)
+    local_worker.start()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        task = importlib.import_module("elsewhere").Elsewhere()
+    try:
+        assert len(local_worker.run(task, 2).files) == 2
+    finally:
+        del sys.modules["elsewhere"]
 
 
 def test_two_shares_run_in_parallel(local_worker, tmp_path):
