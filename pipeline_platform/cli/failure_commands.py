@@ -2,26 +2,26 @@
 
 import json
 import shlex
+import time
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.history_command import Why, record, user
-from pipeline_platform.cli.launch import plan_retries
+from pipeline_platform.cli.launch import retry_all
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.planned_runs import DryRun, Wait, carry_out, windows_text
+from pipeline_platform.cli.planned_runs import DryRun, Wait
 from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.cli.time_range import Since, Until, windows_between
 from pipeline_platform.lake import closing
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection, State
-from pipeline_platform.lake.inspection import grouped, history, state_of_failure
+from pipeline_platform.lake.inspection import Group, grouped, history, state_of_failure
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.windows import expect_window
 
@@ -47,6 +47,10 @@ Windows = Annotated[
     typer.Option("--window", help="Only failures of this window. Repeat the option for more.", callback=_expected),
 ]
 _Kind = Annotated[str | None, typer.Option(help="Only failures of this kind: the name of an exception, or `failed`.")]
+Cause = Annotated[
+    str | None,
+    typer.Option(help="Only failures with this cause, as `list` shows it, or with the cause of this reason."),
+]
 Reason = Annotated[str | None, typer.Option(help="Only failures whose reason contains this text.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -58,38 +62,52 @@ def list_(
     state: Annotated[Literal[State, "closed"], typer.Option(help="Only failures in this state.")] = "open",
     kind: _Kind = None,
     reason: Reason = None,
+    cause: Cause = None,
     since: Since = None,
     until: Until = None,
-    limit: Annotated[int, typer.Option(min=1, help="Maximum number of groups to show.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of causes to show.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Count failures by window, state, kind and reason, with some message ids of each group."""
+    """Show the causes of failures, the most frequent first: count, state, first and last time, and an example id."""
     now, closed = datetime.now(UTC), state == "closed"
-    if closed and (kind or reason):
-        message = "closed failures have no kind or reason. Choose them by --window."
+    if closed and (kind or reason or cause):
+        message = "closed failures have no kind, reason or cause. Choose them by --window."
         raise typer.BadParameter(message, param_hint="--state")
     chosen = "open" if closed else state
     with loading.opened() as opened:
         window = _windows(opened, pipeline, window, since, until)
-        failed = _failed(opened, pipeline, window, state=chosen, kind=kind, reason=reason, due_by=now)
-        groups = grouped(failed, now, closed=closed)
+        failed = _failed(opened, pipeline, window, state=chosen, kind=kind, reason=reason, cause=cause, due_by=now)
+        groups, total = grouped(failed, now, closed=closed)
     if as_json:
         typer.echo(json.dumps([group._asdict() for group in groups], default=str))
         return
-    table = Table(box=None)
-    for column in ("window", "state", "messages", "kind", "reason", "ids"):
-        table.add_column(column, no_wrap=column in ("window", "ids"), overflow="fold")  # so that they can be copied
     for group in groups[:limit]:
-        due = f" {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
-        ids = "\n".join([*group.ids[:3], *(["..."] if group.messages > 3 else [])])
-        cells = (group.window, f"{group.state}{due}", f"{group.messages:,}", group.kind, group.reason[:_REASON], ids)
-        table.add_row(*(Text(plain(cell)) for cell in cells))
-    if groups:
-        Console().print(table)
-    total = sum(group.messages for group in groups)
+        _say_group(group)
     say(f"{counted(total, 'failure')} {'is' if total == 1 else 'are'} {state}.")
-    if len(groups) > limit:
-        say(f"{counted(len(groups) - limit, 'more group')} not shown. Use --limit or --json.")
+    if hidden := total - sum(group.messages for group in groups[:limit]):
+        say(f"{counted(hidden, 'failure')} with other causes not shown. Use --limit or --json.")
+
+
+def _say_group(group: Group) -> None:
+    """Print the count and the cause of a group; below, its state, its times and an example id, each as a whole."""
+    width, margin = get_terminal_size().columns, " " * 11
+    cause = " ".join(plain(f"{group.kind}: {group.cause[:_REASON]}").split())
+    say("\n".join(wrap(f"{group.messages:>9,}  {cause}", width, subsequent_indent=margin)))
+    due = f" from {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
+    lines = [f"{margin}{group.state}{due}"]
+    for detail in (_period(group.first, group.last), f"id {group.example}"):
+        if len(lines[-1]) + 2 + len(detail) <= width:
+            lines[-1] += f"; {detail}"
+        else:
+            lines.append(f"{margin}{detail}")
+    say("\n".join(lines))
+
+
+def _period(first: datetime, last: datetime) -> str:
+    """Return two times to the minute; the date of the second only if it differs."""
+    if f"{first:%Y-%m-%d %H:%M}" == f"{last:%Y-%m-%d %H:%M}":
+        return f"{first:%Y-%m-%d %H:%M}"
+    return f"{first:%Y-%m-%d %H:%M} to {last:{'%H:%M' if first.date() == last.date() else '%Y-%m-%d %H:%M'}}"
 
 
 @app.command()
@@ -144,6 +162,7 @@ Id = Annotated[str | None, typer.Option("--id", help="Only failures of the messa
 SourceName = Annotated[str | None, typer.Option(help="Only failures from this source. Ids are unique per source.")]
 Every = Annotated[bool, typer.Option("--all", help="All open failures, including dead failures.")]
 Chosen = Annotated[State | None, typer.Option(help="Only failures in this state.")]
+CountOnly = Annotated[bool, typer.Option("--dry-run", help="Print the number of failures, and change nothing.")]
 
 
 @app.command()
@@ -155,6 +174,7 @@ def retry(
     state: Chosen = None,
     kind: _Kind = None,
     reason: Reason = None,
+    cause: Cause = None,
     since: Since = None,
     until: Until = None,
     every: Every = False,
@@ -162,28 +182,19 @@ def retry(
     dry_run: DryRun = False,
     wait: Wait = False,
 ) -> None:
-    """Launch runs that retry failures, on the instance in DAGSTER_HOME: one run per contiguous range of windows."""
-    selected = _selected(message_id, source, window or since or until, state, kind, reason, every=every)
-    chosen = Selection(**selected)
+    """Launch runs that retry failures, on the instance in DAGSTER_HOME: one run per contiguous range of windows.
+
+    If there are more failures than the pipeline may have in flight, wait for these runs, and launch the next.
+    """
+    selected = _selected(message_id, source, window or since or until, state, kind, reason, cause, every=every)
     with loading.opened() as opened:
         say(f"Looking for failures of {pipeline} in {opened.lake.root}.", err=True)
         of, windows = opened.pipeline(pipeline), _windows(opened, pipeline, window, since, until)
-        runs = plan_retries(opened, of, chosen, windows or ())
-        if not runs:
-            say("No matching failures; nothing launched.")
-            return
-        if not dry_run:
-            messages = sum(run.messages for run in runs)
+
+        def write_history(messages: int) -> None:
             record(opened, of.name, "failures retry", why, messages=messages, **_options(selected, windows))
-        carry_out(
-            of,
-            f"{of.name}_retry",
-            runs,
-            lambda run: f"retries {counted(run.messages, 'failure')} of {windows_text(run.windows)}",
-            "failure",
-            dry_run=dry_run,
-            wait=wait,
-        )
+
+        retry_all(opened, of, Selection(**selected), windows or (), write_history, dry_run=dry_run, wait=wait)
 
 
 @app.command()
@@ -197,16 +208,23 @@ def close(
     state: Chosen = None,
     kind: _Kind = None,
     reason: Reason = None,
+    cause: Cause = None,
     since: Since = None,
     until: Until = None,
     every: Every = False,
+    dry_run: CountOnly = False,
 ) -> None:
     """Close failures that need no retry. `failures reopen` reverses it."""
-    selected = _selected(message_id, source, window or since or until, state, kind, reason, every=every)
+    selected = _selected(message_id, source, window or since or until, state, kind, reason, cause, every=every)
     with loading.opened() as opened:
         window = _windows(opened, pipeline, window, since, until)
         failed = _failed(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
-        closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or user(), why)
+        count = failed.backlog().messages or 0
+        if dry_run:
+            say(f"would close {counted(count, 'failure')}")
+            return
+        progress = _progress("Closing", count)
+        closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or user(), why, progress)
         record(opened, pipeline, "failures close", why, by=by, messages=closed, **_options(selected, window))
     say(f"Closed {counted(closed, 'failure')}.")
 
@@ -217,16 +235,39 @@ def reopen(
     message_id: Id = None,
     source: SourceName = None,
     window: Windows = None,
+    kind: _Kind = None,
+    reason: Reason = None,
+    cause: Cause = None,
     every: Annotated[bool, typer.Option("--all", help="All manually closed failures.")] = False,
     why: Why = "",
+    dry_run: CountOnly = False,
 ) -> None:
     """Reopen failures that were closed with `failures close`. Failures that a retry ended stay closed."""
-    selected = _selected(message_id, source, window, every=every)
+    selected = _selected(message_id, source, window, None, kind, reason, cause, every=every)
     with loading.opened() as opened:
         failed = _failed(opened, pipeline, window, **selected)
-        opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed)
+        count = sum(closed.count() for _, closed in closing.closed_manually(failed))
+        if dry_run:
+            say(f"would reopen {counted(count, 'failure')}")
+            return
+        progress = _progress("Reopening", count)
+        opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed, progress)
         record(opened, pipeline, "failures reopen", why, messages=opened_again, **_options(selected, window))
     say(f"Reopened {counted(opened_again, 'failure')}.")
+
+
+def _progress(verb: str, count: int) -> closing.Progress:
+    """Print the number of failures, and return a function that prints progress every second."""
+    say(f"{verb} {counted(count, 'failure')}.", err=True)
+    last = time.monotonic()
+
+    def show_progress(done: int) -> None:
+        nonlocal last
+        if (now := time.monotonic()) >= last + 1:
+            last = now
+            say(f"{done:,} of {count:,}", err=True)
+
+    return show_progress
 
 
 def _selected(
@@ -236,20 +277,21 @@ def _selected(
     state: State | None = None,
     kind: str | None = None,
     reason: str | None = None,
+    cause: str | None = None,
     *,
     every: bool,
 ) -> dict[str, Any]:
     """Return the criteria of options. At least one is required, or `--all` alone."""
-    criteria = {"message_id": message_id, "source": source, "kind": kind, "reason": reason}
+    criteria = {"message_id": message_id, "source": source, "kind": kind, "reason": reason, "cause": cause}
     if every == any(value is not None for value in (*criteria.values(), window, state)):
         raise typer.BadParameter("Choose failures by --id, --source, --window, ... (see --help), or use --all alone.")
     return {**criteria, "state": state or "open"}
 
 
 def _options(selected: dict[str, Any], windows: list[str] | None) -> dict[str, Any]:
-    """Return the criteria for the history, without the text of `--reason`, which may quote payloads."""
-    shown = {name: value for name, value in selected.items() if name != "reason"}
-    return {**shown, "by_reason": selected["reason"] is not None, "windows": windows}
+    """Return the criteria for the history, without the texts of `--reason` and `--cause`, which may quote payloads."""
+    shown = {name: value for name, value in selected.items() if name not in ("reason", "cause")}
+    return {**shown, "by_reason": bool(selected["reason"] or selected["cause"]), "windows": windows}
 
 
 def _windows(

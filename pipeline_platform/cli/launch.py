@@ -1,10 +1,15 @@
 """Runs that retry failures, launched on the deployment's Dagster instance by commands or from Python."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.planned_runs import Launched, PlannedRun, launch_all
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.planned_runs import Launched, PlannedRun, carry_out, launch_all, windows_text
+from pipeline_platform.cli.terminal import say
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection, State
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -18,6 +23,7 @@ def retry_failures(
     state: State = "open",
     kind: str | None = None,
     reason: str | None = None,
+    cause: str | None = None,
     message_id: str | None = None,
     source: str | None = None,
     windows: Sequence[str] = (),
@@ -25,11 +31,15 @@ def retry_failures(
 ) -> list[Launched]:
     """Launch runs that retry failures. Without criteria, retry all open failures, including dead failures.
 
+    If a range of windows has more failures than a run may retry, its run ends red after that number. Call this again
+    when it has ended, or use the command `failures retry`, which does so.
+
     Args:
         pipeline: Name of the pipeline.
         state: `open` (all), `waiting` (not dead), `due` or `dead`.
         kind: Only failures of this kind.
         reason: Only failures whose reason contains this text.
+        cause: Only failures with this cause, or with the cause of this reason.
         message_id: Only failures of this message.
         source: Only failures from the source with this name. Ids are unique per source.
         windows: Only failures of these windows; all windows if empty.
@@ -43,24 +53,92 @@ def retry_failures(
             refused to launch a run.
         ValueError: A key in `windows` is not valid.
     """
-    selection = Selection(state=state, kind=kind, reason=reason, message_id=message_id, source=source)
+    selection = Selection(state=state, kind=kind, reason=reason, cause=cause, message_id=message_id, source=source)
     with loading.opened(module) as opened:
         of = opened.pipeline(pipeline)
-        runs = plan_retries(opened, of, selection, windows)
+        most = Quota(BoundProducer(of), opened.control).per_run
+        ranges = _ranges(opened, of, selection, windows)
+        runs = [_run(of, each, min(each.messages, most), selection) for each in ranges]
         return list(launch_all(f"{of.name}_retry", runs, module or loading.chosen_module()))
 
 
-def plan_retries(
-    opened: loading.Deployment, pipeline: type[Pipeline], selection: Selection, windows: Sequence[str] = ()
-) -> list[PlannedRun]:
-    """Return a run for each contiguous range of windows with selected failures; of all windows if `windows` is empty.
+def retry_all(
+    opened: loading.Deployment,
+    pipeline: type[Pipeline],
+    selection: Selection,
+    windows: Sequence[str],
+    write_history: Callable[[int], object],
+    *,
+    dry_run: bool,
+    wait: bool,
+) -> None:
+    """Launch runs that retry all selected failures, and print a line for each; with `dry_run`, only print them.
+
+    If the capacity of the pipeline is too small for all failures at once, wait for the runs that use it, and launch the
+    next. A failure that fails again meanwhile is not retried once more. `write_history` is called with the number of
+    failures before the first launch.
+
+    Raises:
+        SetUpError: Failures of several sources have the selected id, DAGSTER_HOME is not set, Dagster does not launch
+            a run, or runs retried nothing.
+        ValueError: A key in `windows` is not valid.
+        typer.Exit: A run failed that this waited for; its code is 1.
+    """
+    quota, ranges = Quota(BoundProducer(pipeline), opened.control), _ranges(opened, pipeline, selection, windows)
+    if not ranges:
+        say("No matching failures; nothing launched.")
+        return
+    most, total = quota.per_run, sum(each.messages for each in ranges)
+    if dry_run:
+        for each in ranges:
+            several = f" in {counted(count, 'run')}" if (count := math.ceil(each.messages / most)) > 1 else ""
+            say(f"would launch {pipeline.name}_retry: retries {each}{several}")
+        needed = sum(math.ceil(each.messages / most) for each in ranges)
+        say(f"Dry run: launched none of {counted(needed, 'run')}.")
+        return
+    write_history(total)
+    if total <= quota.capacity and all(each.messages <= most for each in ranges):
+        _launch(pipeline, [_run(pipeline, each, each.messages, selection) for each in ranges], ranges, wait=wait)
+        return
+    say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.")
+    selection, left = selection.model_copy(update={"failed_before": datetime.now(UTC)}), total
+    while ranges:
+        runs, room = list[PlannedRun](), quota.capacity
+        for each in ranges:
+            if (messages := min(each.messages, most, room)) > 0:
+                runs.append(_run(pipeline, each, messages, selection, demand=messages))
+                room -= messages
+        _launch(pipeline, runs, ranges, wait=True)
+        ranges, before = _ranges(opened, pipeline, selection, windows), left
+        left = sum(each.messages for each in ranges)
+        say(f"Retried {total - left:,} of {counted(total, 'failure')}.")
+        if left >= before:
+            raise loading.SetUpError(
+                f"the last runs of {pipeline.name} retried no failures. Check that the pipeline is not paused, and "
+                "that other runs leave it capacity; then retry again"
+            )
+
+
+class _Range(NamedTuple):
+    """Contiguous windows, and the number of their selected failures."""
+
+    windows: list[str]
+    messages: int
+
+    def __str__(self) -> str:
+        return f"{counted(self.messages, 'failure')} of {windows_text(self.windows)}"
+
+
+def _ranges(
+    opened: loading.Deployment, pipeline: type[Pipeline], selection: Selection, windows: Sequence[str]
+) -> list[_Range]:
+    """Return the contiguous ranges of windows with selected failures; of all windows if `windows` is empty.
 
     Raises:
         SetUpError: Failures of several sources have the selected id.
         ValueError: A key in `windows` is not valid.
     """
     from pipeline_platform.orchestration.asset_windows import contiguous
-    from pipeline_platform.orchestration.jobs import run_request
 
     for window in windows:
         expect_window(window)
@@ -75,10 +153,27 @@ def plan_retries(
         raise loading.SetUpError(
             f"several sources have failures with the id {selection.message_id!r}. Choose a source: {', '.join(sources)}"
         )
-    waiting, runs = failed.chosen_by_window(), []
-    for neighbours in contiguous(pipeline, waiting):
-        messages = sum(waiting[window] for window in neighbours)
-        expected = min(messages, opened.control.processors_of(pipeline).per_run)
-        request = run_request(BoundProducer(pipeline), "failed", neighbours, expected=expected, selection=selection)
-        runs.append(PlannedRun(neighbours, messages, request))
-    return runs
+    waiting = failed.chosen_by_window()
+    return [
+        _Range(neighbours, sum(waiting[window] for window in neighbours))
+        for neighbours in contiguous(pipeline, waiting)
+    ]
+
+
+def _run(
+    pipeline: type[Pipeline], of: _Range, messages: int, selection: Selection, demand: int | None = None
+) -> PlannedRun:
+    from pipeline_platform.orchestration.jobs import run_request
+
+    request = run_request(BoundProducer(pipeline), "failed", of.windows, messages, demand, selection=selection)
+    return PlannedRun(of.windows, messages, request)
+
+
+def _launch(pipeline: type[Pipeline], runs: Sequence[PlannedRun], ranges: Sequence[_Range], *, wait: bool) -> None:
+    totals = {each.windows[0]: each for each in ranges}
+
+    def describe(run: PlannedRun | Launched) -> str:
+        whole = totals[run.windows[0]]
+        return f"retries {whole}" if run.messages == whole.messages else f"retries {run.messages:,} of {whole}"
+
+    carry_out(pipeline, f"{pipeline.name}_retry", runs, describe, "failure", dry_run=False, wait=wait)

@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failure_events import ALL, Selection, open_failures
+from pipeline_platform.lake.failure_events import ALL, Failures, Selection, open_failures
 from pipeline_platform.lake.held import due_with, open_in_partitions
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.actions import AckActions, AckPolicy
-from pipeline_platform.model.message import DELIVERIES
+from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, Source
 
@@ -120,7 +120,7 @@ class FailedMessages(LakeSource):
     def sources(self) -> list[str]:
         """Return the sources of the selected failures."""
         also_due = self._also_due()
-        rows = (rows for paths in self.paths().values() for rows in self._rows(paths, also_due))
+        rows = (rows for paths in self.paths().values() for rows in self._of(paths, also_due).rows("source"))
         return sorted({source for some in rows for source in pc.unique(some["source"]).to_pylist()})
 
     def _chosen(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
@@ -128,8 +128,8 @@ class FailedMessages(LakeSource):
         for window, counts in self._count(files).items():
             count = counts.open if also_due is not None else counts.at_most(selection)
             by_key = selection.message_id is not None or selection.source is not None
-            if count and (selection.by_text or by_key or selection.state == "due"):
-                count = sum(rows.num_rows for rows in self._rows(files[window], also_due))
+            if count and (selection.columns or by_key or selection.state == "due"):
+                count = self._of(files[window], also_due).count()
             if count:
                 chosen[window] = count
         return chosen
@@ -146,12 +146,9 @@ class FailedMessages(LakeSource):
         everywhere = self.model_copy(update={"windows": None})
         return due_with(open_in_partitions(self.lake, everywhere.open_files()), self.selection.due_by)
 
-    def _rows(self, paths: Sequence[str], also_due: pa.Array | None, *columns: str) -> Iterator[pa.Table]:
-        """Return the selected rows; without `columns` only their ranks, if these suffice."""
-        some = failure_events.chosen(self.lake, paths, self.selection, also_due)
-        if not columns and not self.selection.by_text:
-            return iter([some])
-        return failure_events.rows_of(self.lake, paths, some, self.selection, *columns)
+    def _of(self, paths: Sequence[str], also_due: pa.Array | None) -> Failures:
+        """Return the selected failures of a window's files."""
+        return failure_events.chosen(self.lake, paths, self.selection, also_due)
 
     def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
         """Return the numbers of each window; count again only if its files differ from the stored count."""
@@ -200,8 +197,8 @@ class FailedMessages(LakeSource):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the payloads of a window's failures, each with its next attempt and, as `ack_ref`, its stage."""
         left = share.messages
-        columns = ("stage", "data", "metadata", "partition", "sequence")
-        for rows in self._rows(share.at["paths"], self._also_due(), *columns):
+        found = self._of(share.at["paths"], self._also_due())
+        for rows in found.rows(*ATTEMPT_KEY, "stage", "data", "metadata", "partition", "sequence"):
             retried = rows.slice(0, left)
             left -= retried.num_rows
             yield from self._deliveries(

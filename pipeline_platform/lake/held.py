@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failure_events import ALL, is_due, open_failures, rows_of
+from pipeline_platform.lake.failure_events import is_due
 from pipeline_platform.lake.reader import keys_of, only
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
@@ -29,7 +29,7 @@ def open_in_partitions(lake: Lake, files: Mapping[str, Sequence[str]]) -> pa.Tab
     columns = [*failure_events.RANKED, *_COLUMNS]
     tables = [only(FAILED, *columns, "window").empty_table()]
     for window, paths in files.items():
-        for rows in rows_of(lake, paths, open_failures(lake, paths), ALL, *_COLUMNS):
+        for rows in failure_events.chosen(lake, paths).rows(*columns):
             kept = rows.filter(pc.is_valid(rows["own_partition"])).select(columns)
             tables.append(kept.append_column("window", pa.repeat(window, kept.num_rows)))
     return pa.concat_tables(tables)

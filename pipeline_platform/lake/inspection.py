@@ -1,9 +1,10 @@
 """Failures for display: groups with the same state and reason, the history of a message, and returned messages."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,71 +14,133 @@ from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.reader import only, row_groups, rows_with
 from pipeline_platform.lake.tables import DECISIONS, FAILED, OUTCOMES, Table
+from pipeline_platform.model.causes import causes
 
-IDS = 10
-"""Greatest number of ids of a group."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+GROUPS = 10_000
+"""Greatest number of groups that are counted. Beyond it, the smallest are dropped."""
 
 
 class Group(NamedTuple):
-    """Failures of a window with the same state, kind and reason.
+    """Failures with the same state, kind and cause, of all windows.
 
     Attributes:
-        window: Window of the failures.
+        messages: Number of failures.
         state: `waiting`, `due`, `dead` or `closed`.
         kind: Kind of the latest event; may be empty for closed failures.
-        reason: Reason of the latest event; may be empty for closed failures.
-        messages: Number of failures.
+        cause: Reason without the values that differ, or the reason if all have the same; may be empty.
+        first: Time of the first failure, by the latest event of each message.
+        last: Time of the last failure.
+        first_window: Oldest window.
+        last_window: Newest window.
         due_at: Time when the first failure is due; None if no failure has a due time.
-        ids: Ids of some messages.
+        example: Id of a message.
     """
 
-    window: str
+    messages: int
     state: str
     kind: str
-    reason: str
-    messages: int
+    cause: str
+    first: datetime
+    last: datetime
+    first_window: str
+    last_window: str
     due_at: datetime | None
-    ids: list[str]
+    example: str
+
+
+class Grouped(NamedTuple):
+    """Groups of failures, the largest first, and of equal ones the newest; and the number of all failures."""
+
+    groups: list[Group]
+    messages: int
 
 
 @dataclass
-class _Count:
-    messages: int = 0
-    due: int | None = None
-    ids: list[str] = field(default_factory=list)
+class _Counted:
+    """Failures of a group that are counted so far. The reason is None if they have several."""
+
+    messages: int
+    reason: str | None
+    first: datetime
+    last: datetime
+    due_at: datetime | None
+    example: str
+    first_window: str
+    last_window: str
+
+    def add(self, other: "_Counted") -> None:
+        self.messages += other.messages
+        self.reason = self.reason if self.reason == other.reason else None
+        self.first, self.last = min(self.first, other.first), max(self.last, other.last)
+        self.first_window = min(self.first_window, other.first_window)
+        self.last_window = max(self.last_window, other.last_window)
+        self.due_at = min((due for due in (self.due_at, other.due_at) if due), default=None)
+
+    def group(self, key: "_Key") -> Group:
+        state, kind, cause = key
+        text = cause if self.reason is None else self.reason
+        windows = self.first_window, self.last_window
+        return Group(self.messages, state, kind, text, self.first, self.last, *windows, self.due_at, self.example)
 
 
-def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> list[Group]:
-    """Group the failures of a selection by window, state, kind and reason; the largest group of a window first.
+_Key = tuple[str, str, str]
+_Groups = dict[_Key, _Counted]
+
+
+def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> Grouped:
+    """Group the failures of a selection by state, kind and cause. Memory is bounded by `GROUPS`.
 
     Failures are due as of `now`. With `closed`, return closed failures instead of open ones.
     """
-    found: dict[tuple[str, str, str, str], _Count] = defaultdict(_Count)
+    look = failure_events.closed if closed else failure_events.chosen
+    found, messages = _Groups(), 0
     for window, paths in sorted(failed.paths().items()):
-        some = (
-            failure_events.closed(failed.lake, paths)
-            if closed
-            else failure_events.chosen(failed.lake, paths, failed.selection)
+        failures = look(failed.lake, paths, failed.selection)
+        for rows in failures.rows("message_id", "state", "due_at", "kind", "reason", "at"):
+            messages += rows.num_rows
+            for key, counted in _groups(rows, window, now).items():
+                if key in found:
+                    found[key].add(counted)
+                else:
+                    found[key] = counted
+            if len(found) > 2 * GROUPS:
+                found = dict(_largest(found)[:GROUPS])
+    return Grouped([counted.group(key) for key, counted in _largest(found)], messages)
+
+
+def _largest(found: _Groups) -> list[tuple[_Key, _Counted]]:
+    by_key = sorted(found.items(), key=itemgetter(0))
+    return sorted(by_key, key=lambda each: (each[1].messages, each[1].last), reverse=True)
+
+
+_NAMED = ("state", "kind", "cause")
+_COUNTS = [
+    ("message_id", "count"),
+    *((name, kind) for name in ("reason", "at") for kind in ("min", "max")),
+    ("due_at", "min"),
+    ("message_id", "min"),
+]
+
+
+def _groups(rows: pa.Table, window: str, now: datetime) -> _Groups:
+    """Count the groups of some rows of a window."""
+    kind, reason = (pc.fill_null(rows[name], "") for name in ("kind", "reason"))
+    texts = {"state": _states(rows, now), "kind": kind, "cause": causes(reason), "reason": reason}
+    table = pa.table(texts | {name: rows[name] for name in ("message_id", "at", "due_at")})
+    counted = table.group_by(list(_NAMED)).aggregate(_COUNTS)
+    least, most = counted["reason_min"], counted["reason_max"]
+    counts = [
+        counted["message_id_count"],
+        pc.if_else(pc.equal(least, most), least, pa.scalar(None, pa.string())),
+        *(counted[name] for name in ("at_min", "at_max", "due_at_min", "message_id_min")),
+    ]
+    columns = [*(counted[name] for name in _NAMED), *counts]
+    return {
+        (state, kind, cause): _Counted(count, same, first, last, due, example, window, window)
+        for state, kind, cause, count, same, first, last, due, example in zip(
+            *(column.to_pylist() for column in columns), strict=True
         )
-        for rows in failure_events.rows_of(failed.lake, paths, some, failed.selection, "kind", "reason"):
-            due = pc.cast(rows["due_at"], pa.int64())  # faster than a `datetime` per row
-            states = _states(rows, now)
-            shown = (states, rows["kind"], rows["reason"], rows["message_id"], due)
-            columns = [column.to_pylist() for column in shown]
-            for state, kind, reason, message_id, due_at in zip(*columns, strict=True):
-                count = found[window, state, kind or "", reason or ""]
-                count.messages += 1
-                if len(count.ids) < IDS:
-                    count.ids.append(message_id)
-                if due_at is not None and (count.due is None or due_at < count.due):
-                    count.due = due_at
-    groups = [Group(*key, count.messages, _time(count.due), count.ids) for key, count in found.items()]
-    return sorted(groups, key=lambda group: (group.window, -group.messages, group[1:4]))
-
-
-def _time(us: int | None) -> datetime | None:
-    return None if us is None else _EPOCH + timedelta(microseconds=us)
+    }
 
 
 def _states(rows: pa.Table, now: datetime) -> pa.ChunkedArray:

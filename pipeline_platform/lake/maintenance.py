@@ -119,7 +119,7 @@ def over_before(time: datetime, windows: Iterable[str]) -> list[str]:
 
 def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
     paths = [table.path(file.path) for file in files if file.window == window]
-    return bool(open_failures(table.lake, paths).num_rows)
+    return len(open_failures(table.lake, paths)) > 0
 
 
 def is_crowded(tables: Tables) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pydantic import TypeAdapter
 
+from pipeline_platform.model.causes import by_cause
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import Message
 
@@ -55,7 +56,7 @@ class Totals:
     Attributes:
         handled: Messages by window, like `failed`, `returned` and `duplicates`.
         skipped: Messages that a callback skipped, by window.
-        skip_reasons: Skipped messages by reason.
+        skip_reasons: Skipped messages by reason or cause.
         dead: Failed messages that are not retried.
         held: Messages that wait for a failure of their partition. They are also counted as failed.
         still_held: Held messages that a retry leaves open. They are also counted as returned.
@@ -65,7 +66,7 @@ class Totals:
         effects: Messages by window that `handle_batch` handled, by batcher without a table.
         failed_effects: Messages by window that failed in such a batcher.
         not_rescued: Failed messages that `handle_failed` returned as ok without being allowed to rescue.
-        reasons: Failures by reason.
+        reasons: Failures by reason or cause.
         sample: The first failures.
         waited: Seconds of waiting for permits.
         positions: Rows that the query of the Spark lane returned, or must not see.
@@ -137,11 +138,11 @@ class Totals:
         return failed - self.dead + returned - self.released
 
     def for_people(self) -> Totals:
-        """Return the counts with the most frequent reasons and batch keys, and bounded samples."""
+        """Return the counts with the most frequent causes and batch keys, and bounded samples."""
         return replace(
             self,
-            reasons=_most_frequent(self.reasons, _KEYS),
-            skip_reasons=_most_frequent(self.skip_reasons, _KEYS),
+            reasons=_most_frequent(by_cause(self.reasons), _KEYS),
+            skip_reasons=_most_frequent(by_cause(self.skip_reasons), _KEYS),
             batch_keys={batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()},
             sample=self.sample[:SAMPLE],
             losses=self.losses[:SAMPLE],
@@ -208,12 +209,12 @@ class TaskReport(Totals):
     def count_reason(self, reason: str) -> None:
         """Count the reason of a failure."""
         self.reasons[words(reason, _REASON)] += 1
-        _forget_rare(self.reasons)
+        self.reasons = _few(self.reasons)
 
     def count_skipped(self, reason: object) -> None:
         """Count the reason of a skipped message."""
         self.skip_reasons[words(reason, _REASON)] += 1
-        _forget_rare(self.skip_reasons)
+        self.skip_reasons = _few(self.skip_reasons)
 
     def count_held(self, messages: int, *, in_retry: bool) -> None:
         """Count messages that wait for a failure of their partition."""
@@ -231,9 +232,9 @@ class TaskReport(Totals):
             self.sample.append(FailureSample(message.message_id, *shown, message.attempt))
 
     def bounded(self) -> TaskReport:
-        """Return the report with the most frequent reasons and batch keys only."""
+        """Return the report with the most frequent causes and batch keys only."""
         keys = {batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()}
-        reasons, skips = (_most_frequent(counted, SAMPLE) for counted in (self.reasons, self.skip_reasons))
+        reasons, skips = (_most_frequent(by_cause(each), SAMPLE) for each in (self.reasons, self.skip_reasons))
         return replace(self, reasons=reasons, skip_reasons=skips, batch_keys=keys, stopped={})
 
     def to_json(self) -> str:
@@ -258,6 +259,15 @@ def earliest(times: Sequence[datetime | None]) -> datetime | None:
 
 def _most_frequent(counter: Counter[str], most: int) -> Counter[str]:
     return Counter(dict(counter.most_common(most)))
+
+
+def _few(reasons: Counter[str]) -> Counter[str]:
+    """Return counts of reasons, by cause if they are many."""
+    if len(reasons) <= _DISTINCT:
+        return reasons
+    reasons = by_cause(reasons)
+    _forget_rare(reasons)
+    return reasons
 
 
 def _forget_rare(counter: Counter[str]) -> None:

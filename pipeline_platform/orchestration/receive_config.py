@@ -56,7 +56,8 @@ class ReceiveConfig(dg.Config):
     failures: dict[str, Any] = Field(
         default_factory=dict,
         description="Open failures to retry, if the origin is `failed`: `state` (`open`: all; `waiting`: not dead; "
-        "`due`: their retry is due; `dead`), `kind`, `reason` (a part of it), `source`, `message_id`. Default: all.",
+        "`due`: their retry is due; `dead`), `kind`, `reason` (a part of it), `cause`, `source`, `message_id`, "
+        "`failed_before` (a time). Default: all.",
     )
 
     def overrides(self) -> dict[str, Any]:

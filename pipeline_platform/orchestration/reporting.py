@@ -18,6 +18,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.causes import by_cause
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
@@ -38,21 +39,25 @@ def of_failures(totals: Totals) -> dict[str, Any]:
     if not failed + returned:
         return {}
     sample = [failure._asdict() for failure in totals.sample[:SAMPLE]]
-    counts = [{"reason": reason, "messages": count} for reason, count in totals.reasons.most_common(SAMPLE)]
     return {
         "failed": failed,
         **({"became dead": totals.dead} if totals.dead else {}),
         **({"held": totals.held} if totals.held else {}),
         "returned": returned,
-        "reasons": table(counts, "reason", "messages"),
+        "reasons": _by_cause(totals.reasons),
         "failures": table(sample, "message_id", "stage", "kind", "reason", "attempt"),
     }
 
 
 def _of_skipped(totals: Totals) -> dict[str, Any]:
     """Return the reasons of skipped messages as metadata."""
-    counts = [{"reason": reason, "messages": count} for reason, count in totals.skip_reasons.most_common(SAMPLE)]
-    return {"reasons of skipped messages": table(counts, "reason", "messages")} if counts else {}
+    return {"reasons of skipped messages": _by_cause(totals.skip_reasons)} if totals.skip_reasons else {}
+
+
+def _by_cause(reasons: Mapping[str, int]) -> Any:
+    """Return the most frequent causes as a table."""
+    counts = by_cause(reasons).most_common(SAMPLE)
+    return table([{"reason": cause, "messages": count} for cause, count in counts], "reason", "messages")
 
 
 @dataclass

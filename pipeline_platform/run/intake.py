@@ -155,8 +155,12 @@ class RetryFailures(Intake):
         return granted > 0 or not wanted
 
     def left_out(self, receive: Receive, totals: Totals) -> str | None:
-        """Return a description of failures without capacity or time. The retry sensor requests due failures again."""
-        if receive.selection.state != "due" and receive.demand < receive.asked:
+        """Return a description of failures without capacity or time.
+
+        The retry sensor requests due failures again, and a command in several runs those before its start.
+        """
+        only = receive.selection
+        if only.state != "due" and only.failed_before is None and receive.demand < receive.asked:
             return (
                 f"Retried {receive.demand:,} of {receive.asked:,} open failures: a run may retry no more, or other "
                 "runs use the capacity. Their outcomes are published. Materialise these windows again for the others"

@@ -2,16 +2,20 @@
 
 import json
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from pipeline_platform import Processors, Producer
 from pipeline_platform.cli import launch, planned_runs
 from pipeline_platform.cli.main import app
+from pipeline_platform.cli.planned_runs import windows_text
 from pipeline_platform.lake.storage import Lake
-from tests.fixtures.failures import LATER, NOON, event, record
+from tests.fixtures.failures import LATER, MINUTE, NOON, event, failures, record
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory
 
 
@@ -50,17 +54,22 @@ def launched(monkeypatch):
     return runs
 
 
-def listed(answer: Result) -> list[tuple[str, str, int, list[str]]]:
+def listed(answer: Result) -> list[tuple[str, int, str]]:
     assert answer.exit_code == 0, answer.output
     groups = json.loads(answer.stdout)
-    return [(group["window"], group["state"], group["messages"], group["ids"]) for group in groups]
+    return [(group["state"], group["messages"], group["example"]) for group in groups]
 
 
-def test_failures_are_listed_in_groups(cli):
-    said = cli("list", "keeping").stdout
-    (row,) = [line.split() for line in said.splitlines() if "KeyError" in line]
-    assert row == [WINDOW, "waiting", "1", "KeyError", "'price'", "b"]
-    assert "4 failures are open." in said
+def test_failures_are_listed_by_cause_the_most_frequent_first(cli, lake):
+    record(lake, "r4", *(event(f"z{n}", reason=f"no price: {n}", at=NOON + n * MINUTE) for n in range(2, 5)))
+    said = cli("list", "keeping").stdout.splitlines()
+    assert said[:4] == [
+        "        4  ValueError: no price: *",
+        "           waiting; 2026-01-01 12:00 to 12:04; id z2",
+        "        1  ValueError: no price: 7",
+        "           dead; 2026-01-01 12:00; id gone",
+    ]
+    assert said[-1] == "7 failures are open."
 
 
 @pytest.mark.parametrize("command", [["list", "keeping"], ["show", "keeping", "a"], ["retry", "keeping"]])
@@ -73,11 +82,15 @@ def test_what_is_no_window_is_refused(cli, command):
         launch.retry_failures("keeping", windows=["bogus"])
 
 
-def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
-    ids = [f"b2TgZguRTuqz3sv8Y8QfCg:0:{number}" for number in range(3)]
-    record(lake, "r4", *(event(message_id, kind="TimeoutError", reason="no answer " * 9) for message_id in ids))
+def test_in_80_columns_reasons_and_ids_are_whole(cli, lake):
+    ids = ["b2TgZguRTuqz3sv8Y8QfCg:0:17", "1f0e2a9c-0b0f-4c57-9d0f-5b0f0c1f7f11"]
+    reasons = ["no answer from the bank " * 9, "closed " * 9]
+    for number, (message_id, reason) in enumerate(zip(ids, reasons, strict=True)):
+        failed = event(message_id, kind="TimeoutError", reason=reason, due_at=datetime(2030, 1, 1, tzinfo=UTC))
+        record(lake, f"long{number}", failed, {**failed, "message_id": f"{message_id}z", "at": NOON - 90 * MINUTE * 24})
     said = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["failures", "list", "keeping"]).stdout
-    assert {WINDOW, LATER, *ids} <= set(said.split())
+    assert set(ids) <= set(said.split())
+    assert all(" ".join(f"2  TimeoutError: {reason}".split()) in " ".join(said.split()) for reason in reasons)
     assert max(map(len, said.splitlines())) <= 80
 
 
@@ -91,6 +104,8 @@ def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
         (["--state", "closed"], {"done": "closed"}),
         (["--kind", "KeyError"], {"b": "waiting"}),
         (["--reason", "no price"], {"a": "due", "gone": "dead", "later": "waiting"}),
+        (["--cause", "no price: *"], {"a": "due", "gone": "dead", "later": "waiting"}),
+        (["--cause", "no price: 8", "--state", "dead"], {"gone": "dead"}),
         (["--window", LATER], {"later": "waiting"}),
         (["--window", LATER, "--window", WINDOW, "--state", "dead"], {"gone": "dead"}),
         (["--window", "2030-01-01T0000"], {}),
@@ -98,12 +113,12 @@ def test_in_a_narrow_terminal_windows_and_ids_are_whole(cli, lake, monkeypatch):
 )
 def test_failures_are_listed_by_criteria_for_programs(cli, options, expected):
     groups = listed(cli("list", "keeping", "--json", *options))
-    assert {message_id: state for _, state, _, ids in groups for message_id in ids} == expected
+    assert {message_id: state for state, _, message_id in groups} == expected
 
 
 def test_what_a_list_leaves_out_is_said(cli):
     said = cli("list", "keeping", "--limit", "1").stdout
-    assert "3 more groups not shown" in said
+    assert "3 failures with other causes not shown" in said
 
 
 def test_a_message_is_shown_with_all_that_became_of_it(cli):
@@ -150,6 +165,7 @@ def test_a_message_that_has_not_failed_is_not_there(cli):
         (["--id", "gone"], {"message_id": "gone"}, [1]),
         (["--kind", "KeyError"], {"kind": "KeyError"}, [1]),
         (["--reason", "no price"], {"reason": "no price"}, [3]),
+        (["--cause", "no price: *"], {"cause": "no price: *"}, [3]),
         (["--state", "dead"], {"state": "dead"}, [1]),
         (["--state", "due"], {"state": "due"}, [1]),
         (["--window", LATER], {}, [1]),
@@ -226,7 +242,7 @@ def test_failures_are_closed_by_hand_and_opened_again(cli):
     before = listed(cli("list", "keeping", "--json"))
     assert cli("close", "keeping", "--id", "gone", "--why", "sold out", "--by", "ana").stdout == "Closed 1 failure.\n"
 
-    assert [group for group in before if "gone" not in group[3]] == listed(cli("list", "keeping", "--json"))
+    assert [group for group in before if "gone" not in group] == listed(cli("list", "keeping", "--json"))
     shown = cli("show", "keeping", "gone").stdout
     assert "attempt 2: closed by hand by ana: sold out" in shown
     assert "gone" in str(listed(cli("list", "keeping", "--state", "closed", "--json")))
@@ -250,4 +266,85 @@ def test_failures_are_closed_by_what_they_say(cli):
     assert cli("close", "keeping", "--all", "--why", "x").stdout == "Closed 3 failures.\n"
     assert listed(cli("list", "keeping", "--json")) == []
     assert cli("close", "keeping", "--why", "x").exit_code == 2, "none is chosen"
-    assert cli("reopen", "keeping", "--window", WINDOW).stdout == "Reopened 3 failures.\n"
+    assert cli("reopen", "keeping", "--kind", "KeyError").stdout == "Reopened 1 failure.\n"
+    assert cli("reopen", "keeping", "--window", WINDOW).stdout == "Reopened 2 failures.\n"
+
+
+def test_the_number_is_said_first_and_a_dry_run_changes_nothing(cli):
+    options = ["keeping", "--cause", "no price: *"]
+    assert cli("close", *options, "--why", "x", "--dry-run").stdout == "would close 3 failures\n"
+    closed = cli("close", *options, "--why", "x")
+    assert (closed.stderr, closed.stdout) == ("Closing 3 failures.\n", "Closed 3 failures.\n")
+    assert cli("reopen", *options, "--dry-run").stdout == "would reopen 3 failures\n"
+    reopened = cli("reopen", *options)
+    assert (reopened.stderr, reopened.stdout) == ("Reopening 3 failures.\n", "Reopened 3 failures.\n")
+
+
+def close_some(lake: Lake, windows: list[str], most: int) -> int:
+    """Close the oldest failures of some windows, as a run does that retries them; return their number."""
+    failed = failures(lake, windows=tuple(windows))
+    rows = [
+        {**row, "state": "closed", "window": share.window}
+        for share in failed.plan(most, 1, "r")
+        for batch in failed.read(share, "r")
+        for row in batch.to_pylist()
+    ]
+    for number, row in enumerate(rows):
+        ended = event(row["message_id"], row["attempt"], "closed")
+        record(lake, f"{uuid4().hex}-{number}", ended, window=row["window"])
+    return len(rows)
+
+
+class Small(Keeping):
+    """A pipeline that may have three messages in flight, and two in a run."""
+
+    name = "keeping"
+    processors = Processors(concurrency=1, max_demand=2)
+    producer = Producer(source="memory", max_runs=1)
+
+
+@pytest.fixture
+def small(beside, tmp_path, monkeypatch):
+    call = beside(Small, memory=Memory())
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    return lambda *arguments: call("failures", *arguments)
+
+
+@pytest.mark.parametrize("retried", [2, 0], ids=["retried", "paused"])
+def test_one_command_retries_more_failures_than_a_run_may(small, lake, launched, monkeypatch, retried):
+    def follow(pipeline: object, run_ids: list[str]) -> bool:
+        _, tags = launched[-1]
+        ends = [tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end")]
+        windows = [WINDOW, LATER] if ends[0] else [tags["dagster/partition"]]
+        close_some(lake, windows, retried)
+        return True
+
+    monkeypatch.setattr(planned_runs, "follow", follow)
+    answer = small("retry", "keeping", "--all")
+
+    if not retried:
+        assert "retried no failures" in str(answer.exception)
+        return
+    assert answer.exit_code == 0, answer.output
+    assert answer.stdout.splitlines() == [
+        "4 failures to retry, up to 2 at once.",
+        f"run run-1 retries 2 of 4 failures of {WINDOW} to {LATER}",
+        "2 failures in 1 run.",
+        "Retried 2 of 4 failures.",
+        "run run-2 retries 2 failures of " + windows_text([WINDOW, LATER]),
+        "2 failures in 1 run.",
+        "Retried 4 of 4 failures.",
+    ]
+    first, second = (config for config, _ in launched)
+    assert first == second
+    assert first["demand"] == 2
+    assert first["failures"].keys() == {"failed_before"}
+
+
+def test_a_dry_run_says_how_many_runs_are_needed(small, lake, launched):
+    said = small("retry", "keeping", "--all", "--dry-run").stdout.splitlines()
+    assert said == [
+        f"would launch keeping_retry: retries 4 failures of {WINDOW} to {LATER} in 2 runs",
+        "Dry run: launched none of 2 runs.",
+    ]
+    assert launched == []

@@ -140,3 +140,27 @@ def test_duplicate_open_events_of_a_message_are_retried_once(lake):
     assert close(tables) == 3
     assert reopen(tables) == 3
     assert sorted(given_out(tables)) == [("m", 3), ("n", 3), ("o", 3)]
+
+
+def test_failures_are_reopened_by_the_cause_that_they_had(lake):
+    tables = Tables(lake, Keeping)
+    reasons = {"a": "order 1 is late", "b": "order 2 is late", "c": "order 1 is lost"}
+    record(lake, "r1", *(event(name, reason=reason) for name, reason in reasons.items()))
+
+    assert close(tables, cause="order * is late") == 2
+    assert close(tables) == 1
+    assert reopen(tables, cause="order * is lost") == 1
+    assert given_out(tables) == [("c", 3)]
+    assert reopen(tables, kind="ValueError", reason="late") == 2
+    assert reopen(tables) == 0
+
+
+def test_progress_is_reported_after_each_part(lake):
+    record(lake, "r1", *(event(name) for name in "abc"))
+    record(lake, "r2", event("d"))
+    closed, reopened = list[int](), list[int]()
+    tables = Tables(lake, Keeping)
+
+    assert closing.close(tables, failures(lake), "me", "known", closed.append) == 4
+    assert closing.reopen(tables, failures(lake), reopened.append) == 4
+    assert (closed[-1], reopened[-1]) == (4, 4)

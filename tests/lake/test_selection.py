@@ -7,10 +7,10 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipeline_platform.lake import writer
+from pipeline_platform.lake import failure_events, inspection, writer
 from pipeline_platform.lake.failed import Counts
 from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.inspection import IDS, Group, grouped, history
+from pipeline_platform.lake.inspection import Group, grouped, history
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.retry import Retry
@@ -113,8 +113,6 @@ def failures_at(time: datetime) -> int:
 def test_windows_where_nothing_is_due_are_not_read(mixed, monkeypatch):
     failures(mixed).by_window()
     read: list[list[str]] = []
-    from pipeline_platform.lake import failure_events
-
     look = failure_events.chosen
     monkeypatch.setattr(
         failure_events, "chosen", lambda lake, paths, *more: read.append(paths) or look(lake, paths, *more)
@@ -161,7 +159,15 @@ def test_all_steps_of_a_run_use_the_same_due_time():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"state": "closed"}, {"window": "w"}, {"message_id": 7}, {"kind": ["a"]}, {"due_by": "2026-01-01T00:00:00"}],
+    [
+        {"state": "closed"},
+        {"window": "w"},
+        {"message_id": 7},
+        {"kind": ["a"]},
+        {"due_by": "2026-01-01T00:00:00"},
+        {"failed_before": "today"},
+        {"cause": 7},
+    ],
 )
 def test_a_selection_by_unknown_values_is_refused(wrong):
     with pytest.raises(ValidationError):
@@ -171,31 +177,62 @@ def test_a_selection_by_unknown_values_is_refused(wrong):
 MINUTE = timedelta(minutes=1)
 
 
-def test_failures_are_grouped_by_window_state_kind_and_reason(lake):
-    record(lake, "r1", event("a"), event("b", due_at=NOON), event("c", due_at=NOON + MINUTE), event("d"))
+def test_failures_are_grouped_by_state_kind_and_cause_the_largest_group_first(lake):
+    noon, later = NOON, NOON + MINUTE
+    record(lake, "r1", event("a", at=later), event("b", due_at=noon), event("c", due_at=later), event("d", at=later))
     record(lake, "r2", event("e", kind="KeyError"), event("f", state="dead"), event("a", 2), event("d", 2, "closed"))
-    record(lake, "r3", event("g", reason=None, kind=None), window=LATER)
+    record(lake, "r3", event("g", reason=None, kind=None), event("h", reason="no price: 8", at=later), window=LATER)
 
-    assert [group._replace(ids=sorted(group.ids)) for group in grouped(failures(lake), NOON)] == [
-        Group(WINDOW, "waiting", "ValueError", "no price: 7", 2, NOON + MINUTE, ["a", "c"]),
-        Group(WINDOW, "dead", "ValueError", "no price: 7", 1, None, ["f"]),
-        Group(WINDOW, "due", "ValueError", "no price: 7", 1, NOON, ["b"]),
-        Group(WINDOW, "waiting", "KeyError", "no price: 7", 1, None, ["e"]),
-        Group(LATER, "waiting", "", "", 1, None, ["g"]),
-    ]
-    assert [group.ids for group in grouped(failures(lake, kind="KeyError"), NOON)] == [["e"]]
-    assert [group.ids for group in grouped(failures(lake, windows=(LATER,)), NOON)] == [["g"]]
-    assert [(group.state, group.ids) for group in grouped(failures(lake), NOON, closed=True)] == [("closed", ["d"])]
+    assert grouped(failures(lake), noon) == (
+        [
+            Group(3, "waiting", "ValueError", "no price: *", noon, later, WINDOW, LATER, later, "c"),
+            Group(1, "dead", "ValueError", "no price: 7", noon, noon, WINDOW, WINDOW, None, "f"),
+            Group(1, "due", "ValueError", "no price: 7", noon, noon, WINDOW, WINDOW, noon, "b"),
+            Group(1, "waiting", "", "", noon, noon, LATER, LATER, None, "g"),
+            Group(1, "waiting", "KeyError", "no price: 7", noon, noon, WINDOW, WINDOW, None, "e"),
+        ],
+        7,
+    )
+    assert [group.example for group in grouped(failures(lake, kind="KeyError"), noon).groups] == ["e"]
+    assert [group.example for group in grouped(failures(lake, windows=(LATER,)), noon).groups] == ["h", "g"]
+    closed, count = grouped(failures(lake), noon, closed=True)
+    assert ([(group.state, group.example) for group in closed], count) == ([("closed", "d")], 1)
 
 
-def test_of_a_large_group_some_are_named(lake):
-    record(lake, "r1", *(event(f"m{number}") for number in range(IDS + 5)))
-    (group,) = grouped(failures(lake), NOON)
-    assert (group.messages, len(group.ids)) == (IDS + 5, IDS)
+def test_the_largest_of_many_groups_are_kept_and_all_failures_are_counted(lake, monkeypatch):
+    monkeypatch.setattr(inspection, "GROUPS", 2)
+    letters = "abcdefghij"
+    for number in range(3):
+        events = [event(f"{letter}{number}", reason=letter) for letter in (letters[number], "x", "y")]
+        record(lake, f"r{number}", *events)
+
+    groups, count = grouped(failures(lake), NOON)
+
+    assert [(group.cause, group.messages) for group in groups[:2]] == [("x", 3), ("y", 3)]
+    assert (len(groups) <= 4, count) == (True, 9)
+
+
+def test_failures_are_selected_by_a_cause_or_by_a_reason_with_this_cause(lake):
+    reasons = {"a": "order 1 is late", "b": "order 22 is late", "c": "order 1 is lost", "d": None}
+    record(lake, "r1", *(event(name, reason=reason) for name, reason in reasons.items()))
+
+    assert chosen(lake, cause="order * is late") == ["a:1", "b:1"]
+    assert chosen(lake, cause="order 333 is late") == ["a:1", "b:1"]
+    assert chosen(lake, cause="order * is late", message_id="b") == ["b:1"]
+    assert chosen(lake, cause="late") == []
+
+
+def test_failures_are_selected_by_the_time_of_their_last_failure(lake):
+    record(lake, "r1", event("a"), event("b"), event("c", at=NOON + MINUTE))
+    record(lake, "r2", event("b", 2, at=NOON + MINUTE))
+
+    assert chosen(lake, failed_before=NOON) == []
+    assert chosen(lake, failed_before=NOON + MINUTE) == ["a:1"]
+    assert chosen(lake, failed_before=NOON + 2 * MINUTE) == ["a:1", "b:2", "c:1"]
 
 
 def test_without_a_table_there_is_nothing_to_look_at(lake):
-    assert grouped(failures(lake), datetime.now(UTC)) == []
+    assert grouped(failures(lake), datetime.now(UTC)) == ([], 0)
     assert history(failures(lake), "m") == []
 
 

@@ -42,3 +42,30 @@ def test_totals_add_counts_by_key_and_join_samples():
     assert {name: totals.counts()[name] for name in ("received", "handled", "staged")} == {
         "received": 4, "handled": 4, "staged": 2
     }  # fmt: skip
+
+
+def test_reasons_of_one_cause_are_one_before_the_most_frequent_are_chosen():
+    report = TaskReport()
+    for number in range(20):
+        report.count_reason(f"ValueError: order {number} has a negative total: -{number}")
+        report.count_skipped(f"order {number} is a test")
+    for letter in "abcdefghijkl":
+        report.count_reason(letter * 2)
+        report.count_reason(letter * 2)
+
+    assert report.bounded().reasons.most_common(1) == [("ValueError: order * has a negative total: *", 20)]
+    assert report.bounded().skip_reasons == {"order * is a test": 20}
+
+
+def test_reasons_of_one_cause_from_several_tasks_are_one_for_people():
+    reports = [TaskReport(reasons=Counter({f"order {number} is late": 1, "no price at 7": 1})) for number in range(3)]
+    totals = Manifest(reports=reports).totals.for_people()
+    assert totals.reasons == {"order * is late": 3, "no price at 7": 3}
+
+
+def test_beyond_a_bound_reasons_are_counted_by_cause(monkeypatch):
+    monkeypatch.setattr("pipeline_platform.lake.task_report._DISTINCT", 10)
+    report = TaskReport()
+    for number in range(50):
+        report.count_reason(f"order {number} is late")
+    assert report.bounded().reasons == {"order * is late": 50}
