@@ -20,6 +20,7 @@ from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.causes import by_cause
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
+from pipeline_platform.orchestration.data_versions import VERSION, data_versions
 from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
@@ -30,7 +31,6 @@ from pipeline_platform.tasks.acknowledge.acknowledger import Acknowledger
 _NAMED = 20
 """Maximum number of batch keys in metadata."""
 _LEVELS = logging.getLevelNamesMapping()
-_VERSION = "dagster/data_version"
 
 
 def of_failures(totals: Totals) -> dict[str, Any]:
@@ -151,11 +151,13 @@ def report(
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     windows, batchers, totals = context.partition_keys, list(flow.pipeline.batchers), results.totals
     open_failures = failed.by_window()
-    received, failures = results.rows["messages"], of_failures(totals)
+    received, failures, skipped = results.rows["messages"], of_failures(totals), _of_skipped(totals)
     for name in tables:
         asset, rows = dg.AssetKey([flow.pipeline.name, name]), results.rows[name]
         stored_in = flow.tables[name] if name in flow.tables.names else None
         stored, failures_of = _rows_by_window(stored_in, windows), totals.failed_effects.get(name, Counter())
+        unchanged = [] if replaces or is_red else [window for window in windows if not rows[window]]
+        versions = data_versions(context.instance, asset, unchanged)
         # Handled messages have batch keys, failures have none.
         keys = _batch_keys(totals, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
@@ -166,7 +168,7 @@ def report(
                     **failures,  # totals of the run, overwritten below by counts of the window
                     "handled": totals.handled[window],
                     "skipped": totals.skipped[window],
-                    **_of_skipped(totals),
+                    **skipped,
                     "failed": totals.failed[window],
                     "returned": totals.returned[window],
                     "duplicates": totals.duplicates[window],
@@ -198,9 +200,8 @@ def report(
             if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
             elif received[window] or (asset in context.selected_asset_keys and not is_red):
-                is_changed = replaces or rows[window] > 0
-                version = receive_id if is_changed else _version(context.instance, asset, window)
-                tags = {_VERSION: version} if version else None
+                version = versions.get(window) if window in unchanged else receive_id
+                tags = {VERSION: version} if version else None
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
     if "failed" in tables:
         context.log_event(evaluation(flow.pipeline.name, "failed", "no_open_failures", judge_failures(open_failures)))
@@ -208,21 +209,6 @@ def report(
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables:
         _report_backlog(context, flow)
-
-
-def _version(instance: dg.DagsterInstance, asset: dg.AssetKey, window: str) -> str | None:
-    """Return the data version of a window as last reported; None if its rows were never reported.
-
-    Rows that a failed run published are only observed, and count as a new version for downstream assets.
-    """
-    of_window = dg.AssetRecordsFilter(asset, asset_partitions=[window])
-    materialised = instance.fetch_materializations(of_window, limit=1).records
-    observed = instance.fetch_observations(of_window, limit=1).records
-    last = materialised[0].storage_id if materialised else 0
-    if observed and observed[0].storage_id > last:
-        return f"observed-{observed[0].storage_id}"
-    event = materialised[0].asset_materialization if materialised else None
-    return (event.tags or {}).get(_VERSION) if event else None
 
 
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:

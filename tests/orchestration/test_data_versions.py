@@ -3,10 +3,11 @@
 import dagster as dg
 import pytest
 
+from pipeline_platform.orchestration.data_versions import data_versions
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
-pytestmark = pytest.mark.usefixtures("open_spark")
+with_spark = pytest.mark.usefixtures("open_spark")
 
 
 def versions(location: Location, run: dg.DagsterRun, table: str, pipeline: str = "told") -> dict[str, str | None]:
@@ -15,6 +16,7 @@ def versions(location: Location, run: dg.DagsterRun, table: str, pipeline: str =
     return {str(event.partition): (event.tags or {}).get("dagster/data_version") for event in events}
 
 
+@with_spark
 def test_only_windows_whose_rows_change_get_another_version(location):
     location.enqueue("one", "fail 1")
     first = location.run("told_pull", WINDOW)
@@ -37,6 +39,7 @@ def test_only_windows_whose_rows_change_get_another_version(location):
     assert len({replayed[WINDOW], forgiven[WINDOW]}) == 2
 
 
+@with_spark
 def test_an_empty_pull_and_a_message_for_another_batcher_change_no_version(location):
     location.enqueue("one")
     first = location.run("told_pull", WINDOW)
@@ -51,6 +54,7 @@ def test_an_empty_pull_and_a_message_for_another_batcher_change_no_version(locat
     assert versions(location, other, "letters")[WINDOW] not in (None, letters[WINDOW], lines[WINDOW])
 
 
+@with_spark
 def test_rows_that_a_red_run_published_are_new_at_the_next_materialisation(location):
     location.enqueue("one")
     before = versions(location, location.run("strict_pull", WINDOW), "lines", "strict")
@@ -61,3 +65,39 @@ def test_rows_that_a_red_run_published_are_new_at_the_next_materialisation(locat
     after = versions(location, location.run("strict_pull", WINDOW), "lines", "strict")
 
     assert after[WINDOW] not in (None, before[WINDOW])
+
+
+class Without:
+    """An instance without the private methods that look up several windows at once."""
+
+    def __init__(self, instance: dg.DagsterInstance) -> None:
+        self.fetch_materializations = instance.fetch_materializations
+        self.fetch_observations = instance.fetch_observations
+
+
+def test_versions_are_the_same_with_and_without_dagsters_private_methods(tmp_path):
+    """Tried with Dagster 1.13.27."""
+    asset = dg.AssetKey(["told", "lines"])
+    names = ["reported", "twice", "untagged", "observed", "observed before", "only observed", "never"]
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+
+        def report(kind: type, window: str, version: str = "") -> None:
+            tags = {"dagster/data_version": version} if version else None
+            instance.report_runless_asset_event(kind(asset, partition=window, tags=tags))
+
+        for window, version in (("reported", "a"), ("twice", "b"), ("twice", "c"), ("untagged", ""), ("observed", "d")):
+            report(dg.AssetMaterialization, window, version)
+        for window in ("observed", "observed before", "only observed"):
+            report(dg.AssetObservation, window)
+        report(dg.AssetMaterialization, "observed before", "e")
+
+        found = data_versions(instance, asset, names)
+
+        assert found == data_versions(Without(instance), asset, names)
+        assert {window: found[window] for window in ("reported", "twice", "observed before")} == {
+            "reported": "a", "twice": "c", "observed before": "e"
+        }  # fmt: skip
+        assert {window for window in found if found[window].startswith("observed-")} == {"observed", "only observed"}
+        assert len(found) == 5
+        for window in names:
+            assert data_versions(instance, asset, [window]).get(window) == found.get(window)
