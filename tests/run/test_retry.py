@@ -11,9 +11,11 @@ from pipeline_platform import Message, PipelineError, Retry, SourceError
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.run import dead_letters, steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
 from pipeline_platform.source.pauses import Patience
 from tests.fixtures.flow import begun, flow_of, rows, run
 from tests.fixtures.flow_pipelines import Obedient
@@ -184,6 +186,7 @@ def test_a_letter_that_another_receive_decided_is_not_sent_by_this_one(scene):
 
 DUE = Selection(state="due")
 SOON = Selection(state="due", due_by=datetime.now(UTC) + timedelta(days=1))
+SEVERAL = Selection(failed_before=datetime.now(UTC) + timedelta(days=1))
 
 
 class Soon(Obedient):
@@ -234,6 +237,18 @@ def test_what_a_run_goes_by_is_in_its_record(filled):
     assert flow.ledger.get(receive.receive_id) == receive
     later = begun(flow, origin="failed", selection=DUE)
     assert later.selection.due_by is not None, "each later look finds the same failures due"
+
+
+@pytest.mark.parametrize(
+    ("selection", "is_red"),
+    [(Selection(), True), (Selection(kind="ValueError"), True), (SOON, False), (SEVERAL, False)],
+    ids=["all", "kind", "due", "in several runs"],
+)
+def test_a_run_with_less_capacity_than_failures_is_red_unless_another_run_is_requested(filled, selection, is_red):
+    flow = filled(Soon, [b"raise", b"raise", b"raise"])
+    run(flow)
+    receive = begun(flow, origin="failed", selection=selection).model_copy(update={"demand": 1, "asked": 3})
+    assert (intake_of(flow, receive).left_out(receive, Totals()) is not None) == is_red
 
 
 @pytest.mark.parametrize("origin", ["source", "messages"])
