@@ -71,7 +71,7 @@ def list_(
     """Show the causes of failures, the most frequent first: count, state, first and last time, and an example id."""
     now, closed = datetime.now(UTC), state == "closed"
     if closed and (kind or reason or cause):
-        message = "closed failures have no kind, reason or cause. Choose them by --window."
+        message = "must not be closed with --kind, --reason or --cause. Remove them, and select by --window."
         raise typer.BadParameter(message, param_hint="--state")
     chosen = "open" if closed else state
     with loading.opened() as opened:

@@ -33,7 +33,7 @@ from pipeline_platform.sinks.contract import Publication, SinkAwayError
 from pipeline_platform.source.patience import patiently
 
 _SINK_ROWS = 65_536
-"""Most rows that a sink gets at once."""
+"""Maximum number of rows in a batch of a sink."""
 
 
 class FencedError(Exception):

@@ -9,7 +9,7 @@
 6. Remove bounds from the log.
 
 A file that a commit may still add is not removed: of an unfinished receive, of a repair, or of another writer. A
-compaction of erased rows that has not committed yet never will, because a file that it replaces is gone.
+concurrent compaction of erased rows cannot commit, because files that it replaces were removed.
 """
 
 import json
@@ -72,7 +72,7 @@ class Erased:
 
 
 def searched_columns(tables: Tables) -> dict[str, pa.Schema]:
-    """Return the columns of the batchers' tables, which values can be searched in, also of removed batchers."""
+    """Return the searchable columns of batchers' tables, including removed batchers."""
     columns = {}
     for table in map(tables.__getitem__, [*tables.pipeline.batchers_with_tables(), *removed_batchers(tables)]):
         columns[table.name] = table.schema

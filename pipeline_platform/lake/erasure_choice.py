@@ -66,7 +66,7 @@ class ErasureChoice:
         """
         if sum(map(bool, (where, containing, message_ids))) != 1 or "" in message_ids:
             raise PipelineError(
-                "erase: must have exactly one of --where, --containing and --message-id. Add one to choose messages."
+                "erase: must have exactly one of --where, --containing and --message-id. Use one of them."
             )
         if containing and len(containing) < SHORTEST:
             raise PipelineError(
@@ -139,9 +139,13 @@ def _pairs(where: Sequence[str]) -> dict[str, str]:
     for text in where:
         column, mark, value = text.partition("=")
         if not (column and mark and value):
-            raise PipelineError(f"erase.where: must be COLUMN=VALUE, got {text!r}.")
+            raise PipelineError(
+                f"erase.where: must be COLUMN=VALUE, got {text!r}. Use, for example, email=a@example.com."
+            )
         if column in pairs:
-            raise PipelineError(f"erase.where: has {column} twice, and a row must have all values. Use two commands.")
+            raise PipelineError(
+                f"erase.where: must name each column once, got {column} twice. Use a command per value."
+            )
         pairs[column] = value
     return pairs
 
@@ -154,7 +158,7 @@ def _values(pairs: Mapping[str, str], columns: Mapping[str, pa.Schema]) -> dict[
     if not tables:
         known = _list(sorted({name for schema in columns.values() for name in schema.names}))
         raise PipelineError(
-            f"erase.where: no table of a batcher has the columns {_list(pairs)}. Valid columns: {known}."
+            f"erase.where: no table of a batcher has all of the columns {_list(pairs)}. Columns: {known}."
         )
     return {
         table: {column: _value(table, schema.field(column), value) for column, value in pairs.items()}
@@ -169,7 +173,7 @@ def _value(table: str, column: pa.Field, text: str) -> pa.Scalar:
         return pa.scalar(text).cast(column.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise PipelineError(
-            f"erase.where: {text!r} is not a valid {column.type}, the type of {table}.{column.name}."
+            f"erase.where: {text!r} is not a valid {column.type}, the type of {table}.{column.name}. Use such a value."
         ) from None
 
 

@@ -140,7 +140,7 @@ class FailedMessages(LakeSource):
         return {window: paths[window] for window, counts in self._count(paths).items() if counts.open}
 
     def _also_due(self) -> pa.Array | None:
-        """Return `keys_of` the held failures that nothing holds any more; None if due times alone decide."""
+        """Return `keys_of` the held failures whose partition waits for no failure; None if due times alone decide."""
         if not self.holds or self.selection.state != "due":
             return None
         everywhere = self.model_copy(update={"windows": None})

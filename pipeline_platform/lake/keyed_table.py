@@ -64,7 +64,7 @@ class KeyedTable(Table):
         """Raise `PipelineError` if the table was created with other options, or the type of a column has changed."""
         if (before := handle.metadata().description) != self.about:
             raise PipelineError(
-                f"{self.pipeline}/{self.name} was created with {before or 'none of these options'}, and latest_of has "
+                f"latest_of: must have the options of the table {self.pipeline}/{self.name}, {before or 'none'}, got "
                 f"{self.about}. Restore the options, or set another name for a new table"
             )
         super().check_types(handle)

@@ -33,7 +33,9 @@ def refuse_nul(names: Iterable[str], columns: Iterable[pa.Array]) -> None:
     for name, column in zip(names, columns, strict=True):
         for texts in _parts(column, _is_text):
             if pc.any(pc.match_substring(texts, "\0")).as_py():
-                raise ColumnError(f"{name} has text with the character NUL, which its sink cannot store")
+                raise ColumnError(
+                    f"{name}: contains the character NUL, which the sink cannot store. Remove it in a callback"
+                )
 
 
 def _unreadable(column: pa.Array) -> str | None:

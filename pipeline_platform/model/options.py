@@ -144,8 +144,9 @@ class Processors(Options):
     )
     on_failure: Literal["continue", "hold"] = Field(
         "continue",
-        description="After a failure in a partition: continue with its later messages, or hold them as open failures "
-        "of the kind `held` until no earlier failure of the partition is open. Requires partition_by and retry.",
+        description="continue: after a failure, later messages of its partition are handled. hold: they wait, as "
+        "failures of the kind `held`, until the earlier failure is resolved. hold requires handle_message, "
+        "partition_by and retry.",
     )
     threads: int = Field(
         1,

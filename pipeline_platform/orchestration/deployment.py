@@ -127,7 +127,7 @@ def with_sources(
     """Return the resources of a deployment with a resource for each connector and sink; None: the default resources.
 
     Raises:
-        PipelineError: A source is not a connector, a sink is not a sink, or one has the key of a resource.
+        PipelineError: A value is not a connector or a sink, or its key is also a key of `resources`.
     """
     wanted = {"sources": (Source, "a connector, such as TableQueue(...)"), "sinks": (Sink, "a sink")}
     for option, given in ("sources", sources), ("sinks", sinks):

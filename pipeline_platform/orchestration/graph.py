@@ -92,11 +92,11 @@ def _descriptions(pipeline: type[Pipeline]) -> dict[str, str]:
         if isinstance(options, Batcher):
             batches = f"batches of up to {_size(options)}, {options.concurrency} at a time."
             how = (
-                f"What `handle_batch` made of {batches}"
+                f"Messages that `handle_batch` returned, in {batches}"
                 if options.table
                 else f"Effects of `handle_batch` for {batches}"
             )
-        once = f"{rows} Each message once." if has_table(options) else " Without a table."
+        once = f"{rows} Each message is stored once." if has_table(options) else " Without a table."
         descriptions[name] = f"{how}{once} {pulls}"
     return descriptions
 

@@ -17,7 +17,7 @@ from pipeline_platform.control.database import Database
 from pipeline_platform.sinks.contract import Publication, Sink, SinkAwayError, SinkError
 
 _KEEP: Final = sa.text("interval '30 days'")
-"""Time for which a sink remembers published receives. A receive is published until its run or a later one has
+"""Time for which a sink keeps the ids of published receives. A receive is published until its run or a later one has
 acknowledged it, usually within seconds."""
 _LONGEST: Final = 63
 """Longest name of a table in PostgreSQL."""
@@ -100,7 +100,9 @@ class PostgresSink(Sink):
         what = f"sink {self.name!r}"
         database = Database(self.url, what, SinkError, away=SinkAwayError, keep=True)
         if database.is_sqlite:
-            raise SinkError(f"{what}: url must be for PostgreSQL, got {database}")
+            raise SinkError(
+                f"{what}: url must be for PostgreSQL, got {database}. Use postgresql://user:password@host/database"
+            )
         return database
 
     @cached_property

@@ -259,7 +259,7 @@ def test_an_unavailable_server_fails_the_run_and_no_message(flow, put, monkeypat
     send(large, body, body)
     with monkeypatch.context() as outage:
         outage.setattr(Large, "payloads", away)
-        with pytest.raises(RuntimeError, match="S3: does not answer for s3://"):
+        with pytest.raises(RuntimeError, match="S3: is unavailable for s3://"):
             handled(large)
     (abandoned,) = large.ledger.unfinished()
     large.control.end(abandoned)

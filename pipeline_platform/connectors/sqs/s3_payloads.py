@@ -46,8 +46,8 @@ class S3Payloads(Options):
     Credentials are found as by other AWS clients. They need `s3:GetObject`, and `delete` needs `s3:DeleteObject`.
     Without `s3:ListBucket`, S3 reports a missing object as forbidden. Methods are thread-safe.
 
-    While S3 is unavailable, a callback waits up to 30 s, without a time limit. Then its run fails, no message fails,
-    and a later run handles the messages.
+    While S3 is unavailable, a callback waits up to 30 s, which `message_timeout` does not count. Then its run fails,
+    no message fails, and a later run handles the messages.
 
     Raises:
         PipelineError: An option is not valid.
@@ -68,7 +68,10 @@ class S3Payloads(Options):
         description="Names of the buckets that pointers may refer to: the sender of a message chooses its pointer."
     )
     max_bytes: int = Field(
-        64 * 2**20, ge=1, le=2**30, description="Most bytes of an object. A message with a larger one fails."
+        64 * 2**20,
+        ge=1,
+        le=2**30,
+        description="Maximum size of an object in bytes. A message with a larger object fails.",
     )
     region_name: str | None = Field(
         None, description="AWS region; by default the region of the environment or profile."
@@ -188,7 +191,7 @@ class S3Payloads(Options):
                 raise MissingPayloadError(f"{where}: is not a valid object") from None
             if status is None or status >= 500 or status == 429 or re.fullmatch(BUSY, code):
                 fix = "Check region_name, endpoint_url, the network and S3."
-                raise S3AwayError(f"S3: does not answer for {where}: {code}. {fix}") from None
+                raise S3AwayError(f"S3: is unavailable for {where}: {code}. {fix}") from None
             denied = " It may be missing: S3 reports this without s3:ListBucket." if code == "AccessDenied" else ""
             raise MissingPayloadError(f"{where}: cannot be read: {code}.{denied}") from None
 

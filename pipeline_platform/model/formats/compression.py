@@ -42,7 +42,7 @@ def decompressed(data: bytes, codec: Codec | None = None, *, most_bytes: int = _
         codec: Its compression. None: gzip, zstd, or snappy with frames (its framing format, or the one of Kafka's Java
             clients), by the first bytes; any other payload is returned unchanged. Raw snappy has no such bytes and must
             be named. The checksums of the framing format are not verified.
-        most_bytes: Most bytes of the result: a few bytes may expand to gigabytes. 64 MiB by default.
+        most_bytes: Maximum size of the result in bytes: a few bytes may expand to gigabytes. 64 MiB by default.
 
     Returns:
         The expanded payload.
@@ -53,7 +53,9 @@ def decompressed(data: bytes, codec: Codec | None = None, *, most_bytes: int = _
         TypeError: `data` is not bytes: a callback has replaced it.
     """
     if not isinstance(data, bytes):
-        raise TypeError(f"decompressed requires data of type bytes, got {type(data).__name__}")
+        raise TypeError(
+            f"decompressed: data must be bytes, got {type(data).__name__}. Call it before data is replaced."
+        )
     if codec not in (None, "gzip", "zstd", "snappy"):
         raise ValueError(f"codec: must be 'gzip', 'zstd', 'snappy' or None, got {codec!r}.")
     if codec is None:
@@ -70,7 +72,9 @@ def decompressed(data: bytes, codec: Codec | None = None, *, most_bytes: int = _
     except (OSError, pa.ArrowException, ValueError) as error:
         raise PayloadError(f"the payload cannot be decompressed with {codec}: {error}") from None
     if len(expanded) > most_bytes:
-        raise PayloadError(f"the payload expands to more than {most_bytes:,} bytes with {codec}. Raise most_bytes")
+        raise PayloadError(
+            f"the payload expands to more than most_bytes ({most_bytes:,}) with {codec}. Raise most_bytes"
+        )
     return expanded
 
 
