@@ -32,9 +32,9 @@ lake/decision.py: run/test_steps_again.py
 lake/tables.py: lake/test_decision.py
     max_commit_retries=0 => max_commit_retries=15
 lake/tables.py: lake/test_durable.py
-    self._sync_log(version + 1)
-    def _committing >> self._sync_log(version)
-    self._sync_log(handle.version())
+    self.sync_log(version + 1)
+    def _committing >> self.sync_log(version)
+    self.sync_log(handle.version())
 lake/tables.py: lake/test_commits.py
     if self.exists() and self.version() > version => if True
 lake/storage.py: lake/test_durable.py

@@ -148,6 +148,7 @@ def _ranges(
         pipeline=pipeline.name,
         windows=tuple(windows) or None,
         selection=selection.at(datetime.now(UTC)),
+        holds=pipeline.holds_partitions(),
     )
     if selection.message_id is not None and selection.source is None and len(sources := failed.sources()) > 1:
         raise loading.SetUpError(

@@ -17,6 +17,7 @@ from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.actions import AckActions, AckPolicy
+from pipeline_platform.model.failure import HELD
 from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, Source
@@ -146,6 +147,16 @@ class FailedMessages(LakeSource):
         everywhere = self.model_copy(update={"windows": None})
         return due_with(open_in_partitions(self.lake, everywhere.open_files()), self.selection.due_by)
 
+    def _in_order(self, found: Failures) -> Iterator[pa.Table]:
+        """Yield rows of failures. Held failures come last: the failures that hold them failed again later."""
+        columns = (*ATTEMPT_KEY, "stage", "data", "metadata", "partition", "sequence", "kind")
+        if not self.holds:
+            yield from found.rows(*columns)
+            return
+        for is_held in (False, True):
+            for rows in found.rows(*columns):
+                yield rows.filter(pc.equal(pc.equal(rows["kind"], HELD), is_held))
+
     def _of(self, paths: Sequence[str], also_due: pa.Array | None) -> Failures:
         """Return the selected failures of a window's files."""
         return failure_events.chosen(self.lake, paths, self.selection, also_due)
@@ -197,8 +208,7 @@ class FailedMessages(LakeSource):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the payloads of a window's failures, each with its next attempt and, as `ack_ref`, its stage."""
         left = share.messages
-        found = self._of(share.at["paths"], self._also_due())
-        for rows in found.rows(*ATTEMPT_KEY, "stage", "data", "metadata", "partition", "sequence"):
+        for rows in self._in_order(self._of(share.at["paths"], self._also_due())):
             retried = rows.slice(0, left)
             left -= retried.num_rows
             yield from self._deliveries(

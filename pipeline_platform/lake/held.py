@@ -15,7 +15,8 @@ from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.model.failure import HELD
 from pipeline_platform.model.message import MESSAGE_KEY
 
-_COLUMNS = ("kind", "own_partition", "sequence", "at")
+_COLUMNS = ("kind", "own_partition", "partition", "sequence", "at")
+_OF_MESSAGE = ("source", "message_id", "own", "partition", "sequence", "window")
 _PARTITION = ("source", "own_partition")
 
 
@@ -50,25 +51,22 @@ def due_with(failures: pa.Table, due_by: datetime | None) -> pa.Array:
 
 
 class _Place(NamedTuple):
-    """Place of a failure among those of its partition, if the source numbers no messages."""
+    """Place of a message or a failure in a window, where sequences cannot be compared."""
 
-    window: str
     is_held: bool
     at: float
-
-
-_LAST = _Place("", True, float("inf"))
+    message_id: str
 
 
 def waits_for(messages: pa.Table, failures: pa.Table) -> pa.Array:
     """Return, for each message, the id of an earlier open failure of its partition; null without one.
 
     Failures of the messages themselves do not count: they are handled in the order of their partition. Order is by
-    `sequence` if the source sets it. Otherwise it is by window; within a window, all failures precede a new message,
-    and failures that are held follow the others.
+    window. Within a window it is by `sequence` if both belong to the same partition of the source. Otherwise, all
+    failures precede a new message, and held failures follow the others.
 
     Args:
-        messages: `source`, `message_id`, `own`, `sequence` and `window`.
+        messages: `source`, `message_id`, `own`, `partition`, `sequence` and `window`.
         failures: Result of `open_in_partitions`.
     """
     waiting = pa.nulls(messages.num_rows, pa.string())
@@ -85,27 +83,39 @@ def waits_for(messages: pa.Table, failures: pa.Table) -> pa.Array:
     first = {partition: _First(rows) for partition, rows in by_partition.items()}
     ids = waiting.to_pylist()
     for index in pc.indices_nonzero(held_up).to_pylist():
-        row = {name: messages[name][index].as_py() for name in ("source", "message_id", "own", "sequence", "window")}
-        place = places.get(_key(row), _LAST._replace(window=row["window"]))
-        ids[index] = first[row["source"], row["own"]].before(row["sequence"], place)
+        row = {name: messages[name][index].as_py() for name in _OF_MESSAGE}
+        place = places.get(_key(row), _Place(True, float("inf"), row["message_id"]))
+        ids[index] = first[row["source"], row["own"]].before(row, place)
     return pa.array(ids, pa.string())
 
 
 class _First:
-    """The first open failure of a partition."""
+    """The first open failures of a partition, by partition of the source."""
 
     def __init__(self, failures: Sequence[dict[str, Any]]) -> None:
-        has_sequences = all(row["sequence"] is not None for row in failures)
-        self._by_sequence = min(failures, key=lambda row: row["sequence"]) if has_sequences else None
-        self._by_place = min(failures, key=_place)
+        self._window = min(row["window"] for row in failures)
+        by_source: dict[str | None, list[dict[str, Any]]] = {}
+        for row in failures:
+            if row["window"] == self._window:
+                by_source.setdefault(None if row["sequence"] is None else row["partition"], []).append(row)
+        self._first = {
+            partition: (min(rows, key=_place), partition and min(rows, key=lambda row: row["sequence"]))
+            for partition, rows in by_source.items()
+        }
 
-    def before(self, sequence: int | None, place: _Place) -> str | None:
-        """Return its id if it precedes a message; otherwise None."""
-        if self._by_sequence is not None and sequence is not None:
-            precedes, failure = self._by_sequence["sequence"] < sequence, self._by_sequence
-        else:
-            precedes, failure = _place(self._by_place) <= place, self._by_place
-        return str(failure["message_id"]) if precedes else None
+    def before(self, message: Mapping[str, Any], place: _Place) -> str | None:
+        """Return the id of a failure that precedes a message; None without one."""
+        if self._window > message["window"]:
+            return None
+        for partition, (by_place, by_sequence) in self._first.items():
+            if self._window < message["window"]:
+                return str(by_place["message_id"])
+            if by_sequence and partition == message["partition"] and message["sequence"] is not None:
+                if by_sequence["sequence"] < message["sequence"]:
+                    return str(by_sequence["message_id"])
+            elif _place(by_place) < place:
+                return str(by_place["message_id"])
+        return None
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
@@ -113,4 +123,4 @@ def _key(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _place(row: Mapping[str, Any]) -> _Place:
-    return _Place(row["window"], row["kind"] == HELD, row["at"].timestamp())
+    return _Place(row["kind"] == HELD, row["at"].timestamp(), row["message_id"])

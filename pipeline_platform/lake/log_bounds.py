@@ -34,6 +34,7 @@ def forget_bounds(table: Table) -> int:
     if with_bounds:
         with table.look() as handle:
             handle.create_checkpoint()
+            table.sync_log(handle.version())  # before the checkpoints that it replaces are removed
             newest = f"{handle.version():020d}"
         for name in with_bounds:
             if name[:20] < newest:

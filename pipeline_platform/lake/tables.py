@@ -298,7 +298,7 @@ class Table:
     def shorten_log(self, handle: DeltaTable) -> None:
         """Create a checkpoint, which omits expired transactions, and remove expired commits."""
         handle.create_checkpoint()
-        self._sync_log(handle.version())  # before the commits that it replaces are removed
+        self.sync_log(handle.version())  # before the commits that it replaces are removed
         handle.cleanup_metadata()
 
     @contextmanager
@@ -307,7 +307,7 @@ class Table:
         from deltalake.exceptions import CommitFailedError, DeltaError
 
         # The previous commit may not be on disk yet, and this commit depends on it.
-        self._sync_log(version)
+        self.sync_log(version)
         try:
             yield
         except OSError as error:
@@ -325,9 +325,9 @@ class Table:
                 f"{self.uri} rejects commits: {_plain(error)}. No other commit came first, so a retry would fail, too. "
                 "Remove the table property or feature named above"
             ) from error
-        self._sync_log(version + 1)
+        self.sync_log(version + 1)
 
-    def _sync_log(self, version: int) -> None:
+    def sync_log(self, version: int) -> None:
         """Sync commits and checkpoints from a version on to disk, because delta-rs does not."""
         log = self.path("_delta_log")
         while self.lake.is_local and version >= 0 and os.path.exists(self.lake.uri(log, f"{version:020d}.json")):

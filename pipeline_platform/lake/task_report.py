@@ -181,7 +181,7 @@ class TaskReport(Totals):
         redelivered_since: Publication time of the oldest redelivered message; None if the source does not report it.
         published_until: Publication time of the newest message; None if the source does not report it.
         stopped: Id of the first failure of each partition in which a message failed, in a pipeline that holds
-            partitions. Only for the task itself.
+            partitions. Not kept after the step.
     """
 
     task: int | None = None
@@ -235,7 +235,7 @@ class TaskReport(Totals):
         """Return the report with the most frequent causes and batch keys only."""
         keys = {batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()}
         reasons, skips = (_most_frequent(by_cause(each), SAMPLE) for each in (self.reasons, self.skip_reasons))
-        return replace(self, reasons=reasons, skip_reasons=skips, batch_keys=keys, stopped={})
+        return replace(self, reasons=reasons, skip_reasons=skips, batch_keys=keys)
 
     def to_json(self) -> str:
         """Return the report as JSON, without defaults."""

@@ -8,8 +8,8 @@ from pipeline_platform.model.pipeline import Pipeline
 
 ONLY = "only"
 """Stage of messages for which a predicate raises."""
-_BEFORE = (ONLY, "receive_messages", "repair")
-"""Stages of failures that no predicate has let through: too large, or with an unknown outcome."""
+_BEFORE = (ONLY, "receive_messages", "partition_by", "repair")
+"""Stages of failures that perhaps no predicate has let through: too large, held, or with an unknown outcome."""
 FILTERED = "filtered by `only`"
 """Reason of messages for which a predicate returns False."""
 

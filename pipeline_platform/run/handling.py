@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.lake.failed import FailedMessages
@@ -63,10 +64,21 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency, failures)
     (plan,) = divide(work.run(deal, 1, messages).files, name, 1)
 
+    stopped = dict[str, str]()
+
     def step(first: int, end: int) -> Manifest:
-        parts, turns = divide(files, name, 1), (first, end)
-        task = HandleInOrder(**common(flow, receive), parts=parts, plan=plan, turns=turns, pace=pace)
-        return work.run(task, min(concurrency, messages), end - first)
+        given: dict[str, Any] = {
+            "parts": divide(files, name, 1),
+            "plan": plan,
+            "turns": (first, end),
+            "stopped": dict(stopped),
+        }
+        task = HandleInOrder(**common(flow, receive), **given, pace=pace)
+        manifest = work.run(task, min(concurrency, messages), end - first)
+        for report in manifest.reports:
+            stopped.update(report.stopped)
+            report.stopped = {}
+        return manifest
 
     return manifest + in_portions(pace, messages, step)
 

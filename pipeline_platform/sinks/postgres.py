@@ -75,6 +75,9 @@ class PostgresSink(Sink):
             ids = {"table_name": table.name, "receive_id": publication.receive_id}
             if not connection.execute(mark.values(ids).returning(self._receives.c.receive_id)).first():
                 return False
+            mine = sa.select(table.c.receive_id).where(table.c.receive_id == publication.receive_id)
+            if connection.execute(mine.limit(1)).first():  # its id was forgotten
+                return False
             if publication.replaces:
                 is_replaced = table.c.receive_id == sa.any_(sa.literal([*publication.replaces], _TEXTS))
                 in_windows = table.c.window == sa.any_(sa.literal([*publication.windows], _TEXTS))

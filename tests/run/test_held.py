@@ -4,12 +4,24 @@ from collections import defaultdict
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 
-from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, Retry, TableBatcher
+from pipeline_platform import (
+    Batcher,
+    BatchInfo,
+    Message,
+    Pipeline,
+    Processors,
+    Producer,
+    RateLimiting,
+    Retry,
+    TableBatcher,
+)
 from pipeline_platform.lake.closing import close
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.lake.held import waits_for
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.testing import test_batch
 from tests.fixtures.flow import kinds, rows, run
@@ -161,6 +173,96 @@ def test_batches_behind_a_failure_are_held(filled):
     assert numbers(flow)["1"] == [1]
     run(flow, "failed")
     assert numbers(flow)["1"] == [*range(1, 24, 3)]
+
+
+class Limited(Held):
+    """With a rate limit, by which a receive is handled in portions."""
+
+    name = "limited"
+    producer = Producer(source="queue", rate_limiting=RateLimiting(allowed_messages=4, interval=timedelta(seconds=0.2)))
+
+
+def test_a_rate_limit_does_not_end_a_hold(filled):
+    flow = filled(Limited, payloads(24, at_4="fail"))
+    run(flow)
+    assert numbers(flow) == {"0": [*range(0, 24, 3)], "1": [1], "2": [*range(2, 24, 3)]}
+
+
+def test_a_failure_precedes_the_messages_that_it_holds_in_each_retry(filled):
+    flow = filled(Held, payloads(12, at_4="always"))
+    run(flow)
+    for _ in range(2):
+        run(flow, "failed")
+        assert numbers(flow)["1"] == [1]
+
+
+def test_a_retry_of_a_part_begins_with_the_failure_that_holds_the_others(filled):
+    flow = filled(Held, payloads(12, at_4="always"))
+    run(flow)
+    run(flow, "failed")
+    run(flow, "failed", demand=1)
+    assert failures(flow, Selection(state="dead")) == 1
+
+
+class HeldFamilies(HeldBatches):
+    """Each message has two children; a batch has the children of one message."""
+
+    name = "held_families"
+
+    def handle_message(self, message: Message, context: Any) -> list[Message]:  # type: ignore[override]
+        word = Word(word=message.data.decode())
+        return [message.put(word, batcher="words"), message.put(word, batcher="words")]
+
+
+def test_a_child_that_fails_holds_the_later_batches_of_its_partition(filled):
+    flow = filled(HeldFamilies, payloads(12, at_4="fail"))
+    run(flow)
+    assert numbers(flow)["1"] == [1, 1]
+    run(flow, "failed")
+    assert numbers(flow)["1"] == [1, 1, 4, 4, 7, 7, 10, 10]
+
+
+FAILURES = {
+    "window": "w",
+    "kind": "ValueError",
+    "partition": None,
+    "sequence": None,
+    "at": datetime(2026, 1, 1, tzinfo=UTC),
+}
+
+
+def waits(message: dict[str, Any], *open_failures: dict[str, Any]) -> str | None:
+    new = {"source": "s", "message_id": "new", "own": "1", "window": "w", "partition": None, "sequence": None}
+    failed = [{"source": "s", "own_partition": "1", **FAILURES, **failure} for failure in open_failures]
+    schema = pa.schema([(name, pa.string()) for name in ("source", "message_id", "own", "partition", "window")])
+    messages = pa.Table.from_pylist([new | message], schema.append(pa.field("sequence", pa.int64())))
+    found: str | None = waits_for(messages, pa.Table.from_pylist(failed))[0].as_py()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("message", "failure", "expected"),
+    [
+        ({}, {"message_id": "old"}, "old"),
+        ({}, {"message_id": "old", "own_partition": "2"}, None),
+        ({"partition": "t:0", "sequence": 7}, {"message_id": "old", "partition": "t:0", "sequence": 6}, "old"),
+        ({"partition": "t:0", "sequence": 7}, {"message_id": "old", "partition": "t:0", "sequence": 8}, None),
+        ({"partition": "t:1", "sequence": 7}, {"message_id": "old", "partition": "t:0", "sequence": 8}, "old"),
+        (
+            {"partition": "t:0", "sequence": 7, "window": "x"},
+            {"message_id": "old", "partition": "t:0", "sequence": 8},
+            "old",
+        ),
+        ({"window": "a"}, {"message_id": "old"}, None),
+    ],
+)
+def test_a_message_waits_for_the_failures_before_it(message, failure, expected):
+    assert waits(message, failure) == expected
+
+
+def test_two_failures_at_the_same_time_do_not_wait_for_each_other():
+    a, b = {"message_id": "a"}, {"message_id": "b"}
+    assert [waits(a, a, b), waits(b, a, b)] == [None, "a"]
 
 
 def test_the_testing_kit_holds_partitions():

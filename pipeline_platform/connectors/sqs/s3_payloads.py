@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cached_property, partial
 from threading import Lock
 from typing import Annotated, Any
@@ -117,7 +118,11 @@ class S3Payloads(Options):
         Raises:
             RuntimeError: S3 did not delete all objects; the next run calls `acknowledge` again.
         """
-        pointers = dict.fromkeys(filter(None, (self._pointer(message.data) for message in messages)))
+        pointers = dict[tuple[str, str], None]()
+        for message in messages:
+            with suppress(PayloadError):  # the sender chose an invalid pointer: there is nothing to delete
+                if pointer := self._pointer(message.data):
+                    pointers[pointer] = None
         for bucket in dict.fromkeys(bucket for bucket, _ in pointers):
             keys = [{"Key": key} for of, key in pointers if of == bucket]
             for start in range(0, len(keys), _PER_CALL):

@@ -5,7 +5,7 @@ Finally each task handles its messages, which it looks up by position.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from pipeline_platform.lake.held import open_in_partitions, waits_for
 from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.filter import FILTERED, Filter
 from pipeline_platform.model.message import Message
@@ -23,6 +24,7 @@ from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.callback_process.fork import Death
+from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS, READ, Handle
 from pipeline_platform.tasks.handle.row_lane import LANE, Handler
 from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order, waves_of
@@ -30,6 +32,7 @@ from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.columns import partitioned
 from pipeline_platform.tasks.record.held import HELD_BY, held_by, hold
 from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.step import Sink
 
 FOUND = pa.schema(
     [
@@ -164,11 +167,19 @@ class HandleInOrder(Handle):
         parts: One part: the received files, whole and in the order of their positions.
         plan: Files of `DEALT`.
         turns: First turn (inclusive) and end (exclusive) of the messages to handle; None for all.
+        stopped: Partitions in which a message failed in an earlier portion; see `TaskReport`.
     """
 
     plan: Sequence[RowRange] = ()
     turns: tuple[int, int] | None = None
+    stopped: Mapping[str, str] = field(default_factory=dict)
     in_order = True
+
+    def recording(self, sink: Sink, watch: Watch, report: TaskReport) -> Outcomes:
+        """Return the recorder of tries. It knows the partitions that are stopped already."""
+        outcomes = super().recording(sink, watch, report)
+        outcomes.report.stopped = {**self.stopped, **outcomes.report.stopped}
+        return outcomes
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
         """Look up the rows of a task. A block contains a batch of rows per window, and only rows of one wave."""

@@ -6,31 +6,57 @@ import pyarrow as pa
 
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import HELD, Failure
-from pipeline_platform.model.message import Message
+from pipeline_platform.model.message import MESSAGE_KEY, Message
+from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.step import Step
 
+PARTITION_BY = "partition_by"
+"""Stage of held messages."""
 HELD_BY = "held_by"
 """Column of received rows: the id of an earlier open failure of the partition, or null."""
 
 
 def held_by(rows: pa.RecordBatch, report: TaskReport) -> list[str | None]:
-    """Return the id of the failure that holds each row, of an earlier receive or of this task; None without one."""
+    """Return the id of the failure that holds each row, of an earlier receive or of this task; None without one.
+
+    A message does not hold its own children.
+    """
     earlier = rows.column(HELD_BY).to_pylist() if HELD_BY in rows.schema.names else [None] * rows.num_rows
     if not report.stopped:
         return earlier
     found = (None if partition is None else report.stopped.get(partition) for partition in _partitions(rows))
-    return [before or stopped for before, stopped in zip(earlier, found, strict=True)]
+    ids = rows.column("message_id").to_pylist()
+    return [
+        before or (None if stopped == message_id else stopped)
+        for before, stopped, message_id in zip(earlier, found, ids, strict=True)
+    ]
 
 
 def hold(messages: Sequence[Message], failures: Sequence[str | None]) -> list[Message]:
     """Return messages, of which those that a failure holds have failed as `HELD`."""
     return [
-        message if failure is None else message.failed(Failure(HELD, f"waits for message {failure} of its partition"))
+        message
+        if failure is None
+        else message.failed(Failure(HELD, f"waits for message {failure} of its partition", "", PARTITION_BY))
         for message, failure in zip(messages, failures, strict=True)
     ]
 
 
-def stop(rows: pa.RecordBatch, report: TaskReport) -> None:
-    """Stop the partitions of rows that have failed."""
+def own_column(block: Block, step: Step) -> list[str]:
+    """Return the column of partitions, if the rows have it and the pipeline holds partitions."""
+    return ["own"] if step.pipeline.holds_partitions() and "own" in block.rows.schema.names else []
+
+
+def own_of(block: Block, indexes: list[int], step: Step) -> pa.Array:
+    """Return the partitions of messages; null if the pipeline does not hold partitions."""
+    return block.take(["own"], indexes).column(0) if own_column(block, step) else pa.nulls(len(indexes), pa.string())
+
+
+def stop(block: Block, failed: list[int], step: Step, report: TaskReport) -> None:
+    """Stop the partitions of messages that have failed, if the pipeline holds partitions."""
+    if not failed or not own_column(block, step):
+        return
+    rows = block.take([*MESSAGE_KEY, "own"], failed)
     for partition, message_id in zip(_partitions(rows), rows.column("message_id").to_pylist(), strict=True):
         if partition is not None:
             report.stopped.setdefault(partition, message_id)

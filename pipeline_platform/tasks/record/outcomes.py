@@ -16,7 +16,7 @@ from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, DELIVERY_KEY, MESSAGE_KEY, PAYLOAD, Message
+from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, DELIVERY_KEY, PAYLOAD, Message
 from pipeline_platform.model.options import Batcher, has_table
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks, nobody
@@ -27,7 +27,7 @@ from pipeline_platform.tasks.record.columns import Columns
 from pipeline_platform.tasks.record.failures import Failures, unknown_batcher
 from pipeline_platform.tasks.record.fan_out import ends_of, ends_table, parents_table, waiting_parents
 from pipeline_platform.tasks.record.filtered import write_filtered
-from pipeline_platform.tasks.record.held import stop
+from pipeline_platform.tasks.record.held import own_column, own_of, stop
 from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows, staged_table
 from pipeline_platform.tasks.record.step import Sink, Step
 from pipeline_platform.telemetry.spans import span
@@ -151,7 +151,7 @@ class Outcomes:
 
     def _await_children(self, block: Block, parents: list[int]) -> None:
         """Write the parents that wait for their children, and their ack actions."""
-        own = block.take(["own"], parents).column(0) if self._own(block) else pa.nulls(len(parents), pa.string())
+        own = own_of(block, parents, self.step)
         waiting = waiting_parents(block.take(["position", "data"], parents), own)
         self.write(parents_table(self.step.receive_id), block.window, waiting)
         ends = ends_of(block.rows, [(index, block.messages[index]) for index in parents])
@@ -208,6 +208,8 @@ class Outcomes:
         children = [(index, message) for index, message in enumerate(block.messages) if message.child is not None]
         ends = ends_of(block.rows, children, [child for _, child in children if may_rescue(child)])
         self.write(ends_table(self.step.receive_id), block.window, ends)
+        failed = [index for index, child in children if child.failure is not None and not child._is_held]
+        stop(block, failed, self.step, self.report)
         for indexes in block.done, block.failed:
             indexes[:] = [index for index in indexes if block.messages[index].child is None]
 
@@ -367,15 +369,10 @@ class Outcomes:
             self.report.count_failure(message)
         if held := sum(message._is_held for message in losers):
             self.report.count_held(held, in_retry=ack_policy.closes_failures)
-        if own := self._own(block):
-            stop(block.take([*MESSAGE_KEY, *own], failed), self.report)
+        stop(block, failed, self.step, self.report)
         if recorded := list(compress(failed, ends)):
-            rows = block.take([*ATTEMPT_KEY, *PAYLOAD, *own], recorded)
+            rows = block.take([*ATTEMPT_KEY, *PAYLOAD, *own_column(block, self.step)], recorded)
             self._failures.record(rows, block.window, list(compress(losers, ends)))
-
-    def _own(self, block: Block) -> list[str]:
-        """Return the column of partitions, if the rows have it and the pipeline holds partitions."""
-        return ["own"] if self.step.pipeline.holds_partitions() and "own" in block.rows.schema.names else []
 
     def _early(self, rows: pa.RecordBatch) -> dict[int, Entry]:
         """Return the early acknowledgements, by the index of the row."""
