@@ -4,7 +4,7 @@ import json
 from datetime import timedelta
 from threading import Timer
 
-import polars as pl
+import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.serialization import MessageField, SerializationContext
@@ -219,9 +219,11 @@ class BlocksOfRows(Pipeline):
     def __init__(self):
         self.registry = SchemaRegistry({"url": Rows.url})
 
-    def handle_messages(self, messages: pl.DataFrame, context):
+    def handle_messages(self, messages: pa.Table, context):
         self.calls.value += 1
-        return avro_columns(messages, Row, self.registry).with_columns(batcher=pl.lit("kept"))
+        decoded = avro_columns(messages, Row, self.registry)
+        batcher = pa.repeat("kept", decoded.num_rows)
+        return decoded.set_column(decoded.schema.get_field_index("batcher"), "batcher", batcher)
 
 
 @pytest.fixture

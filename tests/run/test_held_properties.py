@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pipeline_platform import Message
 from pipeline_platform.lake.closing import close
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import ALL, Selection, open_failures, rows_of
+from pipeline_platform.lake.failure_events import ALL, Selection, chosen
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import rows, run
 from tests.run.test_held import Held
@@ -46,7 +46,7 @@ def failures(flow: Flow, selection: Selection = ALL) -> FailedMessages:
 def open_ids(flow: Flow) -> set[int]:
     found = set[int]()
     for paths in failures(flow).open_files().values():
-        for some in rows_of(flow.lake, paths, open_failures(flow.lake, paths), ALL, "message_id"):
+        for some in chosen(flow.lake, paths).rows("message_id"):
             found |= {int(message_id) for message_id in some["message_id"].to_pylist()}
     return found
 
