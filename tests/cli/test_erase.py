@@ -68,7 +68,7 @@ def test_an_erasure_that_is_not_complete_exits_with_1(cli, tables, control):
         (["keeping"], "exactly one of --where, --containing and --message-id"),
         (["keeping", "--where", "txt=a"], "no table of a batcher has all of the columns txt"),
         (["coasts", "--message-id", "1"], "erase.source: must be set"),
-        (["nobody", "--message-id", "1"], "there is no pipeline 'nobody'"),
+        (["unknown", "--message-id", "1"], "there is no pipeline 'unknown'"),
         (["keeping", "--message-id", "1", "--timeout", "-1"], "--timeout"),
     ],
 )

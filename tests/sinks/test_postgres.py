@@ -222,7 +222,7 @@ def test_a_new_field_becomes_a_column_and_a_changed_type_is_refused(warehouse, p
 
 
 def test_a_run_leases_nothing_while_the_sink_is_unavailable(filled):
-    sink = PostgresSink(name="warehouse", url="postgresql://nobody:secret@127.0.0.1:1/none")
+    sink = PostgresSink(name="warehouse", url="postgresql://loader:secret@127.0.0.1:1/none")
     flow = with_sink(filled(Typed, [b"all"]), sink)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PostgresSink, "patience", sink.patience._replace(within_s=0.5))
