@@ -213,13 +213,19 @@ class StoredFile:
         ]
 
     def _completed(self, rows: Any, names: list[str]) -> Any:
-        """Return a table or a batch with these columns; missing columns are null."""
-        have = rows.schema.names
-        if have == names:
+        """Return a table or a batch with these columns; missing columns and nested fields are null."""
+        have, wanted = rows.schema, self._schema
+        if have.names == names and not any(pa.types.is_nested(type_) for type_ in have.types):
             return rows
-        count, schema = rows.num_rows, self._schema
-        columns = [rows.column(name) if name in have else pa.nulls(count, schema.field(name).type) for name in names]
-        return type(rows).from_arrays(columns, names=names)
+
+        def column(name: str) -> Any:
+            type_ = wanted.field(name).type
+            if name not in have.names:
+                return pa.nulls(rows.num_rows, type_)
+            stored = rows.column(name)
+            return stored.cast(type_) if pa.types.is_nested(type_) and stored.type != type_ else stored
+
+        return type(rows).from_arrays([*map(column, names)], names=names)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
-"""Changes of windows and column types that are invalid once there is data, and the digits of stored Decimals."""
+"""Changes of windows and models once there is data: which are invalid, and how the others change columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.lake.storage import Lake
@@ -14,14 +16,8 @@ from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.model.windows import WINDOW_FORMAT, canonical
 
 if TYPE_CHECKING:
-    from deltalake.schema import Field
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
-
-if TYPE_CHECKING:
     from deltalake import DeltaTable, Schema
-
+    from deltalake.schema import Field
 
 _WORDS = {"long": "integer", "string": "text", "double": "number", "boolean": "yes or no", "binary": "bytes"}
 
@@ -53,14 +49,18 @@ def _changes(there: Field, ours: Field, inside: str = "") -> Iterator[str]:
         kept = {field.name: field for field in old.fields}
         for field in new.fields:
             if field.name in kept:
-                yield from _changes(kept.pop(field.name), field, f"{name}.")
-            else:
-                yield f"{name}.{field.name}: not in the table, {_in_words(field.type)} in the model"
-        yield from (
-            f"{name}.{gone}: {_in_words(field.type)} in the table, not in the model" for gone, field in kept.items()
-        )
+                yield from _changes(kept[field.name], field, f"{name}.")
+    elif _kind(old) == _kind(new) == "array" and "struct" == _kind(old.element_type) == _kind(new.element_type):
+        yield from _changes(_element(there), _element(ours), inside)
     else:
         yield f"{name}: {_in_words(old)} in the table, {_in_words(new)} in the model"
+
+
+def _element(field: Any) -> Any:
+    """Return a list's column as a column of its elements."""
+    from deltalake.schema import Field
+
+    return Field(f"{field.name}[]", field.type.element_type)
 
 
 def _kind(type_: Any) -> str:
@@ -125,28 +125,52 @@ def check_windows(lake: Lake, pipeline: type[Pipeline], windows_with_data: Calla
 
 
 def as_stored(columns: pa.Schema, handle: DeltaTable) -> Schema:
-    """Return the columns of a model as a Delta schema, with the Decimal digits of the stored table."""
+    """Return the columns of a model as a Delta schema; see `merged`."""
     from deltalake import Schema
 
-    return Schema.from_arrow(keep_decimals(columns, handle))
+    return Schema.from_arrow(merged(columns, handle))
 
 
-def keep_decimals(columns: pa.Schema, handle: DeltaTable) -> pa.Schema:
-    """Return the columns of a model, with the Decimal digits of the stored table."""
-    if "decimal" not in str(columns):
+def widen(handle: DeltaTable, ours: Schema, committing: Callable[[int], AbstractContextManager[None]]) -> None:
+    """Add the columns and nested fields that a table lacks, and set changed comments. A commit runs in `committing`."""
+    there = {field.name: field for field in handle.schema().fields}
+    known = [field for field in ours.fields if field.name in there]
+    added = [field for field in ours.fields if field not in known or there[field.name].type != field.type]
+    if added:
+        with committing(handle.version()):
+            handle.alter.add_columns(added)
+    for field in known:
+        if field.metadata and there[field.name].metadata != field.metadata:
+            with committing(handle.version()):
+                handle.alter.set_column_metadata(field.name, field.metadata)
+
+
+def merged(columns: pa.Schema, handle: DeltaTable) -> pa.Schema:
+    """Return the columns of a model, with the Decimal digits and the nested fields of the stored table."""
+    if not any(pa.types.is_nested(type_) or pa.types.is_decimal(type_) for type_ in columns.types):
         return columns
-    there = pa.struct(list(pa.schema(handle.schema().to_arrow())))
-    return pa.schema(list(_kept(pa.struct(list(columns)), there)))
+    there = {field.name: field.type for field in pa.schema(handle.schema().to_arrow())}
+    return pa.schema([field.with_type(_merged(field.type, there.get(field.name, field.type))) for field in columns])
 
 
-def _kept(ours: pa.DataType, there: pa.DataType) -> pa.DataType:
+def _merged(ours: pa.DataType, there: pa.DataType, *, adds: bool = True) -> pa.DataType:
+    """Return our type with the digits of the stored Decimals and, if `adds`, with the fields of both."""
     if pa.types.is_decimal(ours) and pa.types.is_decimal(there):
         return there
     if pa.types.is_struct(ours) and pa.types.is_struct(there):
-        known = {field.name: field.type for field in there}
-        return pa.struct([field.with_type(_kept(field.type, known.get(field.name, field.type))) for field in ours])
+        new, known = ({field.name: field for field in type_} for type_ in (ours, there))
+        names = [*known, *(name for name in new if name not in known)] if adds else [*new]
+        return pa.struct(
+            [
+                new[name].with_type(_merged(new[name].type, known[name].type, adds=adds))
+                if name in new and name in known
+                else new.get(name, known.get(name))
+                for name in names
+            ]
+        )
     if pa.types.is_list(ours) and pa.types.is_list(there):
-        return pa.list_(_kept(ours.value_type, there.value_type))
+        return pa.list_(_merged(ours.value_type, there.value_type, adds=adds))
     if pa.types.is_map(ours) and pa.types.is_map(there):
-        return pa.map_(ours.key_type, _kept(ours.item_type, there.item_type))
+        # delta-rs cannot read a map whose files have different fields.
+        return pa.map_(ours.key_type, _merged(ours.item_type, there.item_type, adds=False))
     return ours

@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake import schema_changes
 from pipeline_platform.lake.file_times import time_of_files
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.schema_changes import SchemaChangeError, as_stored, check_windows, refuse_changes
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.model.schema import described
 from pipeline_platform.sinks.contract import Sink
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def columns_of(pipeline: type[Pipeline], table: str) -> pa.Schema:
     if table in fixed:
         return fixed[table]
     model = pipeline.batchers[table].table_schema
-    data = pa.schema([("data", pa.string())]) if model is None else arrow_schema(model)
+    data = pa.schema([("data", pa.string())]) if model is None else described(model)
     return pa.schema([*data, *SYSTEM])
 
 
@@ -178,14 +178,12 @@ class Table:
 
     def check_types(self, handle: DeltaTable) -> None:
         """Raise `SchemaChangeError` if the type of a column has changed."""
-        refuse_changes(f"{self.pipeline}/{self.name}", handle.schema().fields, as_stored(self.schema, handle).fields)
+        ours = schema_changes.as_stored(self.schema, handle)
+        schema_changes.refuse_changes(f"{self.pipeline}/{self.name}", handle.schema().fields, ours.fields)
 
     def _widen(self, handle: DeltaTable) -> None:
         self.check_types(handle)
-        there = {field.name for field in handle.schema().fields}
-        if added := [field for field in as_stored(self.schema, handle).fields if field.name not in there]:
-            with self._committing(handle.version()):
-                handle.alter.add_columns(added)
+        schema_changes.widen(handle, schema_changes.as_stored(self.schema, handle), self._committing)
 
     def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
         """Return the files of some windows, or of all, as of this handle."""
@@ -275,7 +273,7 @@ class Table:
             app_transactions=[Transaction(transaction, state, now)],
             custom_metadata={"by": transaction},
         )
-        schema, version = as_stored(self.schema, handle), handle.version()
+        schema, version = schema_changes.as_stored(self.schema, handle), handle.version()
         # Maintenance removes expired commits, because that lists the whole log.
         hooks = PostCommitHookProperties(cleanup_expired_logs=False)
         with self._committing(version):
@@ -292,7 +290,8 @@ class Table:
 
     def stored_columns(self, handle: DeltaTable) -> pa.Schema:
         """Return the columns of its files, including columns removed from the model."""
-        ours, there = {field.name: field for field in self.schema}, pa.schema(handle.schema().to_arrow())
+        ours = {field.name: field for field in schema_changes.merged(self.schema, handle)}
+        there = pa.schema(handle.schema().to_arrow())
         return pa.schema([ours.get(field.name, field) for field in there if field.name != "window"])
 
     def shorten_log(self, handle: DeltaTable) -> None:
@@ -316,7 +315,6 @@ class Table:
                 raise CommitConflictError(f"{self.uri}: connection lost at version {self.version() + 1}") from error
             raise OSError(f"{self.uri} cannot be written: {_plain(error)}") from error
         except DeltaError as error:
-            # Delta reports permanent errors as conflicts, too: append-only tables, unsupported features.
             if self.exists() and self.version() > version:
                 raise CommitConflictError(f"{self.pipeline}/{self.name} changed since version {version}") from error
             if not isinstance(error, CommitFailedError):
@@ -370,7 +368,7 @@ class Tables:
 
     def ensure(self) -> None:
         """Check the windows, and create or widen every table; a run calls it before it leases messages."""
-        check_windows(self.lake, self.pipeline, self.windows_with_data)
+        schema_changes.check_windows(self.lake, self.pipeline, self.windows_with_data)
         side_by_side(Table.ensure, map(self.__getitem__, self.names))
 
     def refusals(self) -> dict[str, str]:
@@ -381,7 +379,7 @@ class Tables:
                 with table.look() as handle:
                     try:
                         table.check_types(handle)
-                    except SchemaChangeError as error:
+                    except schema_changes.SchemaChangeError as error:
                         refused[table.name] = str(error)
         return refused
 

@@ -39,6 +39,12 @@ class ModelField(NamedTuple):
     has_none: bool
     of: Any
 
+    @property
+    def description(self) -> str | None:
+        """The description of pydantic's `Field` or of msgspec's `Meta`."""
+        described = [self.of, *(get_args(self.annotation)[1:] if get_origin(self.annotation) is Annotated else ())]
+        return next((text for each in described if (text := getattr(each, "description", None))), None)
+
     def default(self, given: Mapping[str, Any]) -> Any:
         """Return the default; pydantic's default factories may use the given values of other fields."""
         if not isinstance(self.of, FieldInfo):

@@ -55,6 +55,12 @@ def arrow_schema(model: ModelClass) -> pa.Schema:
     return row_type(model).schema
 
 
+def described(model: ModelClass) -> pa.Schema:
+    """Return the columns of a model's table with the descriptions of its fields, which are comments in Delta."""
+    texts = {name: {"comment": field.description} for name, field in fields(model).items() if field.description}
+    return pa.schema([field.with_metadata(texts.get(field.name)) for field in arrow_schema(model)])
+
+
 def _model(model: ModelClass, inside: tuple[ModelClass, ...], kept: pa.DataType | None) -> ModelOf:
     if model in inside:
         raise ColumnError(

@@ -13,7 +13,7 @@ from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
-from pipeline_platform.lake.schema_changes import keep_decimals
+from pipeline_platform.lake.schema_changes import merged
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -82,7 +82,7 @@ class Flow:
         for table in map(self.tables.__getitem__, self.pipeline.batchers_with_tables()):
             if "decimal" in str(table.schema):  # other tables need not be opened
                 with suppress(TableNotFoundError), table.look() as handle:
-                    if (columns := keep_decimals(table.schema, handle)) != table.schema:
+                    if (columns := merged(table.schema, handle)) != table.schema:
                         kept[table.name] = columns
         return kept
 

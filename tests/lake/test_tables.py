@@ -3,12 +3,17 @@
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import Annotated
 
+import duckdb
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from pydantic import BaseModel
+from deltalake import QueryBuilder
+from pydantic import BaseModel, Field
 
+from pipeline_platform.lake.compaction import compact
 from pipeline_platform.lake.decision import decide, publish, state_of
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
@@ -82,6 +87,83 @@ def test_a_field_that_is_gone_leaves_its_column_and_nulls(lake):
     assert sorted((row["n"], row["text"]) for row in read(wide)) == [(1, "a"), (2, None)]
 
 
+class Before(BaseModel):
+    total: Annotated[int, Field(description="In cents")]
+    note: str
+
+
+class After(BaseModel):
+    total: Annotated[int, Field(description="In cents, with taxes")]
+    note: str = Field(description="By the customer")
+    paid: bool = Field(description="Whether it is paid")
+
+
+class Slim(msgspec.Struct):
+    total: Annotated[int, msgspec.Meta(description="In euros")]
+
+
+def test_descriptions_of_fields_are_comments_of_columns(lake):
+    def comments(model: type) -> dict[str, str]:
+        pipeline = type(
+            "Orders",
+            (Keeping,),
+            {"name": "orders", "producer": Producer(source="q"), "batchers": {"lake": TableBatcher(schema=model)}},
+        )
+        table = Tables(lake, pipeline)["lake"]
+        for _ in range(2):
+            table.ensure()
+        return {field.name: field.metadata["comment"] for field in table.open().schema().fields if field.metadata}
+
+    assert comments(Before) == {"total": "In cents"}
+    after = {"total": "In cents, with taxes", "note": "By the customer", "paid": "Whether it is paid"}
+    assert comments(After) == after
+    assert comments(Slim) == {**after, "total": "In euros"}
+
+
+STREET, CITY, COUNT = {"street": pa.string()}, {"city": pa.string()}, {"count": pa.int64()}
+
+
+@pytest.mark.parametrize("wrap", [pa.struct, lambda fields: pa.list_(pa.struct(fields))], ids=["model", "list"])
+def test_a_nested_model_gains_and_loses_fields_while_old_and_new_code_write(lake, wrap):
+    old, new, third = (with_columns(lake, to=wrap(fields)) for fields in (STREET, {**CITY, **STREET}, COUNT))
+
+    def put_each(table: Table, receive_id: str, **values: object) -> None:
+        table.ensure()
+        put(table, receive_id, {"to": values if wrap is pa.struct else [values]})
+
+    put_each(old, "r1", street="a")
+    put_each(new, "r2", street="b", city="c")
+    put_each(old, "r3", street="d")  # rolled back, or not yet deployed everywhere
+    put_each(third, "r4", count=4)
+    stored = [{"street": "a"}, {"street": "b", "city": "c"}, {"street": "d"}, {"count": 4}]
+    found = [dict.fromkeys(("street", "city", "count")) | values for values in stored]
+
+    def rows(values: list[dict[str, object]]) -> list[object]:
+        inner = [value["to"] if wrap is pa.struct else value["to"][0] for value in values]
+        return sorted(inner, key=str)
+
+    def every_reader_finds_them() -> None:
+        query = QueryBuilder().register("t", old.open()).execute("SELECT * FROM t")
+        for reader in (
+            read(old),
+            old.open().to_pyarrow_dataset().to_table().to_pylist(),
+            pa.table(query.read_all()).to_pylist(),
+            duckdb.sql("SELECT * FROM dataset", connection=connected(old)).to_arrow_table().to_pylist(),
+        ):
+            assert rows(reader) == sorted(found, key=str)
+
+    every_reader_finds_them()
+    assert compact(new, errors := []) == 4
+    assert not errors
+    every_reader_finds_them()
+
+
+def connected(table: Table) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.register("dataset", table.open().to_pyarrow_dataset())
+    return connection
+
+
 def test_a_changed_type_is_refused_by_name_with_the_way_out(lake):
     with_columns(lake, late=pa.int64()).ensure()
 
@@ -97,9 +179,14 @@ def test_a_changed_type_is_refused_by_name_with_the_way_out(lake):
         (pa.list_(pa.int64()), pa.list_(pa.string()), "a: list of integer in the table, list of text in the model"),
         (pa.struct({"b": pa.int64()}), pa.struct({"b": pa.string()}), "a.b: integer in the table, text in the model"),
         (
-            pa.struct({"b": pa.int64()}),
-            pa.struct({"c": pa.int64()}),
-            "a.c: not in the table, integer in the model; a.b",
+            pa.list_(pa.struct({"b": pa.int64()})),
+            pa.list_(pa.struct({"b": pa.string(), "c": pa.string()})),
+            "a[].b: integer in the table, text in the model",
+        ),
+        (
+            pa.map_(pa.string(), pa.struct({"b": pa.int64()})),
+            pa.map_(pa.string(), pa.struct({"b": pa.int64(), "c": pa.bool_()})),
+            "a: dict of model of b (integer) in the table, dict of model of b (integer), c (yes or no) in the model",
         ),
         (pa.map_(pa.string(), pa.bool_()), pa.binary(), "a: dict of yes or no in the table, bytes in the model"),
         (
