@@ -34,7 +34,7 @@ def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
 
 def _columns(pipeline: type[Pipeline], table: str) -> dg.TableSchema:
     model = pipeline.batchers[table].table_schema if table in pipeline.batchers else None
-    of_model = {name: getattr(field.of, "description", None) for name, field in fields(model).items()} if model else {}
+    of_model = {name: field.description for name, field in fields(model).items()} if model else {}
     descriptions: Mapping[str, str | None] = {**{field.name: _doc(field) for field in MESSAGES}, **of_model}
     json = {name for name, cast in row_type(model).casts.items() if isinstance(cast, JsonText)} if model else set()
     return dg.TableSchema(
