@@ -7,9 +7,6 @@ everything in memory and checks no credentials.
 
 from __future__ import annotations
 
-import json
-import shutil
-import subprocess
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,26 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from filelock import FileLock
-
+from servers import npm
 from servers.server import Server, ServerError, in_memory
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
-_LOCKED = Path(__file__).parent / "fauxqs"
-"""Folder with the package and its dependencies, each with its hash."""
-FAUXQS: str = json.loads((_LOCKED / "package.json").read_text())["dependencies"]["fauxqs"]
 REGION = "us-east-1"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 """Variables that boto3 requires; the local server ignores them."""
-_INSTALL_S = 300
 
 
-def missing() -> str | None:
-    """Return what is missing to run the server, or None."""
-    lacks = [program for program in ("node", "npm") if shutil.which(program) is None]
-    return f"{' and '.join(lacks)} not found on PATH; install Node 20 or newer" if lacks else None
+missing = npm.missing
 
 
 @contextmanager
@@ -61,20 +50,7 @@ def install(folder: Path) -> Path:
     Raises:
         ServerError: npm fails.
     """
-    home = folder / f"fauxqs-{FAUXQS}"
-    home.mkdir(parents=True, exist_ok=True)
-    # Its engines field requires Node 22 for persistence, which sqs.mjs does not use.
-    options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
-    with FileLock(home / "lock"):
-        if not (home / "installed").exists():
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(_LOCKED / name, home)
-            npm = ["npm", "ci", *options]
-            installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
-            if installed.returncode:
-                raise ServerError(f"npm cannot install fauxqs {FAUXQS} into {home}: {installed.stderr[-1_000:]}")
-            (home / "installed").touch()
-    return home / "node_modules" / "fauxqs"
+    return npm.install(Path(__file__).parent / "fauxqs", folder) / "fauxqs"
 
 
 @cache

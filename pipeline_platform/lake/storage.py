@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property, lru_cache
 from typing import Any, Self
@@ -15,34 +15,15 @@ import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from pipeline_platform.lake import object_stores
 from pipeline_platform.model.safe_text import address
 
 AWAY_S = 120
 """Seconds for which each request is retried while an object store is unavailable: enough for a reboot of its host."""
 
-_S3_NAMES = {
-    "aws_region": ("aws_region", "region", "aws_default_region", "default_region"),
-    "aws_endpoint_url": ("aws_endpoint_url_s3", "aws_endpoint_url", "aws_endpoint", "endpoint_url", "endpoint"),
-    "aws_access_key_id": ("aws_access_key_id", "access_key_id"),
-    "aws_secret_access_key": ("aws_secret_access_key", "secret_access_key"),
-    "aws_session_token": ("aws_session_token", "aws_token", "session_token", "token"),
-    "aws_skip_signature": ("aws_skip_signature", "skip_signature"),
-    "aws_virtual_hosted_style_request": ("aws_virtual_hosted_style_request", "virtual_hosted_style_request"),
-}
-"""Options that PyArrow needs, too, by delta-rs's preferred name: all names that delta-rs accepts, by precedence."""
-_CREDENTIALS = {
-    "aws_access_key_id": "access_key",
-    "aws_secret_access_key": "secret_key",
-    "aws_session_token": "session_token",
-}
-"""PyArrow's names of the credentials, which both clients also find in the environment, a profile or a role."""
 _PATIENCE = {"max_retries": "1000", "retry_timeout": f"{AWAY_S}s", "backoff_config.max_backoff": "5s"}
 _BRIEF = {"max_retries": "0", "timeout": "5s"}
 """Options for calls of delta-rs that block all other threads, including lease renewal; the caller retries them."""
-_ATTEMPTS = 13
-"""Number of PyArrow's attempts, with pauses that double up to 20 s: about `AWAY_S` in all."""
-_S3 = ("s3", "s3a")
-_STORES = (*_S3, "gs")
 _MISREAD = re.compile(r"[%#?*\[\]{}|^\\\x00-\x1f\x7f]")
 """Characters that delta-rs decodes, parses as parts of a URL or rejects, or that Spark parses as a pattern."""
 _LEFT: list[pafs.FileSystem] = []
@@ -61,8 +42,8 @@ class Lake(BaseModel):
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Options of S3, by delta-rs's names (AWS_REGION, AWS_ENDPOINT_URL, ...). Prefer to set credentials "
-        "in the environment. Must be empty for gs://.",
+        description="Options of S3 or Azure, by delta-rs's names (AWS_REGION, AZURE_STORAGE_ACCOUNT_NAME, ...). Prefer "
+        "to set credentials in the environment. Must be empty for gs://.",
     )
 
     @field_validator("root")
@@ -70,12 +51,14 @@ class Lake(BaseModel):
     def _resolve(cls, root: str) -> str:
         """Make a folder absolute, because tasks run in other folders. Reject names that a client misreads."""
         scheme, _, place = root.partition("://") if "://" in root else ("", "", root)
-        if scheme and scheme not in _STORES:
+        if scheme and scheme not in object_stores.STORES:
             raise ValueError(
-                f"root must be a folder, or a URL that starts with s3:// or gs://, got {scheme}://. For a store with "
-                "an S3 gateway, set AWS_ENDPOINT_URL in storage_options to the address of the gateway"
+                f"root must be a folder, or a URL that starts with s3://, gs://, az:// or abfss://, got {scheme}://. "
+                "For a store with an S3 gateway, set AWS_ENDPOINT_URL in storage_options to the address of the gateway"
             )
-        if scheme and {":", "@"} & {*place.partition("/")[0]}:  # a secret key may contain a /
+        bucket = place.partition("/")[0]
+        names_account = scheme in object_stores.AZURE and re.fullmatch(r"[\w$-]+@\w+(\.[\w-]+)+", bucket)
+        if scheme and {":", "@"} & {*bucket} and not names_account:  # a secret key may contain a /
             raise ValueError("root must be a URL without user, password and query. Put credentials in the environment")
         real = root if scheme else os.path.realpath(root)
         if found := sorted(set(_MISREAD.findall(place if scheme else real))):
@@ -94,6 +77,12 @@ class Lake(BaseModel):
             raise ValueError(
                 f"{', '.join(found)} must be a URL without user, password and query. Put credentials in the "
                 "environment of all processes"
+            )
+        if scheme in object_stores.AZURE and "azure_storage_account_name" not in (self.options or {}):
+            raise ValueError(
+                f"root {self.root} does not contain the storage account. Set azure_storage_account_name in "
+                "storage_options, AZURE_STORAGE_ACCOUNT_NAME in the environment, or root to "
+                "abfss://container@account.dfs.core.windows.net/path"
             )
         if scheme == "gs" and self.storage_options:
             raise ValueError(
@@ -116,38 +105,12 @@ class Lake(BaseModel):
     def _filesystem(self) -> pafs.FileSystem:
         if self.is_local:
             return pafs.LocalFileSystem()
-        if urlsplit(self.root).scheme not in _S3:
-            return pafs.FileSystem.from_uri(self.root)[0]
-        given = self.options or {}
-        options: dict[str, Any] = {ours: given[name] for name, ours in _CREDENTIALS.items() if name in given}
-        endpoint = urlsplit(given.get("aws_endpoint_url", ""))
-        if endpoint.netloc:
-            options |= {"endpoint_override": endpoint.netloc, "scheme": endpoint.scheme}
-        return pafs.S3FileSystem(
-            **options,
-            region=given.get("aws_region"),
-            anonymous=_is_on(given.get("aws_skip_signature")),
-            force_virtual_addressing=_is_on(given.get("aws_virtual_hosted_style_request")),
-            allow_delayed_open=True,  # one request for a small file in place of three
-            retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=_ATTEMPTS),
-        )
+        return object_stores.filesystem(self.root, self.options or {})
 
     @property
     def options(self) -> dict[str, str] | None:
-        """Options of S3 clients: `storage_options`, else variables of the environment; None for other stores."""
-        if urlsplit(self.root).scheme not in _S3:
-            return None
-        given = {key.lower(): value for key, value in self.storage_options.items()}
-        around = {key.lower(): value for key, value in os.environ.items() if key.startswith("AWS_")}
-        named = {}
-        for name, names in _S3_NAMES.items():
-            value = _first(given, names) or (None if name in _CREDENTIALS else _first(around, names))
-            given = {key: text for key, text in given.items() if key not in names}
-            if value is not None:
-                named[name] = value
-        if named.get("aws_endpoint_url", "").startswith("http://"):
-            named["aws_allow_http"] = "true"
-        return {**named, **given}
+        """Options of a store's clients: `storage_options`, else variables of the environment; None for a folder."""
+        return object_stores.options_of(self.root, self.storage_options)
 
     @property
     def patient_options(self) -> dict[str, str] | None:
@@ -162,11 +125,11 @@ class Lake(BaseModel):
 
     def below(self, uri: str) -> pafs.FileSystem:
         """Return the file system of a folder under the root, such as a table."""
-        return pafs.SubTreeFileSystem(uri.partition("://")[2].rstrip("/"), self._filesystem)
+        return pafs.SubTreeFileSystem(object_stores.path_of(uri).rstrip("/"), self._filesystem)
 
     def _at(self, path: str) -> str:
         """Return a path for the file system: without the scheme of an object store."""
-        return self.uri(path).partition("://")[2] or self.uri(path)
+        return self.uri(path) if self.is_local else object_stores.path_of(self.uri(path))
 
     def leave_connections(self) -> None:
         """Drop the client of the parent process after a fork: two processes must not share a connection."""
@@ -288,14 +251,6 @@ class Lake(BaseModel):
                 with suppress(FileNotFoundError):
                     store.delete_file(f"{folder}/{first or '_'}")
                 store.delete_dir(folder)
-
-
-def _first(given: Mapping[str, str], names: Iterable[str]) -> str | None:
-    return next((given[name] for name in names if name in given), None)
-
-
-def _is_on(switch: str | None) -> bool:
-    return (switch or "").lower() in ("true", "1", "yes", "on", "y")
 
 
 def _fsync(path: str) -> None:

@@ -9,6 +9,7 @@ from pipeline_platform.model.safe_text import redacted
 
 _STORE = re.compile(
     r"AWS Error (?:NETWORK_CONNECTION|REQUEST_TIMEOUT|SERVICE_UNAVAILABLE|SLOW_DOWN|INTERNAL_FAILURE).*|"
+    r"Azure Error: .*(?:connection|connect to server|timed out|timeout).*|"
     r"Generic \w+ error(?=[\s\S]*(?:error sending request|after \d+ retries))"
 )
 """Errors of PyArrow and delta-rs after their own retries, also within a task's traceback."""

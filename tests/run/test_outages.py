@@ -6,7 +6,7 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake import storage
+from pipeline_platform.lake import object_stores, storage
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -67,7 +67,7 @@ def test_a_run_waits_in_each_step_for_a_lake_that_is_away_and_loses_nothing(task
     ids=["file", "table"],
 )
 def test_a_lake_that_stays_away_is_named_in_one_sentence(monkeypatch, ask):
-    monkeypatch.setattr(storage, "_ATTEMPTS", 1)
+    monkeypatch.setattr(object_stores, "_ATTEMPTS", 1)
     monkeypatch.setattr(storage, "_PATIENCE", {"max_retries": "1", "retry_timeout": "1s"})
     nobody = Lake(root="s3://lake/here", storage_options=options_of(f"http://127.0.0.1:{free_ports(1)[0]}"))
     said = r"^the lake s3://lake/here did not answer for about 120 s \(.+\)\. Check that the store is running"

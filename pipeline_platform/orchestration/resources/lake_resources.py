@@ -35,11 +35,15 @@ class LakeResource(dg.ConfigurableResource[Lake]):
 
     model_config = QUIET
 
-    root: str = Field(description="Folder, or URL of an object store: s3://bucket/prefix or gs://bucket/prefix.")
+    root: str = Field(
+        description="Folder, or URL of an object store: s3://bucket/prefix, gs://bucket/prefix or "
+        "abfss://container@account.dfs.core.windows.net/prefix."
+    )
     storage_options: dict[str, str] = Field(
         default_factory=dict,
         repr=False,
-        description="Options for S3, with the names of delta-rs: AWS_REGION, AWS_ENDPOINT_URL, ... Leave empty for gs://.",
+        description="Options for S3 or Azure, with the names of delta-rs: AWS_REGION, AWS_ENDPOINT_URL, "
+        "AZURE_STORAGE_ACCOUNT_NAME, ... Leave empty for gs://.",
     )
 
     def create_resource(self, context: dg.InitResourceContext) -> Lake:

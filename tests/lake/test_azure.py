@@ -1,0 +1,76 @@
+"""A lake in Azure Blob Storage, on a real Azurite."""
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import write_deltalake
+
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import CommitConflictError, Table
+from pipeline_platform.run.outages import OutageError, naming_outages
+from servers import azure
+from tests.lake.test_root_names import go_all_the_way
+
+ROOTS = ["abfss://lake@local.dfs.core.windows.net", "az://lake"]
+
+
+@pytest.fixture
+def options(azure_server):
+    return {
+        "azure_storage_account_name": azure.ACCOUNT,
+        "azure_storage_account_key": azure.KEY,
+        "azure_storage_endpoint": azure_server,
+    }
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_options_and_variables_reach_files_and_commits_alike(options, root, monkeypatch):
+    for name, value in options.items():
+        monkeypatch.setenv(name.upper(), value)
+    by_variables, by_options = Lake(root=root), Lake(root=root, storage_options=options)
+
+    by_variables.write("alike/file", b"file")
+    write_deltalake(by_variables.uri("alike/table"), pa.table({"n": [1]}), storage_options=by_variables.patient_options)
+
+    assert by_options.read("alike/file") == b"file"
+    assert {"_delta_log"} < set(by_options.names("alike/table"))
+    assert pl.read_delta(by_options.uri("alike/table"), storage_options=by_options.options).height == 1
+    by_options.remove("alike/table", "_delta_log/00000000000000000000.json")
+    assert by_options.files("alike") == ["file"]
+
+
+def test_of_two_commits_of_one_version_the_second_is_refused(options):
+    lake = Lake(root="az://lake/twice", storage_options=options)
+    table = Table(lake, "p", "t", pa.schema({"window": pa.string()}))
+    table.ensure()
+    with table.look() as handle, table.look() as other:
+        table.swap(handle, "one", [])
+        with pytest.raises(CommitConflictError):
+            table.swap(other, "other", [])
+
+
+@pytest.mark.parametrize(
+    ("root", "given"),
+    [
+        ("az://lake/here", {}),
+        ("az://user:hidden@lake/here", {"account_name": "a"}),
+        ("abfss://lake@account.dfs.core.windows.net:hidden/here", {}),
+    ],
+)
+def test_a_root_without_account_or_with_credentials_is_refused(root, given):
+    with pytest.raises(ValueError, match=r"storage account|credentials in the environment") as refused:
+        Lake(root=root, storage_options=given)
+    assert "hidden" not in str(refused.value)
+
+
+def test_a_pipeline_keeps_its_tables_there(options, tmp_path):
+    go_all_the_way(Lake(root="abfss://lake@local.dfs.core.windows.net/run", storage_options=options), tmp_path)
+
+
+def test_a_store_that_does_not_answer_is_named_in_one_sentence(options):
+    lake = Lake(root="az://lake/away", storage_options=options)
+    error = (
+        "GetProperties failed. Azure Error: [] Fail to get a new connection for: http://127.0.0.1:1. Could not connect"
+    )
+    with pytest.raises(OutageError, match=r"^the lake az://lake/away did not answer"), naming_outages(lake, "warm"):
+        raise OSError(error)
