@@ -13,7 +13,6 @@ from typing import ClassVar, Generic, Self, TypeVar
 
 from pydantic import model_validator
 
-from pipeline_platform.model.actions import LEASED, AckActions
 from pipeline_platform.model.portions import BATCH_BYTES
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.contract import LeasedIds, Refused
@@ -53,16 +52,6 @@ class CalledSource(LeasedSource):
             )
         self.__dict__["lease_s"] = float(lease_s)  # the model is frozen from here on
         return self
-
-    @property
-    @abstractmethod
-    def longest_delay_s(self) -> int:
-        """Maximum seconds of the action `nack:<seconds>`."""
-
-    @property
-    def ack_actions(self) -> AckActions:
-        """The ack actions of a leased source, with the server's longest delay."""
-        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self.longest_delay_s)}
 
     @abstractmethod
     def hold(self, ack_ref: str, ack_ids: Sequence[str], seconds: int) -> list[Refused]:

@@ -51,6 +51,12 @@ class Share(BaseModel, frozen=True, extra="forbid"):
     window: str | None = None
     messages: int
 
+    @classmethod
+    def equal(cls, messages: int, parts: int) -> "list[Share]":
+        """Return shares of `messages`, at most `parts`, whose sizes differ by one at most."""
+        parts = min(parts, messages)
+        return [cls(messages=messages // parts + (part < messages % parts)) for part in range(parts)]
+
 
 class Refused(NamedTuple):
     """A message whose acknowledgement a source refused.

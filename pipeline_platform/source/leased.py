@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from pipeline_platform.source.contract import LeasedIds, Refused, Source
+from pipeline_platform.model.actions import LEASED, AckActions
+from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source
 
 
 class LeasedSource(Source):
@@ -23,6 +24,20 @@ class LeasedSource(Source):
     def extend_every_s(self) -> float | None:
         """A third of the lease: two renewals may fail."""
         return self.lease_s / 3
+
+    @property
+    def longest_delay_s(self) -> int:
+        """Maximum seconds of the action `nack:<seconds>`."""
+        return LEASED["nack"].longest_s or 0
+
+    @property
+    def ack_actions(self) -> AckActions:
+        """The ack actions of a leased source, with the server's longest delay."""
+        return {**LEASED, "nack": LEASED["nack"]._replace(longest_s=self.longest_delay_s)}
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """Divide the demand into a share per task. Nothing is leased yet: `read` leases."""
+        return Share.equal(demand, concurrency)
 
     def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Acknowledge or release messages; `noop` leaves them until their lease expires."""

@@ -152,8 +152,7 @@ class PubsubSource(calls.CalledSource):
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Divide the demand into equal shares of at least one full pull. Nothing is leased yet."""
-        shares = min(concurrency, -(-demand // self.max_number_of_messages))
-        return [Share(messages=demand // shares + (i < demand % shares)) for i in range(shares)]
+        return Share.equal(demand, min(concurrency, -(-demand // self.max_number_of_messages)))
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Pull until the demand is met, the subscription seems empty, a call fails or a third of the lease has passed.
