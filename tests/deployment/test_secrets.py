@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.cli.main import main
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -43,11 +44,14 @@ OPTIONS: dict[type[Any], dict[str, Any]] = {
     SqsSource: {"queue_url": f"http://{CLOSED}/1/q", "region_name": "eu-west-1"},
     KafkaSource: {"bootstrap_servers": CLOSED, "group_id": "g", "topics": ["t"], "request_timeout_s": 2},
     PubsubSource: {"subscription": "projects/p/subscriptions/s", "timeout_s": 1},
+    FileSource: {"root": "/no/such/folder", "catalog": "sqlite:///catalog"},
 }
 """Options of sources that cannot be reached."""
 URLS = [
     *((TableQueue, "url", f"postgresql://bob:{{}}@{CLOSED}/db"), (TableQueue, "url", f"mysql://bob:{{}}@{CLOSED}/db")),
     (TableQueue, "url", f"postgresql://{CLOSED}/db?password={{}}"),
+    (FileSource, "catalog", f"postgresql://bob:{{}}@{CLOSED}/db"),
+    (FileSource, "root", "s3://key:{}@bucket/prefix"),
     (TableQueue, "url", "bob:{}@host/db"),
     *((RabbitmqSource, "url", f"{kind}://guest:{{}}@{CLOSED}/v") for kind in ("amqp", "amqps", "http")),
     (RabbitmqSource, "url", "guest:{}@host"),

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -168,6 +169,7 @@ def test_the_rights_that_the_document_of_table_queues_grants_are_enough_for_a_ru
 @pytest.mark.parametrize(
     ("document", "kind"),
     [
+        ("files", FileSource),
         ("kafka", KafkaSource),
         ("pubsub", PubsubSource),
         ("rabbitmq", RabbitmqSource),

@@ -4,6 +4,7 @@ A new connector needs one row in `SOURCES`: its class, and a function that build
 its `Server`. It may request the fixtures of its server.
 """
 
+import json
 import pickle
 import socket
 import warnings
@@ -18,6 +19,7 @@ from pydantic import Field
 from docs.examples.connectors.jetstream import JetStream
 from docs.examples.connectors.redis_stream import RedisStream
 from pipeline_platform import Source
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -160,16 +162,33 @@ def nats(request: pytest.FixtureRequest, lease_s: int) -> Row:
         return JetStream(name="contract", url=url, stream=stream, durable="contract", subject=stream, lease_s=lease_s)
 
     def new() -> JetStream:
-        source, consumer = (
-            at(f"stream-{uuid4().hex[:8]}"),
-            ConsumerConfig("contract", ack_wait=lease_s, max_ack_pending=10_000),
-        )
+        source = at(f"stream-{uuid4().hex[:8]}")
+        consumer = ConsumerConfig("contract", ack_wait=lease_s, max_ack_pending=10_000)
         source._do(lambda to: to.client.jetstream().add_stream(name=source.stream, subjects=[source.stream]))
         source._do(lambda to: to.client.jetstream().add_consumer(source.stream, consumer))
         return source
 
     away = moved(url=f"nats://{NOBODY}")
     return new, Server(missing=lambda: at("not-there"), away=away, says_lost=False)
+
+
+def files(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    folder: Path = request.getfixturevalue("tmp_path")
+    now, turned = Database.now, [0.0]
+    request.getfixturevalue("monkeypatch").setattr(Database, "now", lambda *of: now(*of) + int(sum(turned) * 1_000_000))
+
+    def at(root: Path) -> FileSource:
+        catalog = f"sqlite:///{folder}/catalog.sqlite"
+        options = {"catalog": catalog, "table": root.name, "list_every_s": 0.0}
+        return FileSource(name="contract", root=str(root), lease_s=lease_s, **options)
+
+    def new() -> FileSource:
+        root = folder / f"files_{uuid4().hex[:8]}"
+        root.mkdir()
+        return at(root)
+
+    lines = [json.dumps(text.decode()).encode() for text in TEXTS]
+    return new, Server(payloads=lines, many=PAGES[:300], missing=lambda: at(folder / "not_there"), sleep=turned.append)
 
 
 SOURCES = {
@@ -181,6 +200,7 @@ SOURCES = {
     kafka: KafkaSource,
     redis: RedisStream,
     nats: JetStream,
+    files: FileSource,
 }
 
 EXACTLY_ONCE = (

@@ -1,0 +1,207 @@
+"""The catalog of a source's files, in a SQL table: which are new, leased or done."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple, TypeVar
+
+import sqlalchemy as sa
+
+from pipeline_platform.control.database import Database, insert
+from pipeline_platform.model.portions import portions
+
+T = TypeVar("T")
+
+_IDS = 500
+"""Ids in one statement."""
+_RECENT = 100
+"""Files that are done from which the size of a row is estimated."""
+
+
+class Found(NamedTuple):
+    """A version of a file: a file that is written again is another one.
+
+    Attributes:
+        path: Path under the root.
+        size: Bytes.
+        modified: Time of its last change, in seconds since 1970.
+    """
+
+    path: str
+    size: int
+    modified: float
+
+    @property
+    def id(self) -> str:
+        """Identity of the version."""
+        return f"{self.path}@{round(self.modified * 1000):x}-{self.size:x}"
+
+
+class Leased(NamedTuple):
+    """A file that a receive leases."""
+
+    id: str
+    path: str
+    size: int
+    modified: float
+    attempts: int
+
+
+class Catalog:
+    """Versions of files: waiting, leased by a receive until a time, or done.
+
+    A file that is done keeps its receive, so that the same receive may still release it.
+    """
+
+    def __init__(self, database: Database, table: str) -> None:
+        self._database = database
+        self._table = sa.Table(
+            table,
+            sa.MetaData(),
+            sa.Column("id", sa.Text, primary_key=True),
+            sa.Column("path", sa.Text, nullable=False),
+            sa.Column("size", sa.BigInteger, nullable=False),
+            sa.Column("modified", sa.Double, nullable=False),
+            sa.Column("receive", sa.Text, index=True),
+            sa.Column("leased_until", sa.Double, nullable=False, server_default="0"),
+            sa.Column("attempts", sa.Integer, nullable=False, server_default="0"),
+            sa.Column("rows", sa.BigInteger),
+            sa.Column("is_done", sa.Boolean, nullable=False, server_default=sa.false()),
+        )
+        sa.Index(f"{table}_next", self._table.c.is_done, self._table.c.modified)
+
+    def create(self) -> None:
+        """Create the table, if it does not exist."""
+        self._database.write(self._table.metadata.create_all)
+
+    def known(self) -> dict[str, bool]:
+        """Return the ids of all files, and whether each is done or leased."""
+        files = self._table.c
+        with self._database.reading() as connection:
+            is_leased = files.leased_until > self._now(connection)
+            return {row[0]: row[1] for row in connection.execute(sa.select(files.id, files.is_done | is_leased))}
+
+    def add(self, files: Iterable[Found]) -> None:
+        """Add files that are not in the catalog."""
+        rows = [{"id": file.id, **file._asdict()} for file in files]
+        for some in _groups(rows):
+            self._database.write(
+                lambda connection, some=some: connection.execute(
+                    insert(connection, self._table).on_conflict_do_nothing(), some
+                )
+            )
+
+    def forget(self, ids: Iterable[str]) -> None:
+        """Remove files that no longer exist."""
+        for some in _groups(ids):
+            gone = sa.delete(self._table).where(self._table.c.id.in_(some))
+            self._database.write(lambda connection, gone=gone: connection.execute(gone))
+
+    def row_bytes(self, connection: sa.Connection, default: int) -> float:
+        """Return the bytes of a row in files that are done."""
+        files = self._table.c
+        done = files.is_done & (files.rows > 0)
+        recent = sa.select(files.size, files.rows).where(done).order_by(files.modified.desc()).limit(_RECENT).subquery()
+        size, rows = connection.execute(sa.select(sa.func.sum(recent.c.size), sa.func.sum(recent.c.rows))).one()
+        return float(size) / float(rows) if rows else float(default)
+
+    def waiting(self, default_row_bytes: int) -> tuple[int, datetime | None]:
+        """Return the estimated number of waiting rows, and the time of the oldest file."""
+        files = self._table.c
+        with self._database.reading() as connection:
+            row_bytes = self.row_bytes(connection, default_row_bytes)
+            free = self._free(connection)
+            columns = sa.func.count(), sa.func.sum(files.size), sa.func.min(files.modified)
+            count, size, oldest = connection.execute(sa.select(*columns).where(free)).one()
+        since = None if oldest is None else datetime.fromtimestamp(oldest, UTC)
+        return max(count, round(float(size or 0) / row_bytes)), since
+
+    def lease(
+        self, receive_id: str, lease_s: float, demand: int, most: int, default_row_bytes: int
+    ) -> tuple[list[Leased], float]:
+        """Lease the oldest files, until their estimated rows reach the demand; return also the bytes of a row."""
+        files = self._table.c
+
+        def choose(connection: sa.Connection) -> tuple[list[Leased], float]:
+            row_bytes = self.row_bytes(connection, default_row_bytes)
+            columns = files.id, files.path, files.size, files.modified, files.attempts
+            oldest = sa.select(*columns).where(self._free(connection)).order_by(files.modified, files.id).limit(most)
+            chosen, rows = list[Leased](), 0.0
+            for row in connection.execute(oldest.with_for_update(skip_locked=True)).all():
+                chosen.append(Leased(row.id, row.path, row.size, row.modified, row.attempts + 1))
+                rows += max(1.0, row.size / row_bytes)
+                if rows >= demand:
+                    break
+            until = self._now(connection) + lease_s
+            for some in _groups(file.id for file in chosen):
+                mine = sa.update(self._table).where(files.id.in_(some))
+                connection.execute(mine.values(receive=receive_id, leased_until=until, attempts=files.attempts + 1))
+            return chosen, row_bytes
+
+        return self._database.write(choose)
+
+    def count_rows(self, file: str, receive_id: str, rows: int) -> None:
+        """Store the number of rows of a file that was read."""
+        files = self._table.c
+        counted = sa.update(self._table).where(files.id == file, files.receive == receive_id).values(rows=rows)
+        self._database.write(lambda connection: connection.execute(counted))
+
+    def finish(self, receive_id: str, ids: Iterable[str]) -> set[str]:
+        """Mark the files that a receive leases as done; return the files that it does not lease."""
+        return self._change(receive_id, ids, is_done=True)
+
+    def release(self, receive_id: str, ids: Iterable[str], delay_s: int = 0) -> set[str]:
+        """Release files, also those that the receive has marked as done; return the files that it does not lease."""
+        return self._change(receive_id, ids, is_done=False, receive=None, delay_s=delay_s)
+
+    def renew(self, receive_id: str, lease_s: float) -> bool:
+        """Renew the leases of a receive; return whether it has any file."""
+        files = self._table.c
+
+        def renew(connection: sa.Connection) -> bool:
+            mine = sa.update(self._table).where(files.receive == receive_id)
+            return bool(connection.execute(mine.values(leased_until=self._now(connection) + lease_s)).rowcount)
+
+        return self._database.write(renew)
+
+    def abandon(self, receive_id: str) -> None:
+        """Release the files of a receive that are not done."""
+        files = self._table.c
+        mine = sa.update(self._table).where(files.receive == receive_id, ~files.is_done)
+        self._database.write(lambda connection: connection.execute(mine.values(receive=None, leased_until=0)))
+
+    def _change(
+        self, receive_id: str, ids: Iterable[str], *, delay_s: int = 0, **values: str | bool | None
+    ) -> set[str]:
+        files = self._table.c
+
+        def change(connection: sa.Connection) -> set[str]:
+            lost = set[str]()
+            until = self._now(connection) + delay_s if delay_s else 0
+            for some in _groups(ids):
+                mine = sa.update(self._table).where(files.receive == receive_id, files.id.in_(some))
+                changed = connection.execute(mine.values(leased_until=until, **values).returning(files.id)).scalars()
+                lost |= {*some} - {*changed}
+            return lost
+
+        return self._database.write(change)
+
+    def _free(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
+        files = self._table.c
+        return ~files.is_done & (files.leased_until <= self._now(connection))
+
+    def _now(self, connection: sa.Connection) -> float:
+        return self._database.now(connection) / 1_000_000
+
+
+def _groups(items: Iterable[T]) -> Iterator[list[T]]:
+    return portions(items, lambda _: 0, 1, _IDS)
+
+
+def divided(files: Sequence[Leased], shares: int) -> Iterator[list[Leased]]:
+    """Divide files into shares of similar size, largest file first; no share is empty."""
+    parts: list[tuple[int, list[Leased]]] = [(0, []) for _ in range(min(shares, len(files)))]
+    for file in sorted(files, key=lambda file: -file.size):
+        least = min(range(len(parts)), key=lambda number: parts[number][0])
+        size, part = parts[least]
+        parts[least] = size + file.size, [*part, file]
+    yield from (part for _, part in parts)

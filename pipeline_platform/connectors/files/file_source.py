@@ -1,0 +1,255 @@
+"""Rows of files as messages: JSON Lines, CSV and Parquet in a folder or an object store."""
+
+import fnmatch
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, ClassVar, Self
+from uuid import uuid4
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from pipeline_platform.connectors.files import rows
+from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
+from pipeline_platform.control.database import Database, parse_url
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.actions import LEASED, AckActions
+from pipeline_platform.model.portions import BATCH_BYTES, portions
+from pipeline_platform.model.safe_text import redacted
+from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import LeasedIds, Refused, Share, SourceAwayError, SourceError
+from pipeline_platform.source.leased import LeasedSource
+
+logger = logging.getLogger(__name__)
+
+MOST_FILES = 10_000
+"""Files of one receive: their names are part of its record."""
+
+
+class FileSource(LeasedSource):
+    """Files under a root, each row of which is a message. A file is read once its version appears in a listing.
+
+    A receive leases whole files, and reads each in one task. Its rows have the ids `<path>@<version>#<line>`, so a file
+    that is read again after a crash yields duplicates only. A file is done once all its rows are decided.
+
+    A file is never changed, moved or deleted. Write a file elsewhere and move it to the root: a file that grows is read
+    again as a new version.
+    """
+
+    reads_again: ClassVar[bool] = True
+
+    root: str = Field(description="Folder, or URL of an object store, as of the lake: s3://bucket/prefix.")
+    pattern: str = Field("*", description="Pattern of the path below root, such as `2026/*.jsonl.gz`; * matches / too.")
+    format: rows.Format | None = Field(
+        None, description="json_lines, csv or parquet; by default according to the suffix of each file."
+    )
+    storage_options: dict[str, str] = Field(
+        default_factory=dict, repr=False, description="Options of the object store, as of the lake."
+    )
+    catalog: str = Field(
+        repr=False,
+        description="SQLAlchemy URL of a database for the list of files that are done: sqlite:///<path> or "
+        "postgresql+psycopg://user:password@host/database.",
+    )
+    table: str = Field("files", pattern=r"^\w{1,50}$", description="Table of the catalog, one per source.")
+    list_every_s: float = Field(10.0, ge=0, description="Seconds between two listings of root by a process.")
+    settle_s: float = Field(
+        0.0, ge=0, description="Minimum age of a file in seconds, for writers that do not move files to root."
+    )
+    row_bytes: int = Field(
+        200,
+        ge=1,
+        description="Expected bytes of a row in a file, compressed if the file is. Used until the first file is done, "
+        "to choose files for the demand of a run.",
+    )
+    max_row_bytes: int = Field(
+        16 * 2**20, ge=1, description="Maximum bytes of a line; a longer line fails as a truncated message."
+    )
+
+    @field_validator("catalog")
+    @classmethod
+    def _names_a_database(cls, url: str) -> str:
+        return parse_url(url).render_as_string(hide_password=False)
+
+    @model_validator(mode="after")
+    def _is_a_root(self) -> Self:
+        try:
+            self.__dict__["root"] = Lake(root=self.root, storage_options=self.storage_options).root.rstrip("/")
+        except ValidationError as error:  # its text, without the value, which may contain credentials
+            raise ValueError("; ".join(str(each["ctx"]["error"]) for each in error.errors())) from None
+        return self
+
+    @property
+    def places(self) -> frozenset[str]:
+        """The root with the pattern, and the table of the catalog."""
+        catalog = parse_url(self.catalog).set(query={}, username=None, password=None)
+        return frozenset({f"files {self.root}/{self.pattern}", f"table {self.table} of {catalog}"})
+
+    @property
+    def ack_actions(self) -> AckActions:
+        """`ack`, and `nack`, which releases the whole file: its decided rows are then duplicates."""
+        return {name: action for name, action in LEASED.items() if name != "noop"}
+
+    def backlog(self) -> Backlog:
+        """Estimate the rows of the files that wait, by their size."""
+        self._list_if_due()
+        messages, oldest = self._catalog.waiting(self.row_bytes)
+        return Backlog(messages, oldest)
+
+    def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
+        """Lease the oldest files until their estimated rows reach the demand, which the last one may exceed."""
+        if demand < 1:
+            return []
+        self._list_if_due()
+        files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES, self.row_bytes)
+        return [
+            Share(
+                at={"files": [[file.id, file.path, file.modified, file.attempts] for file in part]},
+                messages=sum(max(1, round(file.size / row_bytes)) for file in part),
+            )
+            for part in divided(files, concurrency)
+        ]
+
+    def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
+        """Read files row by row, in batches of up to 10,000 rows or 16 MiB."""
+        for file, path, modified, attempts in share.at["files"]:
+            count = 0
+            try:
+                found = rows.rows_of(self._files, path, self._format(path), self.max_row_bytes)
+                for batch in portions(found, lambda row: len(row.data), BATCH_BYTES, rows.BATCH_ROWS):
+                    count += len(batch)
+                    yield self._deliveries(batch, file, path, modified, is_again=attempts > 1, receive_id=receive_id)
+            except FileNotFoundError:
+                logger.error("%s: %s was removed before it was read. Its rows are lost", self.name, path)
+            except SourceAwayError as error:
+                raise SourceAwayError(redacted(f"source {self.name!r}: {self.root}/{path} {error}")) from None
+            self._catalog.count_rows(file, receive_id, count)
+            if not count:  # no row will acknowledge it
+                self._catalog.finish(receive_id, [file])
+
+    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Mark the files of these rows as done."""
+        return _refused(ack_ids, self._catalog.finish(ack_ref, dict.fromkeys(ack_ids)))
+
+    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
+        """Release the files of these rows, also if other rows of a file are acknowledged."""
+        return _refused(ack_ids, self._catalog.release(ack_ref, dict.fromkeys(ack_ids), delay_s))
+
+    def extend(self, receive_id: str, held: LeasedIds) -> bool:
+        """Renew the leases of all files of the receive."""
+        return self._catalog.renew(receive_id, self.lease_s)
+
+    def abandon(self, receive_id: str, held: LeasedIds) -> None:
+        """Release the files of the receive that are not done."""
+        self._catalog.abandon(receive_id)
+
+    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
+        """Write each payload, a line without metadata, to a file of JSON Lines."""
+        sent = 0
+        for payload in payloads:
+            self._lake.write(f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{uuid4().hex[:8]}.jsonl", payload + b"\n")
+            sent += 1
+        self._forget_listing()
+        return sent
+
+    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
+        """Return None: a line has no metadata."""
+        return None
+
+    def close(self) -> None:
+        """Close this process's connections."""
+        self._forget_listing()
+        if catalog := self.__dict__.pop("_database", None):
+            catalog.close()
+        self.__dict__.pop("_catalog", None)
+
+    def _list_if_due(self) -> None:
+        listing = self._listing
+        if (now := time.monotonic()) < listing["due"]:
+            return
+        found = {file.id: file for file in self._found()}
+        known = self._catalog.known()
+        self._catalog.add(file for file in found.values() if file.id not in known)
+        gone = [file for file in known if file not in found]
+        if lost := [file for file in gone if not known[file]]:
+            logger.error("%s: %d files were removed before they were read, the first is %s", self.name, *_first(lost))
+        self._catalog.forget(gone)
+        listing["due"] = now + self.list_every_s
+
+    def _found(self) -> Iterator[Found]:
+        try:
+            infos = self._files.get_file_info(pafs.FileSelector("", recursive=True))
+        except FileNotFoundError:
+            raise SourceError(
+                f"source {self.name!r}: root {self.root} does not exist. Create it, or correct root."
+            ) from None
+        except OSError as error:
+            raise SourceAwayError(redacted(f"source {self.name!r}: {self.root} cannot be listed: {error}")) from None
+        newest = time.time() - self.settle_s
+        for info in infos:
+            is_hidden = any(part.startswith((".", "_")) for part in info.path.split("/"))
+            if not info.is_file or is_hidden or not fnmatch.fnmatchcase(info.path, self.pattern):
+                continue
+            if self._format(info.path) is None:
+                logger.warning("%s: left out %s: its suffix is of no known format. Set format", self.name, info.path)
+            elif (modified := info.mtime_ns / 1e9) <= newest or not self.settle_s:
+                yield Found(info.path, info.size, modified)
+
+    def _format(self, path: str) -> rows.Format | None:
+        return self.format or rows.format_of(path)
+
+    def _forget_listing(self) -> None:
+        self.__dict__.pop("_listing", None)
+
+    @cached_property
+    def _listing(self) -> dict[str, float]:
+        """When the next listing of this process is due."""
+        return {"due": 0.0}
+
+    @cached_property
+    def _lake(self) -> Lake:
+        return Lake(root=self.root, storage_options=self.storage_options)
+
+    @cached_property
+    def _files(self) -> pafs.FileSystem:
+        return self._lake.below(self.root if "://" in self.root else f"file://{self.root}")
+
+    @cached_property
+    def _database(self) -> Database:
+        what = f"source {self.name!r}, catalog"
+        return Database(self.catalog, what, SourceError, away=SourceAwayError)
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        catalog = Catalog(self._database, self.table)
+        catalog.create()
+        return catalog
+
+    def _deliveries(
+        self, batch: Sequence[rows.Row], file: str, path: str, modified: float, *, is_again: bool, receive_id: str
+    ) -> pa.RecordBatch:
+        published = pa.scalar(datetime.fromtimestamp(modified, UTC), pa.timestamp("us", "UTC"))
+        return self.deliveries(
+            message_id=[f"{file}#{row.line}" for row in batch],
+            data=[row.data for row in batch],
+            metadata=[{"problem": row.problem} if row.problem else None for row in batch],
+            ack_id=pa.repeat(file, len(batch)),
+            ack_ref=receive_id,
+            redelivered=is_again,
+            published_at=pa.repeat(published, len(batch)),
+            partition=path,
+            sequence=[row.line for row in batch],
+        )
+
+
+def _first(lost: Sequence[str]) -> tuple[int, str]:
+    return len(lost), lost[0]
+
+
+def _refused(ack_ids: Sequence[str], lost: set[str]) -> list[Refused]:
+    reason = "another receive leases the file, or it was removed"
+    return [Refused(ack_id, reason, lost=True) for ack_id in ack_ids if ack_id in lost]

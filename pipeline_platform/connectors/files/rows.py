@@ -1,0 +1,177 @@
+"""Rows of a file as payloads, in batches of bounded memory. Damaged content becomes a row that describes it."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+from typing import Any, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from pipeline_platform.source.contract import SourceAwayError
+
+Format = Literal["json_lines", "csv", "parquet"]
+
+BATCH_ROWS = 10_000
+_READ = 2**20
+_FORMATS: dict[str, Format] = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json_lines"),
+    ".csv": "csv",
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+}
+_CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+
+class Row(NamedTuple):
+    """A row of a file.
+
+    Attributes:
+        line: Number of its line, or of the row in a Parquet file, from 1.
+        data: Payload.
+        problem: Description of content that cannot be read as a row; empty for a row.
+    """
+
+    line: int
+    data: bytes
+    problem: str = ""
+
+
+def format_of(path: str) -> Format | None:
+    """Return the format of a file by its name, without the suffix of its compression; None if it is unknown."""
+    known = [_FORMATS[suffix] for suffix in map(str.lower, PurePosixPath(path).suffixes) if suffix in _FORMATS]
+    return known[-1] if known else None
+
+
+def rows_of(filesystem: pafs.FileSystem, path: str, format_: Format | None, max_row_bytes: int) -> Iterator[Row]:
+    """Yield the rows of a file.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        SourceAwayError: The store does not answer.
+    """
+    raw, line = _Stored(filesystem, path), 0
+    try:
+        for row in _READERS[format_ or "json_lines"](raw, path, max_row_bytes):
+            line = row.line
+            yield row
+    except (OSError, pa.ArrowException, csv.Error) as error:  # of the content: `_Stored` raises others of its own
+        text = " ".join(str(error).split())
+        yield Row(line + 1, b"", f"the file is damaged after line {line}: {text[:500]}")
+    finally:
+        raw.close()
+
+
+class _Stored(io.RawIOBase):
+    """A file of a store. Errors of the store are `SourceAwayError`, so they differ from errors of the content."""
+
+    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+        super().__init__()
+        self._file: Any = None
+        self._file = self._asked(lambda: filesystem.open_input_file(path))
+
+    def _asked(self, call: Callable[[], Any]) -> Any:
+        try:
+            return call()
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise SourceAwayError(f"cannot be read: {error}") from None
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return int(self._asked(lambda: self._file.seek(offset, whence)))
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._asked(lambda: self._file.read(len(buffer)))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed and self._file is not None:
+            self._file.close()
+        super().close()
+
+
+def _content(raw: _Stored, path: str) -> Any:
+    codec = _CODECS.get(PurePosixPath(path).suffix.lower())
+    return pa.PythonFile(raw, "r") if codec is None else pa.CompressedInputStream(pa.PythonFile(raw, "r"), codec)
+
+
+def _json_lines(raw: _Stored, path: str, most: int) -> Iterator[Row]:
+    """Yield lines without their ends; empty lines are left out. A line over `most` bytes is truncated."""
+    content, line, rest, is_long = _content(raw, path), 0, b"", False
+    while chunk := content.read(_READ):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for text in whole:
+            line += 1
+            yield from _line(line, text, most, is_long=is_long)
+            is_long = False
+        if len(rest) > most:
+            rest, is_long = rest[: most + 1], True
+    if rest:
+        yield from _line(line + 1, rest, most, is_long=is_long)
+
+
+def _line(line: int, text: bytes, most: int, *, is_long: bool) -> Iterator[Row]:
+    if is_long or len(text) > most:
+        yield Row(line, text[:most], f"the line has more than {most:,} bytes (max_row_bytes)")
+    elif text := text.removesuffix(b"\r"):
+        yield Row(line, text)
+
+
+def _csv(raw: _Stored, path: str, most: int) -> Iterator[Row]:
+    """Yield a JSON object of texts for each record, by the names in the first record."""
+    text = io.TextIOWrapper(
+        io.BufferedReader(_Readable(_content(raw, path)), _READ), "utf-8-sig", "replace", newline=""
+    )
+    csv.field_size_limit(max(csv.field_size_limit(), most))
+    records = csv.reader(text)
+    names = next(records, [])
+    for record in filter(None, records):
+        if len(record) == len(names):
+            yield Row(records.line_num, json.dumps(dict(zip(names, record, strict=True))).encode())
+        else:
+            problem = f"the record has {len(record)} values, and the header {len(names)}"
+            yield Row(records.line_num, json.dumps(record).encode(), problem)
+
+
+def _parquet(raw: _Stored, _path: str, _most: int) -> Iterator[Row]:
+    """Yield a JSON object for each row."""
+    import polars as pl
+
+    number = 0
+    for batch in pq.ParquetFile(pa.PythonFile(raw, "r")).iter_batches(BATCH_ROWS, use_threads=False):
+        lines = pl.from_arrow(batch).write_ndjson().encode().splitlines()  # type: ignore[union-attr]
+        for line in lines:
+            number += 1
+            yield Row(number, line)
+
+
+class _Readable(io.RawIOBase):
+    """A stream of Arrow as a raw stream of Python."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__()
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+_READERS = {"json_lines": _json_lines, "csv": _csv, "parquet": _parquet}

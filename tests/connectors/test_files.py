@@ -1,0 +1,242 @@
+"""Rows of files as messages: formats, damaged content, versions of a file, and each row once."""
+
+import gzip
+import json
+import os
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform.connectors.files import FileSource, rows
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.run import steps
+from pipeline_platform.run.release import fence_and_release
+from tests.fixtures.flow import handled, received, run
+from tests.fixtures.flow import rows as stored
+
+
+class Order(BaseModel):
+    number: int
+
+
+class Orders(Pipeline):
+    name = "orders"
+    producer = Producer(source="files")
+    processors = Processors(max_demand=100)
+    batchers = {"lake": TableBatcher(schema=Order)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        return message.put_data(message.json(Order)).put_batcher("lake")
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "files").mkdir()
+    return tmp_path / "files"
+
+
+@pytest.fixture
+def source(tmp_path, root):
+    return source_at(tmp_path, root)
+
+
+@pytest.fixture
+def flow(filled, source):
+    return replace(filled(Orders, []), source=source)
+
+
+def source_at(folder, root, **options: Any) -> FileSource:
+    catalog = {"catalog": f"sqlite:///{folder}/catalog.sqlite", "list_every_s": 0.0}
+    made = FileSource(name="files", root=str(root), **{**catalog, **options})
+    made.open(ControlStore(f"sqlite:///{folder}/control.sqlite"))
+    return made
+
+
+def lines(*numbers: int) -> bytes:
+    return b"".join(b'{"number": %d}\n' % number for number in numbers)
+
+
+def deliveries(source: FileSource, demand: int = 1_000) -> list[dict[str, Any]]:
+    batches = (batch for share in source.plan(demand, 2, "r") for batch in source.read(share, "r"))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def write_csv(path):
+    path.write_bytes(b'\xef\xbb\xbfnumber,text\r\n1,"a, ""b""\nc"\r\n\r\n2\r\n3,\xff\r\n')
+
+
+def write_parquet(path):
+    pl.DataFrame({"number": [1, 2], "at": ["2026-01-01", None]}).with_columns(pl.col("at").str.to_date()).write_parquet(
+        path
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "write", "found"),
+    [
+        ("a.jsonl", lambda path: path.write_bytes(b'1\r\n\n{"a": 2}\n3'), [(1, b"1"), (3, b'{"a": 2}'), (4, b"3")]),
+        (
+            "a.jsonl.gz",
+            lambda path: path.write_bytes(gzip.compress(b"1\n") + gzip.compress(b"2\n")),
+            [(1, b"1"), (2, b"2")],
+        ),
+        (
+            "a.csv",
+            write_csv,
+            [
+                (3, b'{"number": "1", "text": "a, \\"b\\"\\nc"}'),
+                (5, b'["2"]'),
+                (6, b'{"number": "3", "text": "\\ufffd"}'),
+            ],
+        ),
+        ("a.parquet", write_parquet, [(1, b'{"number":1,"at":"2026-01-01"}'), (2, b'{"number":2,"at":null}')]),
+        ("empty.jsonl", lambda path: path.write_bytes(b""), []),
+    ],
+)
+def test_each_format_yields_its_rows_with_their_lines(source, root, name, write, found):
+    write(root / name)
+
+    got = deliveries(source)
+
+    assert [(row["sequence"], row["data"]) for row in got] == found
+    assert all(row["message_id"].startswith(f"{name}@") and row["partition"] == name for row in got)
+    source.ack("r", [row["ack_id"] for row in got])
+    assert source.backlog().messages == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.jsonl.gz", gzip.compress(lines(*range(9)) + os.urandom(10**6))[:-9], "damaged after line"),
+        ("a.csv", b"number\n1\n1,2\n", "the record has 2 values, and the header 1"),
+        ("a.jsonl", lines(1) + b"x" * 3_000_000 + b"\n" + lines(3), "more than 1,000,000 bytes"),
+        ("a.parquet", b"PAR1 is not enough", "damaged after line 0"),
+    ],
+)
+def test_damaged_content_is_a_message_that_describes_it(tmp_path, root, name, content, problem):
+    (root / name).write_bytes(content)
+    source = source_at(tmp_path, root, max_row_bytes=10**6)
+
+    got = deliveries(source)
+
+    described = [json.loads(row["metadata"])["problem"] for row in got if row["metadata"]]
+    assert len(described) == 1
+    assert problem in described[0]
+    assert max(len(row["data"]) for row in got) <= 10**6
+
+
+def test_a_bad_row_fails_alone_and_its_id_names_the_file_and_the_line(root, source, flow):
+    (root / "day" / "hour").mkdir(parents=True)
+    (root / "day" / "hour" / "a.jsonl").write_bytes(lines(1) + b"no json\n" + lines(3))
+
+    run(flow)
+
+    assert sorted(stored(flow, "lake")["number"]) == [1, 3]
+    (failed,) = stored(flow, "failed")["message_id"]
+    assert failed.startswith("day/hour/a.jsonl@")
+    assert failed.endswith("#2")
+    assert source.backlog().messages == 0
+
+
+def test_a_file_larger_than_the_demand_is_received_whole_by_a_run_alone(root, source, flow):
+    (root / "large.jsonl").write_bytes(lines(*range(25_000)))
+    (root / "small.jsonl").write_bytes(lines(25_000))
+
+    run(flow)
+    assert len(stored(flow, "lake")) == 25_000
+    run(flow)
+
+    assert sorted(stored(flow, "lake")["number"]) == [*range(25_001)]
+    rows_of_a_file = source.plan(1, 1, "none")
+    assert rows_of_a_file == []
+
+
+@pytest.mark.parametrize("crash", [received, handled])
+def test_rows_are_stored_once_if_a_run_crashes_and_its_files_are_read_again(root, source, flow, crash):
+    for name in ("a", "b"):
+        (root / f"{name}.jsonl").write_bytes(lines(*range(10)))
+
+    crashed = crash(flow)
+    assert source.backlog().messages == 0, "it leases the files"
+    fence_and_release(flow, crashed)
+    run(flow)
+
+    assert len(stored(flow, "lake")) == 20
+    assert source.backlog().messages == 0
+
+
+def test_a_file_of_which_one_row_is_released_is_read_again_and_its_other_rows_are_duplicates(root, source, flow):
+    (root / "a.jsonl").write_bytes(lines(1, 2))
+    receive = handled(flow)
+    steps.batch_messages(flow, receive)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+
+    (file,) = {row["ack_id"] for row in stored(flow, "messages").to_dicts()}
+    source.release(receive.receive_id, [file])
+    steps.acknowledge(flow, receive)
+    assert source.backlog().messages == 1, "the acknowledgement of other rows does not undo the release"
+
+    run(flow)
+    assert sorted(stored(flow, "lake")["number"]) == [1, 2]
+    assert source.backlog().messages == 0
+
+
+def test_a_file_that_is_written_again_is_a_new_version(source, root):
+    path = root / "a.jsonl"
+    path.write_bytes(lines(1))
+    first = deliveries(source)
+    source.ack("r", [row["ack_id"] for row in first])
+    assert deliveries(source) == []
+
+    path.write_bytes(lines(1, 2))
+
+    second = deliveries(source)
+    assert [row["sequence"] for row in second] == [1, 2]
+    assert not {row["message_id"] for row in first} & {row["message_id"] for row in second}
+
+
+def test_other_files_are_left_out(tmp_path, root, caplog):
+    for name in (".hidden.jsonl", "_temporary/a.jsonl", "b.jsonl", "day/c.jsonl", "day/readme.md"):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(lines(1))
+
+    assert len(deliveries(source_at(tmp_path, root))) == 2
+    assert "day/readme.md" in caplog.text
+    assert len(deliveries(source_at(tmp_path, root, table="some", pattern="day/*", format="json_lines"))) == 2
+    assert source_at(tmp_path, root, table="later", settle_s=3_600).backlog().messages == 0
+
+
+def test_a_file_that_is_removed_before_it_is_read_ends_with_an_error_in_the_log(source, root, caplog):
+    (root / "a.jsonl").write_bytes(lines(1))
+    (share,) = source.plan(1, 1, "r")
+    (root / "a.jsonl").unlink()
+
+    assert list(source.read(share, "r")) == []
+    assert "a.jsonl was removed before it was read" in caplog.text
+    assert source.backlog().messages == 0
+
+
+def test_files_of_an_object_store_are_read(tmp_path, s3):
+    lake = Lake(root="s3://lake/incoming", storage_options=s3)
+    lake.write("day/a.jsonl.gz", lines(1, 2))  # PyArrow compresses it, because of its name
+
+    source = source_at(tmp_path, "s3://lake/incoming", storage_options=s3)
+
+    assert [row["data"] for row in deliveries(source)] == [b'{"number": 1}', b'{"number": 2}']
+
+
+def test_the_demand_chooses_files_by_the_bytes_of_rows_of_earlier_files(source, root):
+    (root / "0.jsonl").write_bytes(lines(*range(1_000)))
+    source.ack("r", [row["ack_id"] for row in deliveries(source)])
+    for number in range(1, 9):
+        (root / f"{number}.jsonl").write_bytes(lines(*range(1_000)))
+
+    assert source.backlog().messages == 8_000
+    assert sum(share.messages for share in source.plan(2_500, 2, "r")) == 3_000
+    assert rows.format_of("a.b/c.CSV.gz") == "csv"
