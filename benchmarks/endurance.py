@@ -1,4 +1,4 @@
-"""Five sources under one daemon with random crashes: detects lost or duplicated messages, and growth.
+"""Six sources under one daemon with random crashes: detects lost or duplicated messages, and growth.
 
 Run it as `python -m benchmarks.endurance [--minutes 60] [--messages 10000000] [--source kafka ...] [--plot FILE]`.
 Messages arrive evenly over this time. Runs, Python processes of Spark and the sources' servers are killed, and runs are
@@ -33,7 +33,7 @@ from benchmarks.recovery_sources import SOURCES, Ground
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.spark import server as spark_server
 
-SHARES = {"postgres": 0.35, "kafka": 0.45, "rabbitmq": 0.1, "sqs": 0.05, "pubsub": 0.05}
+SHARES = {"postgres": 0.35, "kafka": 0.4, "files": 0.05, "rabbitmq": 0.1, "sqs": 0.05, "pubsub": 0.05}
 """Share of all messages by source; the local servers of the last three are too slow for more."""
 PORTION, SAMPLE_S, DONE_WITHIN_S = 5_000, 10.0, 900.0
 DEATH_AFTER_S = (15.0, 45.0)

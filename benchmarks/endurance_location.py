@@ -96,7 +96,15 @@ class OverPubsub(Numbers, Pipeline):
     processors, batchers = PROCESSORS, BATCHERS
 
 
-PIPELINES: tuple[type[Pipeline], ...] = (OverPostgres, OverKafka, OverRabbitmq, OverSqs, OverPubsub)
+class OverFiles(Numbers, Pipeline):
+    """Numbers from lines of files."""
+
+    name = "files"
+    producer = Producer(source="files")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
+PIPELINES: tuple[type[Pipeline], ...] = (OverPostgres, OverKafka, OverRabbitmq, OverSqs, OverPubsub, OverFiles)
 
 resources: dict[str, Any] = {
     "lake": LakeResource(root=f"{ASKED.folder}/lake"),

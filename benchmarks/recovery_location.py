@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -24,7 +25,8 @@ from pipeline_platform.source.contract import Source
 
 NAME, TABLE = "recovery", "lines"
 SOURCES: dict[str, type[Source]] = {
-    connector.__name__: connector for connector in (TableQueue, SqsSource, KafkaSource, RabbitmqSource, PubsubSource)
+    connector.__name__: connector
+    for connector in (TableQueue, FileSource, SqsSource, KafkaSource, RabbitmqSource, PubsubSource)
 }
 
 

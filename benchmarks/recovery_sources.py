@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+import sqlalchemy as sa
+
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -77,6 +80,28 @@ def _table_queue(url: str) -> Ground:
         return (queue.backlog().messages or 0) + sum(messages for _, _, messages in queue.held())
 
     return Ground("TableQueue", options, queue.send, left)
+
+
+@contextmanager
+def files(folder: Path) -> Iterator[Ground]:
+    """Yield a folder, which gets a file of lines at each call of `send`; `left` is the number of unfinished files."""
+    root = folder / "incoming"
+    root.mkdir()
+    options = {"name": "queue", "root": str(root), "catalog": f"sqlite:///{folder}/files.sqlite", "list_every_s": 0.5}
+    source = FileSource(**options)
+    done = sa.text("SELECT count(*) FROM files WHERE is_done")
+
+    def send(payloads: Sequence[bytes]) -> None:
+        path = root / f"{uuid4().hex}.jsonl"
+        path.with_suffix(".part").write_bytes(b"".join(payload + b"\n" for payload in payloads))
+        path.with_suffix(".part").rename(path)
+
+    def left() -> int:
+        source.backlog()  # creates the catalog
+        with sa.create_engine(options["catalog"]).connect() as connection:
+            return len([*root.glob("*.jsonl")]) - int(connection.execute(done).scalar_one())
+
+    yield Ground("FileSource", options, send, left)
 
 
 @contextmanager
@@ -173,6 +198,7 @@ def on_pubsub(folder: Path) -> Iterator[Ground]:
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "table": table,
     "postgres": on_postgres,
+    "files": files,
     "sqs": on_sqs,
     "kafka": on_kafka,
     "rabbitmq": on_rabbitmq,
