@@ -45,7 +45,7 @@ def of_failures(totals: Totals) -> dict[str, Any]:
         **({"held": totals.held} if totals.held else {}),
         "returned": returned,
         "reasons": _by_cause(totals.reasons),
-        "failures": table(sample, "message_id", "stage", "kind", "reason", "attempt"),
+        "failures": table(sample, "reason", "kind", "stage", "attempt", "message_id"),
     }
 
 
@@ -57,7 +57,7 @@ def _of_skipped(totals: Totals) -> dict[str, Any]:
 def _by_cause(reasons: Mapping[str, int]) -> Any:
     """Return the most frequent causes as a table."""
     counts = by_cause(reasons).most_common(SAMPLE)
-    return table([{"reason": cause, "messages": count} for cause, count in counts], "reason", "messages")
+    return table([{"messages": count, "reason": cause} for cause, count in counts], "messages", "reason")
 
 
 @dataclass
@@ -170,6 +170,7 @@ def report(
                     "skipped": totals.skipped[window],
                     **skipped,
                     "failed": totals.failed[window],
+                    **_share("failure share", totals.failed[window], received[window]),
                     "returned": totals.returned[window],
                     "duplicates": totals.duplicates[window],
                     **run,
@@ -197,6 +198,7 @@ def report(
                 **({"batch keys": dg.MetadataValue.json(keys)} if keys else {}),
                 **({"receive_id": receive_id} if receive_id else {}),
             }
+            metadata = dict(sorted(metadata.items(), key=_is_table))
             if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
             elif received[window] or (asset in context.selected_asset_keys and not is_red):
@@ -209,6 +211,15 @@ def report(
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables:
         _report_backlog(context, flow)
+
+
+def _share(name: str, part: int, whole: int) -> dict[str, float]:
+    return {name: round(part / whole, 4)} if whole else {}
+
+
+def _is_table(item: tuple[str, Any]) -> bool:
+    """Return whether metadata is a table; tables are shown below figures."""
+    return isinstance(item[1], dg.TableMetadataValue)
 
 
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
