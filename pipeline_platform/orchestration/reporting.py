@@ -206,7 +206,7 @@ def report(
                 tags = {VERSION: version} if version else None
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
     if "failed" in tables:
-        context.log_event(evaluation(flow.pipeline.name, "failed", "no_open_failures", judge_failures(open_failures)))
+        context.log_event(evaluation(flow.pipeline.name, "failed", "open_failures", judge_failures(open_failures)))
     for batcher in (name for name in flow.pipeline.batchers_with_tables() if name in tables):
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables:

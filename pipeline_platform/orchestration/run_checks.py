@@ -20,7 +20,7 @@ FITS = dg.AssetCheckResult(passed=True, description="The model fits the table.")
 
 
 def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
-    """Build the checks `acknowledged`, `no_open_failures` and `columns` of a pipeline."""
+    """Build the checks `acknowledged`, `open_failures` and `columns` of a pipeline."""
 
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
@@ -33,17 +33,17 @@ def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
 
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "failed"]),
-        name="no_open_failures",
+        name="open_failures",
         description="No window has an open failure.",
         required_resource_keys={"lake"},
     )
-    def no_open_failures(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
+    def open_failures(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
         failed = FailedMessages(name=pipeline.name, lake=context.resources.lake, pipeline=pipeline.name)
         return judge_failures(failed.by_window())
 
     return [
         acknowledged,
-        no_open_failures,
+        open_failures,
         *(_columns_check(pipeline, name) for name in pipeline.batchers_with_tables()),
     ]
 
@@ -120,7 +120,7 @@ def figures_of(answer: Acknowledgement | None) -> dict[str, Any]:
 
 
 def judge_failures(waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:
-    """Return the result of the check `no_open_failures` over all windows.
+    """Return the result of the check `open_failures` over all windows.
 
     Dagster shows the newest result of a check, and a run without failures must not hide failures of earlier runs.
     """

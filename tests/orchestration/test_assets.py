@@ -100,9 +100,9 @@ def test_a_pull_fills_every_table_tells_all_of_it_and_empties_the_queue(location
         ]
     checks = location.checks(run)
     assert checks["acknowledged"].passed
-    assert not checks["no_open_failures"].passed
-    assert checks["no_open_failures"].severity == dg.AssetCheckSeverity.WARN
-    assert "2 open failures" in checks["no_open_failures"].description
+    assert not checks["open_failures"].passed
+    assert checks["open_failures"].severity == dg.AssetCheckSeverity.WARN
+    assert "2 open failures" in checks["open_failures"].description
 
 
 def test_an_empty_queue_still_yields_every_output(location):
@@ -161,7 +161,7 @@ def test_failures_turn_a_run_red_beyond_the_share_that_the_pipeline_allows(locat
 
     assert run.status == FAILURE
     assert "2 of 3 messages failed, more than max_failed_share allows (0.5)" in location.log(run)
-    assert not location.checks(run)["no_open_failures"].passed, "the checks are told all the same"
+    assert not location.checks(run)["open_failures"].passed, "the checks are told all the same"
 
 
 def test_a_changed_type_fails_the_run_before_anything_is_leased_and_a_new_field_widens_the_table(location):
@@ -248,7 +248,7 @@ def test_a_dead_message_is_sent_on_once_its_queue_is_there(location):
     assert (location.waiting(), location.open_failures(pipeline=Lettered)) == (0, {WINDOW: 1})
     (event,) = location.materialisations(away, "failed", "lettered")
     assert {name: figures(event)[name] for name in ("open", "dead", "failed")} == {"open": 1, "dead": 1, "failed": 1}
-    assert location.checks(away)["no_open_failures"].metadata["dead"].value == 1
+    assert location.checks(away)["open_failures"].metadata["dead"].value == 1
 
     url = f"sqlite:///{location.root}/letters.sqlite"
     letters = TableQueue(name="letters", url=url, metadata_column="said")

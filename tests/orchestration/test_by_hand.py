@@ -47,7 +47,7 @@ def test_checks_are_executed_alone_without_a_run_of_the_pipeline(location):
     mood.touch()
     location.run("told_pull")
     location.enqueue("two")
-    named = (("messages", "acknowledged"), ("failed", "no_open_failures"))
+    named = (("messages", "acknowledged"), ("failed", "open_failures"))
     keys = [dg.AssetCheckKey(dg.AssetKey(["told", asset]), name) for asset, name in named]
     job = assets_at(str(location.root), str(location.spark_folder))
 
@@ -56,6 +56,6 @@ def test_checks_are_executed_alone_without_a_run_of_the_pipeline(location):
 
     found = location.checks(location.stored(result.run_id))
     assert location.waiting() == 1
-    assert {name: check.passed for name, check in found.items()} == {"acknowledged": False, "no_open_failures": False}
+    assert {name: check.passed for name, check in found.items()} == {"acknowledged": False, "open_failures": False}
     assert "1 decided receive is not acknowledged" in found["acknowledged"].description
-    assert "1 open failure in window" in found["no_open_failures"].description
+    assert "1 open failure in window" in found["open_failures"].description

@@ -43,7 +43,7 @@ def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(locat
     assert observed(location, run, "failed")[WINDOW]["open"] == 1
     checks = location.checks(run)
     assert checks["acknowledged"].passed
-    assert not checks["no_open_failures"].passed
+    assert not checks["open_failures"].passed
 
 
 def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):

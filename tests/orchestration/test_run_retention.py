@@ -33,7 +33,7 @@ SOON = datetime(2025, 3, 1, 3, 5, tzinfo=UTC)
 """Time just after the last window."""
 ROUNDS = RunTags.of(Told).rounds
 FAILS, OBSERVES = "fails", "observes"
-_CHECK = dg.AssetCheckSpec("no_open_failures", asset=KEYS["failed"])
+_CHECK = dg.AssetCheckSpec("open_failures", asset=KEYS["failed"])
 _FAILED_ABOVE = dg.AutomationCondition.any_deps_match(dg.AutomationCondition.execution_failed())
 _CONDITIONS = {
     "new": WHEN_NEW,

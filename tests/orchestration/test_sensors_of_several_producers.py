@@ -150,7 +150,7 @@ def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the
     jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
     assert jobs == {"mixed_pull", "mixed_retry", "mixed_replay", "mixed_maintenance", "mixed_limits"}
     checks = {key.name for key in location.asset_graph.asset_check_keys}
-    assert checks == {"acknowledged", "columns", "no_open_failures", "backlog_east", "backlog_west"}
+    assert checks == {"acknowledged", "columns", "open_failures", "backlog_east", "backlog_west"}
 
 
 def test_a_schedule_pulls_from_its_producer(place):
