@@ -87,8 +87,9 @@ def files(folder: Path) -> Iterator[Ground]:
     """Yield a folder, which gets a file of lines at each call of `send`; `left` is the number of unfinished files."""
     root = folder / "incoming"
     root.mkdir()
-    options = {"name": "queue", "root": str(root), "catalog": f"sqlite:///{folder}/files.sqlite", "list_every_s": 0.5}
-    source = FileSource(**options)
+    catalog = f"sqlite:///{folder}/files.sqlite"
+    options = {"name": "queue", "root": str(root), "catalog": catalog, "list_every_s": 0.5}
+    source = FileSource.model_validate(options)
     done = sa.text("SELECT count(*) FROM files WHERE is_done")
 
     def send(payloads: Sequence[bytes]) -> None:
@@ -98,7 +99,7 @@ def files(folder: Path) -> Iterator[Ground]:
 
     def left() -> int:
         source.backlog()  # creates the catalog
-        with sa.create_engine(options["catalog"]).connect() as connection:
+        with sa.create_engine(catalog).connect() as connection:
             return len([*root.glob("*.jsonl")]) - int(connection.execute(done).scalar_one())
 
     yield Ground("FileSource", options, send, left)

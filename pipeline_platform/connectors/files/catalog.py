@@ -82,19 +82,15 @@ class Catalog:
 
     def add(self, files: Iterable[Found]) -> None:
         """Add files that are not in the catalog."""
-        rows = [{"id": file.id, **file._asdict()} for file in files]
-        for some in _groups(rows):
-            self._database.write(
-                lambda connection, some=some: connection.execute(
-                    insert(connection, self._table).on_conflict_do_nothing(), some
-                )
-            )
+        for some in _groups({"id": file.id, **file._asdict()} for file in files):
+            with self._database.writing() as connection:
+                connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
 
     def forget(self, ids: Iterable[str]) -> None:
         """Remove files that no longer exist."""
         for some in _groups(ids):
-            gone = sa.delete(self._table).where(self._table.c.id.in_(some))
-            self._database.write(lambda connection, gone=gone: connection.execute(gone))
+            with self._database.writing() as connection:
+                connection.execute(sa.delete(self._table).where(self._table.c.id.in_(some)))
 
     def row_bytes(self, connection: sa.Connection, default: int) -> float:
         """Return the bytes of a row in files that are done."""
