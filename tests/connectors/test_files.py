@@ -51,7 +51,7 @@ def flow(filled, source):
 
 
 def source_at(folder, root, **options: Any) -> FileSource:
-    catalog = {"catalog": f"sqlite:///{folder}/catalog.sqlite", "list_every_s": 0.0}
+    catalog = {"catalog": f"sqlite:///{folder}/catalog.sqlite", "list_every_s": 0.0, "settle_s": 0.0}
     made = FileSource(name="files", root=str(root), **{**catalog, **options})
     made.open(ControlStore(f"sqlite:///{folder}/control.sqlite"))
     return made
@@ -212,13 +212,26 @@ def test_other_files_are_left_out(tmp_path, root, caplog):
     assert source_at(tmp_path, root, table="later", settle_s=3_600).backlog().messages == 0
 
 
-def test_a_file_that_is_removed_before_it_is_read_ends_with_an_error_in_the_log(source, root, caplog):
+@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_bytes(lines(1, 2))])
+def test_a_version_that_is_gone_before_it_is_read_ends_with_an_error_in_the_log(source, root, caplog, change):
     (root / "a.jsonl").write_bytes(lines(1))
     (share,) = source.plan(1, 1, "r")
-    (root / "a.jsonl").unlink()
+    change(root / "a.jsonl")
 
     assert list(source.read(share, "r")) == []
-    assert "a.jsonl was removed before it was read" in caplog.text
+    assert "a.jsonl was removed or replaced" in caplog.text
+    left = [row["sequence"] for row in deliveries(source)]
+    assert left == ([1, 2] if (root / "a.jsonl").exists() else [])
+
+
+def test_files_that_come_back_after_the_folder_was_empty_are_still_done(source, root):
+    (root / "a.jsonl").write_bytes(lines(1))
+    source.ack("r", [row["ack_id"] for row in deliveries(source)])
+
+    (root / "a.jsonl").rename(root.parent / "a.jsonl")
+    assert source.backlog().messages == 0
+    (root.parent / "a.jsonl").rename(root / "a.jsonl")
+
     assert source.backlog().messages == 0
 
 

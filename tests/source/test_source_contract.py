@@ -179,7 +179,7 @@ def files(request: pytest.FixtureRequest, lease_s: int) -> Row:
 
     def at(root: Path) -> FileSource:
         catalog = f"sqlite:///{folder}/catalog.sqlite"
-        options = {"catalog": catalog, "table": root.name, "list_every_s": 0.0}
+        options = {"catalog": catalog, "table": root.name, "list_every_s": 0.0, "settle_s": 0.0}
         return FileSource(name="contract", root=str(root), lease_s=lease_s, **options)
 
     def new() -> FileSource:

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
+import pyarrow.fs as pafs
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
@@ -30,6 +31,11 @@ class Found(NamedTuple):
     size: int
     modified: float
 
+    @classmethod
+    def of(cls, info: pafs.FileInfo) -> Self:
+        """Return the version that a store lists."""
+        return cls(info.path, info.size, info.mtime_ns / 1e9)
+
     @property
     def id(self) -> str:
         """Identity of the version."""
@@ -49,7 +55,8 @@ class Leased(NamedTuple):
 class Catalog:
     """Versions of files: waiting, leased by a receive until a time, or done.
 
-    A file that is done keeps its receive, so that the same receive may still release it.
+    A file that is done keeps its receive, so that the same receive may still release it. Files stay in the catalog
+    after they are removed: a folder may be unavailable for a while and look empty.
     """
 
     def __init__(self, database: Database, table: str) -> None:
@@ -73,24 +80,11 @@ class Catalog:
         """Create the table, if it does not exist."""
         self._database.write(self._table.metadata.create_all)
 
-    def known(self) -> dict[str, bool]:
-        """Return the ids of all files, and whether each is done or leased."""
-        files = self._table.c
-        with self._database.reading() as connection:
-            is_leased = files.leased_until > self._now(connection)
-            return {row[0]: row[1] for row in connection.execute(sa.select(files.id, files.is_done | is_leased))}
-
     def add(self, files: Iterable[Found]) -> None:
         """Add files that are not in the catalog."""
         for some in _groups({"id": file.id, **file._asdict()} for file in files):
             with self._database.writing() as connection:
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
-
-    def forget(self, ids: Iterable[str]) -> None:
-        """Remove files that no longer exist."""
-        for some in _groups(ids):
-            with self._database.writing() as connection:
-                connection.execute(sa.delete(self._table).where(self._table.c.id.in_(some)))
 
     def row_bytes(self, connection: sa.Connection, default: int) -> float:
         """Return the bytes of a row in files that are done."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 from uuid import uuid4
 
 import pyarrow as pa
@@ -26,8 +26,21 @@ from pipeline_platform.source.leased import LeasedSource
 
 logger = logging.getLogger(__name__)
 
+_SETTLE_S = 2.0
 MOST_FILES = 10_000
 """Files of one receive: their names are part of its record."""
+
+
+class Listing(NamedTuple):
+    """The last listing of this process.
+
+    Attributes:
+        due: Time of the next listing, by the monotonic clock.
+        seen: Ids of the files in it.
+    """
+
+    due: float = 0.0
+    seen: frozenset[str] = frozenset()
 
 
 class FileSource(LeasedSource):
@@ -57,8 +70,11 @@ class FileSource(LeasedSource):
     )
     table: str = Field("files", pattern=r"^\w{1,50}$", description="Table of the catalog, one per source.")
     list_every_s: float = Field(10.0, ge=0, description="Seconds between two listings of root by a process.")
-    settle_s: float = Field(
-        0.0, ge=0, description="Minimum age of a file in seconds, for writers that do not move files to root."
+    settle_s: float | None = Field(
+        None,
+        ge=0,
+        description="Minimum time in seconds since the last change of a file. Default: 2 in a folder, where a file may "
+        "grow, and 0 in an object store.",
     )
     row_bytes: int = Field(
         200,
@@ -119,13 +135,14 @@ class FileSource(LeasedSource):
         for file, path, modified, attempts in share.at["files"]:
             count = 0
             try:
+                self._expect(file, path)
                 found = rows.rows_of(self._files, path, self._format(path), self.max_row_bytes)
                 for batch in portions(found, lambda row: len(row.data), BATCH_BYTES, rows.BATCH_ROWS):
                     count += len(batch)
                     yield self._deliveries(batch, file, path, modified, is_again=attempts > 1, receive_id=receive_id)
             except FileNotFoundError:
-                logger.error("%s: %s was removed before it was read. Its rows are lost", self.name, path)
-            except SourceAwayError as error:
+                logger.error("%s: %s was removed or replaced before it was read: its rows are lost", self.name, path)
+            except (SourceAwayError, OSError) as error:
                 raise SourceAwayError(redacted(f"source {self.name!r}: {self.root}/{path} {error}")) from None
             self._catalog.count_rows(file, receive_id, count)
             if not count:  # no row will acknowledge it
@@ -169,16 +186,17 @@ class FileSource(LeasedSource):
 
     def _list_if_due(self) -> None:
         listing = self._listing
-        if (now := time.monotonic()) < listing["due"]:
+        if (now := time.monotonic()) < listing.due:
             return
         found = {file.id: file for file in self._found()}
-        known = self._catalog.known()
-        self._catalog.add(file for file in found.values() if file.id not in known)
-        gone = [file for file in known if file not in found]
-        if lost := [file for file in gone if not known[file]]:
-            logger.error("%s: %d files were removed before they were read, the first is %s", self.name, *_first(lost))
-        self._catalog.forget(gone)
-        listing["due"] = now + self.list_every_s
+        self._catalog.add(file for file in found.values() if file.id not in listing.seen)
+        self.__dict__["_listing"] = Listing(now + self.list_every_s, frozenset(found))
+
+    def _expect(self, file: str, path: str) -> None:
+        """Raise `FileNotFoundError` if the version of a file no longer exists."""
+        info = self._files.get_file_info(path)
+        if not info.is_file or Found.of(info).id != file:
+            raise FileNotFoundError(path)
 
     def _found(self) -> Iterator[Found]:
         try:
@@ -189,15 +207,16 @@ class FileSource(LeasedSource):
             ) from None
         except OSError as error:
             raise SourceAwayError(redacted(f"source {self.name!r}: {self.root} cannot be listed: {error}")) from None
-        newest = time.time() - self.settle_s
+        settle_s = self.settle_s if self.settle_s is not None else _SETTLE_S if self._lake.is_local else 0.0
+        newest = time.time() - settle_s
         for info in infos:
             is_hidden = any(part.startswith((".", "_")) for part in info.path.split("/"))
             if not info.is_file or is_hidden or not fnmatch.fnmatchcase(info.path, self.pattern):
                 continue
             if self._format(info.path) is None:
                 logger.warning("%s: left out %s: its suffix is of no known format. Set format", self.name, info.path)
-            elif (modified := info.mtime_ns / 1e9) <= newest or not self.settle_s:
-                yield Found(info.path, info.size, modified)
+            elif (file := Found.of(info)).modified <= newest or not settle_s:
+                yield file
 
     def _format(self, path: str) -> rows.Format | None:
         return self.format or rows.format_of(path)
@@ -206,9 +225,8 @@ class FileSource(LeasedSource):
         self.__dict__.pop("_listing", None)
 
     @cached_property
-    def _listing(self) -> dict[str, float]:
-        """When the next listing of this process is due."""
-        return {"due": 0.0}
+    def _listing(self) -> Listing:
+        return Listing()
 
     @cached_property
     def _lake(self) -> Lake:
@@ -244,10 +262,6 @@ class FileSource(LeasedSource):
             partition=path,
             sequence=[row.line for row in batch],
         )
-
-
-def _first(lost: Sequence[str]) -> tuple[int, str]:
-    return len(lost), lost[0]
 
 
 def _refused(ack_ids: Sequence[str], lost: set[str]) -> list[Refused]:
