@@ -176,8 +176,8 @@ tasks/acknowledge/early.py: tasks/test_early.py
     if not self._notes.is_open():
     if key not in self.acknowledged} => }
     _replace(certain=False) => _replace(certain=True)
-tasks/record/outcomes.py: tasks/test_early.py
-    if early := self._early(rows):
+tasks/record/verdicts.py: tasks/test_early.py
+    if early := recording.early(rows):
 tasks/receive/read_shares.py: tasks/test_handle.py
     if batch.column(name).null_count:
 source/calls.py: source/test_calls.py

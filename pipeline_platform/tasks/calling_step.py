@@ -26,8 +26,9 @@ from pipeline_platform.spark import environment
 from pipeline_platform.tasks.callback_process.fork import Death, Give, Limit, Written, in_a_fork
 from pipeline_platform.tasks.callback_process.output import captured
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Progress, Watch, end_copy
+from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.isolation import Call, Tries
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.step import Sink, Step
 
 Rows = Iterator[pa.RecordBatch]
@@ -100,15 +101,14 @@ class CallingStep(Step):
     def _send_back(self, agenda: _Agenda, report: TaskReport, progress: Progress, give: Give) -> None:
         """Run in a callback process and send the rows of each try to the task."""
         written = Written()
-        outcomes = self.recording(written, progress, report)
-        outcomes.most_rows = self.pipeline.processors.chunk_size
+        size = TrySize(self.pipeline.processors.chunk_size)
 
         def each(answer: Any) -> None:
             written.notes = {"answer": answer, "report": report.to_json()}
             give(written)
             written.batches.clear()
 
-        _try_all(agenda, outcomes, each)
+        _try_all(agenda, self.recording(written, progress, report, size), each)
 
     def _fork(self, serve: Callable[[Progress, Give], None], take: Give) -> Death | None:
         from pipeline_platform.control.store import ControlStoreError  # late: the testing kit needs no database
@@ -154,11 +154,11 @@ class CallingStep(Step):
         """Return the author of the output of a task, for people."""
         return "callbacks of a task" if task is None else f"callbacks of task {task}"
 
-    def recording(self, sink: Sink, watch: Watch, report: TaskReport) -> Outcomes:
-        """Return the recorder of tries, with a new instance of the pipeline and so new connections."""
-        outcomes = Outcomes(self, sink, self.pipeline(), watch, report=report)
+    def recording(self, sink: Sink, watch: Watch, report: TaskReport, size: TrySize | None = None) -> Recording:
+        """Return the recording of tries, with a new instance of the pipeline and so new connections."""
+        recording = Recording(self, sink, self.pipeline(), watch, report=report, size=size)
         end_copy()
-        return outcomes
+        return recording
 
 
 class _Agenda:
@@ -215,11 +215,11 @@ class _Agenda:
             self._blocks = None
 
 
-def _try_all(agenda: _Agenda, outcomes: Outcomes, each: Callable[[Any], None] = lambda _: None) -> None:
+def _try_all(agenda: _Agenda, recording: Recording, each: Callable[[Any], None] = lambda _: None) -> None:
     """Run all remaining tries. Call `each` with every answer."""
     call = agenda.first()
     while call is not None:
-        outcomes.watch.begin(agenda.block)
-        answer = call(outcomes)
+        recording.watch.begin(agenda.block)
+        answer = call(recording)
         each(answer)
         call = agenda.next(answer)

@@ -8,16 +8,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 
 BEGUN_AGAIN = 2
 """Average number of times that rows of a block may be repeated before rows that succeeded are tried separately."""
 
-QUICK_S = 0.5
-"""A faster try doubles the rows of the next one: sending results costs a millisecond or more per try."""
-
 Call = Callable[[Any], Any]
-"""A try, called with a recorder in a callback process. Its answer is the return value (JSON) or a `Death`."""
+"""A try, called with a recording in a callback process. Its answer is the return value (JSON) or a `Death`."""
 Tries = Generator[Call, Any, Any]
 """Generator that yields tries and receives their answers. It must be deterministic: the task and each callback process
 have a copy."""
@@ -48,8 +45,8 @@ def surely(call: Call) -> Tries:
 
 def each_alone(
     rows: pa.RecordBatch,
-    work: Callable[[pa.RecordBatch, Outcomes], Sequence[int]],
-    fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
+    work: Callable[[pa.RecordBatch, Recording], Sequence[int]],
+    fail: Callable[[pa.RecordBatch, Recording, Death], None],
     known: Death | None = None,
     *,
     in_order: bool = False,
@@ -69,28 +66,21 @@ def each_alone(
 
 def _do(
     rows: pa.RecordBatch,
-    work: Callable[[pa.RecordBatch, Outcomes], Sequence[int]],
-    fail: Callable[[pa.RecordBatch, Outcomes, Death], None],
+    work: Callable[[pa.RecordBatch, Recording], Sequence[int]],
+    fail: Callable[[pa.RecordBatch, Recording, Death], None],
     attempt: Try,
-    outcomes: Outcomes,
+    recording: Recording,
 ) -> tuple[int, Sequence[int]]:
     """Run a try. Return the number of rows that it used, and which of them it did not start."""
-    some = attempt.rows if attempt.death else attempt.rows[: outcomes.most_rows]
+    some = attempt.rows if attempt.death else attempt.rows[: recording.size.rows]
     these = rows if len(some) == rows.num_rows else rows.take(pa.array(some, pa.int64()))
     if attempt.death:
-        fail(these, outcomes.without_callbacks() if attempt.without_callbacks else outcomes, attempt.death)
+        fail(these, recording.without_callbacks() if attempt.without_callbacks else recording, attempt.death)
         return len(some), ()
-    outcomes.watch.trying(len(some))
-    outcomes.watch.exact = attempt.exact
-    began, chunk_size = time.monotonic(), outcomes.step.pipeline.processors.chunk_size
-    left = work(these, outcomes)
-    if outcomes.most_rows is not None:
-        if left:  # many children filled the memory limit: permits for further rows would be lost
-            outcomes.most_rows = max(1, len(some) - len(left))
-        elif time.monotonic() - began > QUICK_S:
-            outcomes.most_rows = min(outcomes.most_rows, chunk_size)
-        elif len(some) == outcomes.most_rows:
-            outcomes.most_rows *= 2
+    recording.watch.trying(len(some))
+    recording.watch.exact, began = attempt.exact, time.monotonic()
+    left = work(these, recording)
+    recording.size.after(len(some), len(left), time.monotonic() - began)
     return len(some), left
 
 

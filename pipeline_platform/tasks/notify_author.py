@@ -19,7 +19,7 @@ from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.isolation import Tries, surely
 from pipeline_platform.tasks.record.filtered import filtered_positions
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 
 ROWS = 1_000
 """Maximum number of messages in a call."""
@@ -153,28 +153,28 @@ class NotifyAuthor(CallingStep):
             if new.any():
                 yield ack_ref, mine.filter(pa.array(new))
 
-    def _notify(self, ack_ref: str, rows: pa.RecordBatch, fates: _Fates, outcomes: Outcomes) -> bool:
+    def _notify(self, ack_ref: str, rows: pa.RecordBatch, fates: _Fates, recording: Recording) -> bool:
         """Call `acknowledge`. Record the positions notified, or the error."""
         failed = fates.failed.take(fates.places(rows))
         places = np.flatnonzero(failed.is_valid()).tolist()
         failures = dict(zip(places, fates.failures.take(failed.drop_null()).to_pylist(), strict=True))
         messages = list(Message.each(rows, self.ack_policy))
-        assert outcomes.pipeline is not None
+        assert recording.pipeline is not None
         try:
-            with outcomes.watch.busy("acknowledge", messages):
-                outcomes.pipeline.acknowledge(ack_ref, *ended(messages, failures), self.context)
+            with recording.watch.busy("acknowledge", messages):
+                recording.pipeline.acknowledge(ack_ref, *ended(messages, failures), self.context)
         except BaseException as error:
             failure = Failure.of(error, "acknowledge")
-            self._note_not_taken(ack_ref, rows, f"{failure.kind}: {failure.reason}", outcomes)
+            self._note_not_taken(ack_ref, rows, f"{failure.kind}: {failure.reason}", recording)
         else:
             positions = rows.column("position").to_pylist()
-            outcomes.report.notified.setdefault(ack_ref, []).append((positions[0], positions[-1] + 1))
+            recording.report.notified.setdefault(ack_ref, []).append((positions[0], positions[-1] + 1))
         return True
 
-    def _note_not_taken(self, ack_ref: str, rows: pa.RecordBatch, why: str, outcomes: Outcomes) -> None:
-        outcomes.report.not_taken += rows.num_rows
-        if len(outcomes.report.errors) < SAMPLE:
+    def _note_not_taken(self, ack_ref: str, rows: pa.RecordBatch, why: str, recording: Recording) -> None:
+        recording.report.not_taken += rows.num_rows
+        if len(recording.report.errors) < SAMPLE:
             noun = "message" if rows.num_rows == 1 else "messages"
-            outcomes.report.errors.append(words(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}"))
+            recording.report.errors.append(words(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}"))
         window = rows.column("window")[0].as_py()
-        outcomes.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))
+        recording.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))

@@ -1,6 +1,6 @@
 """Execution of the code of Spark tasks in this process, with records in memory instead of files."""
 
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,10 +21,12 @@ from pipeline_platform.tasks.handle.handle_messages import lane_of
 from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
 from pipeline_platform.tasks.handle.row_lane import LANE
 from pipeline_platform.tasks.handle.source_order import in_source_order, waves_of
+from pipeline_platform.tasks.record.batched import record_parents
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
 from pipeline_platform.tasks.record.held import held_by, hold
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
+from pipeline_platform.tasks.record.routing import record_messages
 from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.record.step import Step
 
@@ -50,58 +52,41 @@ class EarlyCalls(EarlyAcks):
         return entries
 
 
-class Kept(Outcomes):
-    """Outcomes in memory, with the handled and failed messages in `ended`, by position."""
+class Kept(Recording):
+    """Records in memory, with the handled and failed messages in `ended`, by position."""
 
     def __init__(self, step: Step, instance: Pipeline, early_acks: EarlyAcks | None = None) -> None:
         self._files = Written()
         super().__init__(step, self._files, instance, early_acks=early_acks)
-        self._instance, self.ended = instance, dict[int, Message]()
+        self.ended = dict[int, Message]()
         self._children: dict[int, dict[int, Message]] = {}
 
-    def record(self, block: Block) -> None:
-        """Record messages, and keep them."""
-        super().record(block)
+    def keep(self, block: Block) -> None:
+        """Keep the messages of a block."""
         positions = block.rows.column("position").to_pylist()
         self.ended |= {positions[index]: block.messages[index] for index in (*block.done, *block.failed)}
 
-    def handled(self, batch: pa.RecordBatch, window: str, messages: list[Message]) -> None:
-        """Record messages, and keep their children."""
-        for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
-            self._children[position] = {each.child or 0: each for each in message._state.children or ()}
-        super().handled(batch, window, messages)
-
-    def batched(
-        self,
-        name: str,
-        batch: pa.RecordBatch,
-        window: str,
-        messages: list[Message],
-        batch_id: str,
-        called: Container[int] = (),
-    ) -> None:
-        """Record a batch, and keep the children in it."""
-        super().batched(name, batch, window, messages, batch_id, called)
-        for position, message in zip(batch.column("position").to_pylist(), messages, strict=True):
-            if message.child is not None:
-                self._children[position][message.child] = message
-
-    def columns(self, name: str, rows: pa.RecordBatch, window: str, columns: Sequence[pa.Array]) -> None:
-        """Record rows, and keep them as messages whose data is a dict of their fields."""
-        super().columns(name, rows, window, columns)
-        model = self.step.pipeline.batchers[name].table_schema
-        assert model is not None
-        data = pa.RecordBatch.from_arrays(list(columns), arrow_schema(model).names).to_pylist(maps_as_pydicts="strict")
-        keys = rows.column("batch_key").fill_null(DEFAULT).to_pylist()
-        for position, value, key in zip(rows.column("position").to_pylist(), data, keys, strict=True):
-            self.ended[position] = self.ended[position].put(value, batcher=name, batch_key=key)
-
-    def record_handled(self, rows: pa.RecordBatch, window: str) -> None:
-        """Record rows that are all handled, and keep them."""
-        super().record_handled(rows, window)
+    def keep_rows(self, rows: pa.RecordBatch, batcher: str | None, columns: Sequence[pa.Array]) -> None:
+        """Keep handled rows as messages; those of a batcher have a dict of their fields as data."""
         positions = rows.column("position")
         received = self._received.take(pc.index_in(positions, value_set=self._received["position"]))
-        self.ended |= dict(zip(positions.to_pylist(), Message.each(received, self.ack_policy), strict=True))
+        messages: Iterable[Message] = Message.each(received, self.ack_policy)
+        if batcher is not None:
+            model = self.step.pipeline.batchers[batcher].table_schema
+            assert model is not None
+            names, keys = arrow_schema(model).names, rows.column("batch_key").fill_null(DEFAULT).to_pylist()
+            data = pa.RecordBatch.from_arrays(list(columns), names).to_pylist(maps_as_pydicts="strict")
+            messages = [
+                message.put(value, batcher=batcher, batch_key=key)
+                for message, value, key in zip(messages, data, keys, strict=True)
+            ]
+        self.ended |= dict(zip(positions.to_pylist(), messages, strict=True))
+
+    def keep_children(self, rows: pa.RecordBatch, children: Sequence[tuple[int, Message]]) -> None:
+        """Keep children by the position of their parent."""
+        positions = rows.column("position").to_pylist()
+        for index, child in children:
+            self._children.setdefault(positions[index], {})[child.child or 0] = child
 
     @property
     def successful(self) -> list[Message]:
@@ -150,7 +135,7 @@ class Kept(Outcomes):
             if messages[index].failure is None:
                 children = self._children[position]
                 messages[index] = messages[index]._but(children=tuple(children[number] for number in sorted(children)))
-        self.ended_parents(rows, window, messages, may_rescue)
+        record_parents(self, rows, window, messages, may_rescue)
 
     def _in_order(self, rows: pa.RecordBatch, window: str) -> pa.RecordBatch:
         """Return the rows with a partition in the order of their source; all rows if the pipeline keeps no order."""
@@ -179,7 +164,7 @@ class Kept(Outcomes):
         failures = held_by(rows, self.report)
         is_held = pa.array([failure is not None for failure in failures])
         some, held_up = rows.filter(is_held), list(filter(None, failures))
-        self.handled(some, window, hold(list(Message.each(some, self.ack_policy)), held_up))
+        record_messages(self, some, window, hold(list(Message.each(some, self.ack_policy)), held_up))
         return rows.filter(pc.invert(is_held))
 
     def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:

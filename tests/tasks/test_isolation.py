@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pipeline_platform import Processors
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.tasks import isolation
+from pipeline_platform.tasks.callback_process import try_size
 from pipeline_platform.tasks.callback_process.fork import Death, Written
 from pipeline_platform.tasks.isolation import BEGUN_AGAIN, Try, isolate
 from pipeline_platform.tasks.record.staging import STAGED
@@ -89,7 +89,7 @@ def calls(diary: Path) -> dict[str, Counter[str]]:
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Limit tries to a chunk even after quick tries."""
-    monkeypatch.setattr(isolation, "QUICK_S", 0)
+    monkeypatch.setattr(try_size, "QUICK_S", 0)
 
 
 @pytest.mark.parametrize("killers", [[137], [131, 135, 138]])
@@ -121,7 +121,7 @@ def test_tries_grow_as_long_as_they_are_quick_and_one_host_makes_them(lake, monk
         return written
 
     monkeypatch.setattr(Written, "load", counting)
-    monkeypatch.setattr(isolation, "QUICK_S", quick_s)
+    monkeypatch.setattr(try_size, "QUICK_S", quick_s)
     manifest = handled(lake, Placed, *[b"1"] * 100, careful=True)
 
     assert counted == given

@@ -14,9 +14,10 @@ from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.batch.parents import EndParents
 from pipeline_platform.tasks.callback_process.fork import Written
+from pipeline_platform.tasks.handle import row_lane
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import Families
 from tests.fixtures.flow_pipelines import Word
@@ -158,13 +159,13 @@ PREPARED: list[str] = []
 def held(monkeypatch):
     """Numbers of children in memory at each time that a task recorded messages."""
     counts: list[int] = []
-    real = Outcomes.handled
+    real = row_lane.record_messages
 
-    def counting(self: Outcomes, batch: Any, window: str, messages: list[Message]) -> None:
+    def counting(recording: Recording, rows: Any, window: str, messages: list[Message]) -> None:
         counts.append(sum(len(message._state.children or ()) for message in messages))
-        real(self, batch, window, messages)
+        real(recording, rows, window, messages)
 
-    monkeypatch.setattr(Outcomes, "handled", counting)
+    monkeypatch.setattr(row_lane, "record_messages", counting)
     CALLED.clear()
     PREPARED.clear()
     return counts

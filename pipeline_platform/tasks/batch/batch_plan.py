@@ -18,9 +18,10 @@ from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.callback_process.fork import Death, Limit
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.isolation import Tries
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
 from pipeline_platform.tasks.record.step import Sink
 
@@ -66,9 +67,9 @@ class CutBatches(CallingStep):
         """Return the author of its output."""
         return f"the splitter of {self.batcher!r}"
 
-    def recording(self, sink: Sink, watch: Watch, report: TaskReport) -> Outcomes:
+    def recording(self, sink: Sink, watch: Watch, report: TaskReport, size: TrySize | None = None) -> Recording:
         """Record without an instance of the pipeline."""
-        return Outcomes(replace(self, source=None), sink, None, watch, report=report)
+        return Recording(replace(self, source=None), sink, None, watch, report=report, size=size)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.Table]]:
         """Yield one block: the columns of all messages that cutting needs."""
@@ -102,13 +103,13 @@ class CutBatches(CallingStep):
         )
         return pa.concat_tables(known).combine_chunks()
 
-    def _probe(self, known: pa.Table, killers: Mapping[int, Failure], outcomes: Outcomes) -> None:
-        self._cut(known, killers, outcomes.watch)
+    def _probe(self, known: pa.Table, killers: Mapping[int, Failure], recording: Recording) -> None:
+        self._cut(known, killers, recording.watch)
 
-    def _write(self, known: pa.Table, killers: Mapping[int, Failure], outcomes: Outcomes) -> None:
+    def _write(self, known: pa.Table, killers: Mapping[int, Failure], recording: Recording) -> None:
         table, window = plan_table(self.receive_id, self.batcher), self.staged[0].window
-        for batch in self._cut(known, killers, outcomes.watch).combine_chunks().to_batches():
-            outcomes.write(table, window, batch)
+        for batch in self._cut(known, killers, recording.watch).combine_chunks().to_batches():
+            recording.write(table, window, batch)
 
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
         options, read = self.options, partial(self._messages, known["size"].to_pylist(), killers, watch)

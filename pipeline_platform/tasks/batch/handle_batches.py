@@ -27,8 +27,9 @@ from pipeline_platform.tasks.callback_process.progress import UNWATCHED
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.row_lane import checked
 from pipeline_platform.tasks.isolation import Tries, surely
+from pipeline_platform.tasks.record.batched import record_batch
 from pipeline_platform.tasks.record.held import held_by, hold
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.staging import STAGED, staged_messages
 from pipeline_platform.telemetry.spans import span
 
@@ -136,42 +137,42 @@ class HandleBatches(CallingStep):
                 mute |= {*culprits}
         yield from surely(partial(self._end, block, killers, mute))
 
-    def handle(self, batch: Batch, outcomes: Outcomes) -> None:
+    def handle(self, batch: Batch, recording: Recording) -> None:
         """Handle a batch and record it."""
-        self._handle(batch, _killers(batch), frozenset(), False, outcomes)
+        self._handle(batch, _killers(batch), frozenset(), False, recording)
 
     def _handle(
-        self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], exact: bool, outcomes: Outcomes
+        self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], exact: bool, recording: Recording
     ) -> None:
         """Handle a batch and record it without the mute rows. Known culprits fail without a call."""
-        outcomes.watch.exact = exact
+        recording.watch.exact = exact
         model = self.pipeline.batchers[self.batcher].table_schema
         decoded = list(
-            staged_messages(batch.messages, self.batcher, outcomes.ack_policy, model, killers, outcomes.watch)
+            staged_messages(batch.messages, self.batcher, recording.ack_policy, model, killers, recording.watch)
         )
         if self.pipeline.holds_partitions():
-            decoded = hold(decoded, held_by(batch.messages, outcomes.report))
+            decoded = hold(decoded, held_by(batch.messages, recording.report))
         ok = [message for message in decoded if message.failure is None]
-        assert outcomes.pipeline is not None
+        assert recording.pipeline is not None
         info = batch.info._replace(size=len(ok))
-        with outcomes.watch.busy("handle_batch", ok):
-            handled = handle_batch(outcomes.pipeline, self.batcher, ok, info, self.context) if ok else []
+        with recording.watch.busy("handle_batch", ok):
+            handled = handle_batch(recording.pipeline, self.batcher, ok, info, self.context) if ok else []
         by_row = {message._row: message for message in handled}
         messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
         rows = batch.messages
         if mute:
             rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
-        outcomes.batched(self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
+        record_batch(recording, self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
-    def _end(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], outcomes: Outcomes) -> None:
+    def _end(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], recording: Recording) -> None:
         """Count a batch, and record its mute rows without calling back."""
-        outcomes.report.batches += batch.failure is None
+        recording.report.batches += batch.failure is None
         if mute:
             left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
             failed = list(staged_messages(left, self.batcher, self.ack_policy, None, failures, UNWATCHED))
-            silent = outcomes.without_callbacks()
-            silent.batched(self.batcher, left, batch.window, failed, batch.info.batch_id)
+            silent = recording.without_callbacks()
+            record_batch(silent, self.batcher, left, batch.window, failed, batch.info.batch_id)
 
 
 def _killers(batch: Batch) -> dict[int, Failure]:

@@ -14,8 +14,9 @@ from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure
 from pipeline_platform.model.message import MESSAGE_KEY, Message
 from pipeline_platform.tasks.handle.in_order import HandleInOrder
+from pipeline_platform.tasks.record.batched import record_parents
 from pipeline_platform.tasks.record.fan_out import ENDS, PARENTS
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 
 _READ_ROWS, _HELD_ROWS = 1_024, 65_536
 """Rows of `ENDS` that are read at once, and rows in memory before they are reduced."""
@@ -41,10 +42,10 @@ class EndParents(HandleInOrder):
             ends = [_ends_between(self.lake, self.ends, bound["min"], bound["max"]) for bound in bounds]
             yield size, list(map(with_ends, block, ends))
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+    def _handle(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         """Record the outcomes. A message took its permit when it was handled."""
-        with outcomes.chunk(len(rows)):
-            outcomes.ended_parents(rows, window, *parents_of(rows, outcomes.ack_policy))
+        with recording.chunk(len(rows)):
+            record_parents(recording, rows, window, *parents_of(rows, recording.ack_policy))
         return ()
 
     def _stage(self) -> str:

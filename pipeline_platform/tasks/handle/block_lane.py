@@ -16,7 +16,7 @@ from pipeline_platform.model.filter import Filter
 from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMode
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.row_lane import LANE, Handler, oversized
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all, skip_of
 
 _Permitted = Callable[[int], tuple[int, float]]
@@ -62,13 +62,13 @@ class BlockLane:
         self._filter, self._kind, self._fields = Filter(kind), kind.block_type(), fields_of_all(kind)
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
 
-    def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
+    def record(self, rows: pa.RecordBatch, window: str, recording: Recording) -> Iterator[Sequence[int]]:
         """Handle rows and record their outcomes. Yield the indexes of the handled rows."""
-        self._rows, self._outcomes = rows, outcomes
+        self._rows, self._recording = rows, recording
         left = list[pa.Table]()
         with given(rows, self._ack_policy) as self._refused:
             self._routed = RoutedRows(
-                outcomes, window, rows["position"], self._received, self._batch_mode, self._refused
+                recording, window, rows["position"], self._received, self._batch_mode, self._refused
             )
             waiting = [self._let_through(rows, window)]
             if self._prepares:
@@ -88,10 +88,8 @@ class BlockLane:
         block = pa.table(columns | dict(zip(ROUTING, at_first, strict=True)))
         if not self._filter and not oversized(rows, self._pipeline.processors.max_message_bytes):
             return block
-        outcomes = self._outcomes
-        messages = Handler(self._pipeline, self._context, self._ack_policy, watch=outcomes.watch).let_through(rows)
-        ended = pa.array([message.status != "ok" for message in messages], pa.bool_())
-        outcomes.handled(rows.filter(ended), window, [message for message in messages if message.status != "ok"])
+        handler = Handler(self._pipeline, self._context, self._ack_policy, watch=self._recording.watch)
+        ended = handler.record_ended(rows, window, self._recording)
         return block.filter(pc.invert(ended))
 
     def _called(
@@ -118,7 +116,7 @@ class BlockLane:
             if not block.num_rows:
                 continue
             try:
-                with self._outcomes.watch.busy(callback, ()):  # without rows: the culprit is found by halving
+                with self._recording.watch.busy(callback, ()):  # without rows: the culprit is found by halving
                     returned = getattr(self._pipeline, callback)(as_block(block, self._kind), self._context)
             except RunError:
                 raise

@@ -17,7 +17,8 @@ from pipeline_platform.tasks.handle.block_lane import BlockLane
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import Handler
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
+from pipeline_platform.tasks.record.verdicts import record_duplicates, record_failed, record_released
 
 if TYPE_CHECKING:
     from pipeline_platform.control.pace import Pace
@@ -39,23 +40,23 @@ class Lane(Protocol):
 
     is_over: bool
 
-    def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
+    def record(self, rows: pa.RecordBatch, window: str, recording: Recording) -> Iterator[Sequence[int]]:
         """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
 
 
-def lane_of(outcomes: Outcomes, pace: Pace | None = None, batch_mode: BatchMode = BULK) -> Lane:
+def lane_of(recording: Recording, pace: Pace | None = None, batch_mode: BatchMode = BULK) -> Lane:
     """Return the lane of a pipeline.
 
     Args:
-        outcomes: Recorder of the task.
+        recording: Recording of the task.
         pace: Rate limit; None for no limit.
         batch_mode: Initial batch mode of messages.
     """
-    pipeline, context, ack_policy = outcomes.pipeline, outcomes.step.context, outcomes.ack_policy
+    pipeline, context, ack_policy = recording.pipeline, recording.step.context, recording.ack_policy
     assert pipeline is not None
     if type(pipeline).block_type() is not None:
         return BlockLane(pipeline, context, ack_policy, pace.permitted if pace else None, batch_mode)
-    return Handler(pipeline, context, ack_policy, pace.each if pace else None, outcomes.watch, batch_mode)
+    return Handler(pipeline, context, ack_policy, pace.each if pace else None, recording.watch, batch_mode)
 
 
 @dataclass(frozen=True)
@@ -95,33 +96,33 @@ class Handle(CallingStep):
     def _repeats(self) -> Repeats:
         return Repeats.read(self.lake, self.repeats)
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
-        if outcomes.report.released:  # stopping: call no callback, not even `transform`
-            outcomes.given_back(rows, window)
+    def _handle(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
+        if recording.report.released:  # stopping: call no callback, not even `transform`
+            record_released(recording, rows, window)
             return ()
         waited = self.pace.waited if self.pace else 0.0
-        lane, begun = lane_of(outcomes, self.pace), set[int]()
-        with outcomes.chunk(rows.num_rows):
-            for some in lane.record(rows, window, outcomes):
+        lane, begun = lane_of(recording, self.pace), set[int]()
+        with recording.chunk(rows.num_rows):
+            for some in lane.record(rows, window, recording):
                 begun.update(some)
-                if outcomes.most_rows and not lane.is_over:  # this process keeps all results of a try in memory
+                if recording.size.rows and not lane.is_over:  # this process keeps all results of a try in memory
                     break
         if self.pace:
-            outcomes.report.waited += self.pace.waited - waited
+            recording.report.waited += self.pace.waited - waited
         left = [row for row in range(rows.num_rows) if row not in begun] if len(begun) < rows.num_rows else []
         if left and lane.is_over:
-            outcomes.given_back(rows.take(pa.array(left, pa.int64())), window)
+            record_released(recording, rows.take(pa.array(left, pa.int64())), window)
             return ()
         return left
 
-    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        outcomes.failed(rows, window, [death.failure(self._stage())] * rows.num_rows)
+    def _fail(self, window: str, rows: pa.RecordBatch, recording: Recording, death: Death) -> None:
+        record_failed(recording, rows, window, [death.failure(self._stage())] * rows.num_rows)
 
     def _stage(self) -> str:
         """Return the callback to blame for a crash, if no other is known."""
         return "handle_message" if self.pipeline.block_type() is None else "handle_messages"
 
 
-def _record_repeats(window: str, decided: pa.RecordBatch, copies: pa.RecordBatch, outcomes: Outcomes) -> None:
-    outcomes.duplicates(decided, window, decided=True)
-    outcomes.duplicates(copies, window, decided=False)
+def _record_repeats(window: str, decided: pa.RecordBatch, copies: pa.RecordBatch, recording: Recording) -> None:
+    record_duplicates(recording, decided, window, decided=True)
+    record_duplicates(recording, copies, window, decided=False)

@@ -25,13 +25,15 @@ from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.callback_process.progress import Watch
+from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS, READ, Handle
 from pipeline_platform.tasks.handle.row_lane import LANE, Handler
 from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order, waves_of
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.columns import partitioned
 from pipeline_platform.tasks.record.held import HELD_BY, held_by, hold
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
+from pipeline_platform.tasks.record.routing import record_messages
 from pipeline_platform.tasks.record.step import Sink
 
 FOUND = pa.schema(
@@ -77,29 +79,29 @@ class FindPartitions(Handle):
     It also records the messages that need no handling: repeats, and messages that fail before they have a partition.
     """
 
-    def _handle(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+    def _handle(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         """Find the partitions. A message takes its permit when it is handled."""
-        self.find(window, rows, outcomes)
+        self.find(window, rows, recording)
         return ()
 
-    def find(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+    def find(self, window: str, rows: pa.RecordBatch, recording: Recording) -> None:
         """Write `FOUND` for the rows that have a partition, and record the others as failed or skipped."""
         partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
         if partition_by != SOURCE or Filter(self.pipeline):
-            assert outcomes.pipeline is not None
-            handler = Handler(outcomes.pipeline, self.context, outcomes.ack_policy, watch=outcomes.watch)
+            assert recording.pipeline is not None
+            handler = Handler(recording.pipeline, self.context, recording.ack_policy, watch=recording.watch)
             if partition_by != SOURCE:
-                messages, found = partitioned(partition_by, handler.transformed(rows), outcomes.watch)
+                messages, found = partitioned(partition_by, handler.transformed(rows), recording.watch)
                 ended = [row for row, partition in enumerate(found) if partition is None]
             else:  # a message that fails now would not stop its partition, so it fails when it is handled
                 messages, found = handler.let_through(rows), own.to_pylist()
                 ended = [row for row, message in enumerate(messages) if message.reason == FILTERED]
-            outcomes.handled(_take(rows, ended), window, [messages[row] for row in ended])
+            record_messages(recording, _take(rows, ended), window, [messages[row] for row in ended])
             kept = sorted({*range(rows.num_rows)} - {*ended})
             good, own = _take(rows, kept), pa.array([found[row] for row in kept], pa.string())
         size = pc.binary_length(good.column("data")).cast(pa.int64())
         columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
-        outcomes.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
+        recording.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
 
     def _stage(self) -> str:
         return "partition_by"
@@ -175,11 +177,10 @@ class HandleInOrder(Handle):
     stopped: Mapping[str, str] = field(default_factory=dict)
     in_order = True
 
-    def recording(self, sink: Sink, watch: Watch, report: TaskReport) -> Outcomes:
-        """Return the recorder of tries. It knows the partitions that are stopped already."""
-        outcomes = super().recording(sink, watch, report)
-        outcomes.report.stopped = {**self.stopped, **outcomes.report.stopped}
-        return outcomes
+    def recording(self, sink: Sink, watch: Watch, report: TaskReport, size: TrySize | None = None) -> Recording:
+        """Return the recording of tries. Its report has the partitions that are stopped already."""
+        report.stopped = {**self.stopped, **report.stopped}
+        return super().recording(sink, watch, report, size)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
         """Look up the rows of a task. A block contains a batch of rows per window, and only rows of one wave."""
@@ -229,14 +230,14 @@ class HandleInOrder(Handle):
             # `known` counts rows of another try, in which other partitions may have been held.
             yield from each_alone(fresh, partial(self._handle, window), partial(self._fail, window))
 
-    def _hold(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> list[int]:
+    def _hold(self, window: str, rows: pa.RecordBatch, recording: Recording) -> list[int]:
         """Record the rows whose partition waits for a failure. Return their indexes."""
-        failures = [] if outcomes.report.released else held_by(rows, outcomes.report)
+        failures = [] if recording.report.released else held_by(rows, recording.report)
         held = [row for row, failure in enumerate(failures) if failure is not None]
         if held:
             some = _take(rows, held)
-            messages = hold(list(Message.each(some, outcomes.ack_policy)), [failures[row] for row in held])
-            outcomes.handled(some, window, messages)
+            messages = hold(list(Message.each(some, recording.ack_policy)), [failures[row] for row in held])
+            record_messages(recording, some, window, messages)
         return held
 
     def _planned(self, index: int) -> Iterator[pa.Table]:

@@ -14,7 +14,8 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.repeats import REPEATS
 from pipeline_platform.tasks.handle.row_lane import Handler, oversized, too_large
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
+from pipeline_platform.tasks.record.verdicts import record_duplicates, record_failed
 
 
 def unseen_table(receive_id: str) -> str:
@@ -52,43 +53,41 @@ class RecordUnseen(Handle):
             yield from each_alone(others, let_through, fail, known if of_only else None)
 
     def _record_repeats(
-        self, window: str, repeats: Sequence[pa.RecordBatch], unseen: Sequence[pa.RecordBatch], outcomes: Outcomes
+        self, window: str, repeats: Sequence[pa.RecordBatch], unseen: Sequence[pa.RecordBatch], recording: Recording
     ) -> None:
         if self.failure is None:
             for rows, decided in zip(repeats, (True, False), strict=True):
-                outcomes.duplicates(rows, window, decided=decided)
+                record_duplicates(recording, rows, window, decided=decided)
         for rows in unseen:
-            _count(rows, outcomes)
+            _count(rows, recording)
 
-    def _record(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+    def _record(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         most = self.pipeline.processors.max_message_bytes
         failures = [self.failure or too_large(data, most) for data in rows.column("data").to_pylist()]
-        outcomes.failed(rows, window, failures)
+        record_failed(recording, rows, window, failures)
         return ()
 
-    def _let_through(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+    def _let_through(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         """Evaluate `only`, and record the rows that the query must not see."""
-        assert outcomes.pipeline is not None
-        handler = Handler(outcomes.pipeline, self.context, outcomes.ack_policy, watch=outcomes.watch)
-        messages = handler.let_through(rows)
-        ended = pa.array([message.status != "ok" for message in messages], pa.bool_())
-        outcomes.handled(rows.filter(ended), window, [message for message in messages if message.status != "ok"])
-        self._hide(window, rows.filter(ended), outcomes)
+        assert recording.pipeline is not None
+        handler = Handler(recording.pipeline, self.context, recording.ack_policy, watch=recording.watch)
+        ended = handler.record_ended(rows, window, recording)
+        self._hide(window, rows.filter(ended), recording)
         return ()
 
-    def _fail_in_only(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        outcomes.failed(rows, window, [death.failure(ONLY)] * rows.num_rows)
-        self._hide(window, rows, outcomes)
+    def _fail_in_only(self, window: str, rows: pa.RecordBatch, recording: Recording, death: Death) -> None:
+        record_failed(recording, rows, window, [death.failure(ONLY)] * rows.num_rows)
+        self._hide(window, rows, recording)
 
-    def _hide(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> None:
+    def _hide(self, window: str, rows: pa.RecordBatch, recording: Recording) -> None:
         hidden = [rows.column("position"), pa.repeat(False, rows.num_rows)]
-        outcomes.write(unseen_table(self.receive_id), window, pa.RecordBatch.from_arrays(hidden, schema=REPEATS))
-        _count(rows, outcomes)
+        recording.write(unseen_table(self.receive_id), window, pa.RecordBatch.from_arrays(hidden, schema=REPEATS))
+        _count(rows, recording)
 
     def _stage(self) -> str:
         return "handle_failed"
 
 
-def _count(rows: pa.RecordBatch, outcomes: Outcomes) -> None:
-    outcomes.report.positions += rows.num_rows
-    outcomes.report.checksum += checksum(rows["position"].to_numpy())
+def _count(rows: pa.RecordBatch, recording: Recording) -> None:
+    recording.report.positions += rows.num_rows
+    recording.report.checksum += checksum(rows["position"].to_numpy())

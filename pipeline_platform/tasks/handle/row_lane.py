@@ -18,7 +18,8 @@ from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.handle.threads import at_once, followers
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import held_by, with_children
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
+from pipeline_platform.tasks.record.routing import record_messages
 from pipeline_platform.telemetry.spans import has_listeners, span
 
 LANE = "lane"
@@ -67,12 +68,12 @@ class Handler:
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
         self._held, self.is_over = 0, False
 
-    def record(self, rows: pa.RecordBatch, window: str, outcomes: Outcomes) -> Iterator[Sequence[int]]:
+    def record(self, rows: pa.RecordBatch, window: str, recording: Recording) -> Iterator[Sequence[int]]:
         """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
         for messages in self.portions(rows):
             begun = [message._row for message in messages]
             these = rows if len(begun) == rows.num_rows else rows.take(pa.array(begun, pa.int64()))
-            outcomes.handled(these, window, messages)
+            record_messages(recording, these, window, messages)
             yield begun
 
     def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
@@ -125,6 +126,14 @@ class Handler:
         for row in oversized(batch, most_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
         return self._each(self._filter, messages, ONLY) if self._filter else messages
+
+    def record_ended(self, rows: pa.RecordBatch, window: str, recording: Recording) -> pa.Array:
+        """Record rows that are too large or filtered. Return whether each row is recorded."""
+        messages = self.let_through(rows)
+        ended = pa.array([message.status != "ok" for message in messages], pa.bool_())
+        some = [message for message in messages if message.status != "ok"]
+        record_messages(recording, rows.filter(ended), window, some)
+        return ended
 
     def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
         """Handle as many messages as there are permits. Return the messages that started, in order."""

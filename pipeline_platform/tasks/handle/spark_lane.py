@@ -25,7 +25,7 @@ from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.repeats import Repeats
 from pipeline_platform.tasks.handle.row_lane import oversized
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routed import FIELD, ROUTES, RoutedRows, fields_of_all
 
 if TYPE_CHECKING:
@@ -171,18 +171,18 @@ class WriteColumns(CallingStep):
     def _rows(self) -> ByPosition:
         return ByPosition(self.lake, self.received)
 
-    def _write(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes) -> Sequence[int]:
+    def _write(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         """Route rows of one window and write them. Returns no rows as left."""
         positions = rows.column("position")
         kept = dict(zip(_DELIVERY, self._rows.take(_DELIVERY, positions.to_numpy()), strict=True))
         columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}
-        with outcomes.chunk(rows.num_rows):
-            routed = RoutedRows(outcomes, window, positions, partial(self._as_received, window))
+        with recording.chunk(rows.num_rows):
+            routed = RoutedRows(recording, window, positions, partial(self._as_received, window))
             routed.write(pa.RecordBatch.from_pydict(columns | {name: kept[name] for name in DELIVERY_KEY}))
         return ()
 
-    def _fail(self, window: str, rows: pa.RecordBatch, outcomes: Outcomes, death: Death) -> None:
-        routed = RoutedRows(outcomes, window, rows.column("position"), partial(self._as_received, window))
+    def _fail(self, window: str, rows: pa.RecordBatch, recording: Recording, death: Death) -> None:
+        routed = RoutedRows(recording, window, rows.column("position"), partial(self._as_received, window))
         routed.fail(rows, lambda _: death.failure("handle_messages"))
 
     def _as_received(self, window: str, positions: pa.Array) -> pa.RecordBatch:
@@ -193,9 +193,9 @@ class WriteColumns(CallingStep):
         return pa.RecordBatch.from_pydict(columns)
 
 
-def _count(positions: RowPositions, outcomes: Outcomes) -> None:
-    outcomes.report.positions += len(positions)
-    outcomes.report.checksum += checksum(positions)
+def _count(positions: RowPositions, recording: Recording) -> None:
+    recording.report.positions += len(positions)
+    recording.report.checksum += checksum(positions)
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:

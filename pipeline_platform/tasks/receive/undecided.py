@@ -12,8 +12,9 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.tasks.acknowledge.early import ack_keys
 from pipeline_platform.tasks.handle.handle_messages import BLOCK_ROWS
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.step import Step
+from pipeline_platform.tasks.record.verdicts import record_failed
 
 _STORED = [name for name in MESSAGES.names if name != "window"]
 
@@ -41,10 +42,11 @@ class KeepForgotten(Step):
         """Run task `index`."""
         noted = Notes(self.lake, self.pipeline.name, self.fenced).read()
         with self.writer(f"forgotten-{index}") as writer:
-            outcomes = Outcomes(self, writer, report=TaskReport(task=index))
-            assert outcomes.early_acks is not None
+            early_acks = self.early_acks()
+            assert early_acks is not None
             # Uncertain acknowledgements too: if the source redelivers a message, its id identifies it as a duplicate.
-            outcomes.early_acks.acknowledged |= noted
+            early_acks.acknowledged |= noted
+            recording = Recording(self, writer, early_acks=early_acks, report=TaskReport(task=index))
             columns = MESSAGES.append(pa.field("position", pa.int64()))
             for _, block in read_ranges(self.lake, self.parts[index], columns, BLOCK_ROWS):
                 gone = [key in noted and self.ack_policy.ends(noted[key].action) for key in ack_keys(block)]
@@ -53,6 +55,6 @@ class KeepForgotten(Step):
                     ids = pa.repeat(self.receive_id, rows.num_rows)
                     rows = rows.set_column(rows.schema.get_field_index("receive_id"), "receive_id", ids)
                     writer.write("messages", window, rows.select(_STORED))
-                    outcomes.failed(rows, window, [_FAILURE] * rows.num_rows)
-            manifest = writer.close(outcomes.report.bounded())
+                    record_failed(recording, rows, window, [_FAILURE] * rows.num_rows)
+            manifest = writer.close(recording.report.bounded())
         yield from manifest.to_arrow().to_batches()

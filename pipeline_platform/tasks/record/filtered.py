@@ -9,7 +9,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.filter import FILTERED
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.step import Sink, Step
+from pipeline_platform.tasks.record.recording import Recording
 
 _POSITIONS = pa.schema([("position", pa.int64())])
 
@@ -19,11 +19,12 @@ def filtered_table(receive_id: str) -> str:
     return f"_receives/{receive_id}/_filtered"
 
 
-def write_filtered(step: Step, sink: Sink, block: Block, skipped: Sequence[int]) -> None:
+def write_filtered(recording: Recording, block: Block, skipped: Sequence[int]) -> None:
     """Write the positions of the filtered messages among skipped messages, if the pipeline has an `acknowledge`."""
-    if step.pipeline.acknowledge is not Pipeline.acknowledge:
+    if recording.step.pipeline.acknowledge is not Pipeline.acknowledge:
         filtered = [index for index in skipped if block.messages[index].reason == FILTERED]
-        sink.write(filtered_table(step.receive_id), block.window, block.take(_POSITIONS.names, filtered))
+        table = filtered_table(recording.step.receive_id)
+        recording.write(table, block.window, block.take(_POSITIONS.names, filtered))
 
 
 def filtered_positions(lake: Lake, files: Sequence[RowRange]) -> pa.Array:

@@ -18,7 +18,9 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
 from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.record.failures import unknown_batcher
-from pipeline_platform.tasks.record.outcomes import Outcomes
+from pipeline_platform.tasks.record.recording import Recording
+from pipeline_platform.tasks.record.routing import record_columns, record_messages
+from pipeline_platform.tasks.record.verdicts import record_handled
 
 FIELD = "."
 """Prefix of the columns of model fields: a model may have a field `received_at`."""
@@ -52,7 +54,7 @@ class RoutedRows:
     """Writes rows of one window.
 
     Args:
-        outcomes: Recorder of the rows.
+        recording: Recording of the rows.
         window: Window of the rows.
         positions: Positions of all rows of the try, in order. The watch identifies rows by their index in them.
         received: Function that returns the rows at some positions, as received.
@@ -62,16 +64,16 @@ class RoutedRows:
 
     def __init__(
         self,
-        outcomes: Outcomes,
+        recording: Recording,
         window: str,
         positions: pa.Array,
         received: Callable[[pa.Array], pa.RecordBatch],
         batch_mode: BatchMode = BULK,
         refused: Mapping[int, Failure] | None = None,
     ) -> None:
-        self._outcomes, self._window, self._positions = outcomes, window, positions
+        self._recording, self._window, self._positions = recording, window, positions
         self._received, self._batch_mode, self._refused = received, batch_mode, {} if refused is None else refused
-        self._batchers, self._options = outcomes.step.pipeline.batchers, outcomes.step.pipeline.processors
+        self._batchers, self._options = recording.step.pipeline.batchers, recording.step.pipeline.processors
         self._misfits: dict[int, Failure] = {}
         """By position."""
 
@@ -95,10 +97,11 @@ class RoutedRows:
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
         unknown = pc.invert(known) if self._batchers else pc.and_(known, failed)
         self.fail(rows.filter(failed), self._failed)
-        self.fail(rows.filter(pc.and_not(unknown, failed)), self._unknown)
+        unknown_rows = rows.filter(pc.and_not(unknown, failed))
+        self.fail(unknown_rows, lambda row: unknown_batcher(row["batcher"], self._batchers, "handle_messages"))
         good = pc.and_not(pc.invert(unknown), failed)
         if not self._batchers:
-            self._outcomes.record_handled(rows.filter(good), self._window)
+            record_handled(self._recording, rows.filter(good), self._window)
         for name, options in self._batchers.items():
             mine = rows.filter(pc.and_(good, pc.equal(batcher, name)))
             if mine.num_rows and isinstance(options, TableBatcher):
@@ -122,20 +125,20 @@ class RoutedRows:
                 for message, row in zip(self._messages(delivered), routes, strict=True)
                 for key in [row.get("batch_key") or DEFAULT]
             ]
-            self._outcomes.handled(delivered, self._window, messages)
+            record_messages(self._recording, delivered, self._window, messages)
 
     def _write(self, name: str, rows: pa.RecordBatch) -> None:
         for some, columns in self._fitting(rows, name):
-            self._outcomes.columns(name, some, self._window, columns)
+            record_columns(self._recording, name, some, self._window, columns)
 
     def _fitting(self, rows: pa.RecordBatch, name: str) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
         """Yield the rows that fit the columns of a batcher, and these columns. Other rows become misfits."""
-        known = self._outcomes.step.row_type(name)
+        known = self._recording.step.row_type(name)
         assert known is not None
         try:
             columns = known.cast([rows.column(FIELD + name) for name in known.casts])
             keys = rows.column("batch_key")
-            self._outcomes.step.check_sink(name, [*known.casts, "batch_key"], [*columns, keys])
+            self._recording.step.check_sink(name, [*known.casts, "batch_key"], [*columns, keys])
         except BaseException as error:  # user code of an enum may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):
@@ -147,7 +150,7 @@ class RoutedRows:
 
     def _stage(self, name: str, rows: pa.RecordBatch) -> None:
         """Stage rows for a batcher with a callback, as messages whose data is a dict of its model's fields."""
-        if (known := self._outcomes.step.row_type(name)) is None:
+        if (known := self._recording.step.row_type(name)) is None:
             self._hand_over(name, rows, None)
             return
         for some, columns in self._fitting(rows, name):
@@ -177,10 +180,10 @@ class RoutedRows:
                 message.put(value, batcher=name, batch_key=key)
                 for message, value, key in zip(self._messages(delivered), data, keys, strict=True)
             ]
-            self._outcomes.handled(delivered, self._window, messages)
+            record_messages(self._recording, delivered, self._window, messages)
 
     def _messages(self, delivered: pa.RecordBatch) -> Iterator[Message]:
-        return Message.each(delivered, self._outcomes.ack_policy, self._batch_mode)
+        return Message.each(delivered, self._recording.ack_policy, self._batch_mode)
 
     def _delivered(self, rows: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
         """Yield slices of rows, with the same rows as received. Slices start small, and grow if payloads are small."""
@@ -191,7 +194,7 @@ class RoutedRows:
             done = 0
             for part in halves(delivered, options.chunk_bytes):
                 mine = some.slice(done, part.num_rows)
-                self._outcomes.watch.name(pc.index_in(mine["position"], value_set=self._positions).to_pylist())
+                self._recording.watch.name(pc.index_in(mine["position"], value_set=self._positions).to_pylist())
                 yield mine, part
                 done += part.num_rows
             start += some.num_rows
@@ -203,9 +206,6 @@ class RoutedRows:
         if known is not None and known.reason == reason:
             return known
         return Failure("failed", reason or "handle_messages gave no reason", "", "handle_messages")
-
-    def _unknown(self, row: dict[str, Any]) -> Failure:
-        return unknown_batcher(row["batcher"], self._batchers, "handle_messages")
 
 
 def _halves(rows: pa.RecordBatch) -> Sequence[pa.RecordBatch]:
