@@ -124,12 +124,19 @@ def deployed(tmp_path_factory, warm_spark):
 
 @contextmanager
 def deployment(
-    folder: Path, spark_folder: Path, module: str = "tests.fixtures.location_under_test", files: Sequence[Path] = ()
+    folder: Path,
+    spark_folder: Path,
+    module: str = "tests.fixtures.location_under_test",
+    files: Sequence[Path] = (),
+    settings: str = "",
 ) -> Iterator[Deployed]:
-    """Yield a daemon and a web server with one code location per file, in a folder, on a warm Spark."""
+    """Yield a daemon and a web server with one code location per file, in a folder, on a warm Spark.
+
+    `settings` are more settings of the instance, as YAML.
+    """
     home = folder / "dagster"
     home.mkdir()
-    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
+    (home / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text() + settings)
     where = {"module_name": module, "location_name": "under_test", "working_directory": str(ROOT)}
     workspace = folder / "workspace.yaml"
     places = [
