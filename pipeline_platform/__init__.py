@@ -1,7 +1,5 @@
 """Public API for authors of pipelines and connectors. Importing it loads neither Spark nor Dagster."""
 
-from typing import TYPE_CHECKING, Any
-
 from pipeline_platform import telemetry
 from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import ack_immediately, columns
@@ -28,9 +26,6 @@ from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.log import Extent, LogSource
-
-if TYPE_CHECKING:
-    from pipeline_platform.orchestration.latest import latest_of as latest_of
 
 __all__ = [
     "Backlog",
@@ -69,12 +64,3 @@ __all__ = [
     "protobuf_columns",
     "telemetry",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    """Load `latest_of` on its first use, because it needs Dagster. `import *` on Spark's workers must not load it."""
-    if name != "latest_of":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from pipeline_platform.orchestration.latest import latest_of
-
-    return latest_of

@@ -8,7 +8,7 @@ import typer
 
 from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.cli.terminal import say
-from pipeline_platform.new_pipeline import NewPipeline, SourceKind
+from pipeline_platform.connectors.new_pipeline import NewPipeline, SourceKind
 
 
 def new(

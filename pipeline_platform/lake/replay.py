@@ -3,6 +3,7 @@
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -182,8 +183,8 @@ def preview(tables: Tables, messages: dict[str, int]) -> Iterator[ReplayedWindow
     """Yield what a replay of each window replaces, oldest window first, by the windows' `decided_messages`."""
     name = tables.pipeline.name
     names = [*tables.pipeline.batchers_with_tables(), *removed_batchers(tables)]
-    rows = {table: _rows(tables[table], messages) for table in names}
-    stored = _rows(tables["messages"], messages)
+    rows = {table: rows_by_window(tables[table], messages) for table in names}
+    stored = rows_by_window(tables["messages"], messages)
     failed = FailedMessages(name=name, lake=tables.lake, pipeline=name, windows=tuple(messages)).by_window()
     for window, count in sorted(messages.items()):
         replaced = {table: rows[table][window] for table in names if rows[table][window]}
@@ -191,11 +192,12 @@ def preview(tables: Tables, messages: dict[str, int]) -> Iterator[ReplayedWindow
         yield ReplayedWindow(window, count, replaced, failed.get(window, NONE).open, missing)
 
 
-def _rows(table: Table, windows: Iterable[str]) -> Counter[str]:
+def rows_by_window(table: Table, windows: Iterable[str]) -> Counter[str]:
     """Return the number of stored rows by window."""
+    from deltalake.exceptions import TableNotFoundError
+
     rows: Counter[str] = Counter()
-    if table.exists():
-        with table.look() as handle:
-            for file in table.files(handle, list(windows)):
-                rows[file.window] += file.rows
+    with suppress(TableNotFoundError), table.look() as handle:
+        for file in table.files(handle, list(windows)):
+            rows[file.window] += file.rows
     return rows

@@ -10,9 +10,9 @@ import dagster as dg
 import dotenv
 from pydantic import BaseModel, Field, PrivateAttr
 
+from pipeline_platform.connectors.new_pipeline import NewPipeline, SourceKind
 from pipeline_platform.home import home
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.new_pipeline import NewPipeline, SourceKind
 from pipeline_platform.orchestration.deployment import pipeline_definitions, resources_together
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource

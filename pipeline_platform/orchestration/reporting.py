@@ -15,7 +15,7 @@ from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.failed import NONE, FailedMessages
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.tables import Table
+from pipeline_platform.lake.replay import rows_by_window
 from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.causes import by_cause
@@ -47,11 +47,6 @@ def of_failures(totals: Totals) -> dict[str, Any]:
         "reasons": _by_cause(totals.reasons),
         "failures": table(sample, "reason", "kind", "stage", "attempt", "message_id"),
     }
-
-
-def _of_skipped(totals: Totals) -> dict[str, Any]:
-    """Return the reasons of skipped messages as metadata."""
-    return {"reasons of skipped messages": _by_cause(totals.skip_reasons)} if totals.skip_reasons else {}
 
 
 def _by_cause(reasons: Mapping[str, int]) -> Any:
@@ -151,11 +146,13 @@ def report(
     failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     windows, batchers, totals = context.partition_keys, list(flow.pipeline.batchers), results.totals
     open_failures = failed.by_window()
-    received, failures, skipped = results.rows["messages"], of_failures(totals), _of_skipped(totals)
+    received, failures = results.rows["messages"], of_failures(totals)
+    skipped = {"reasons of skipped messages": _by_cause(totals.skip_reasons)} if totals.skip_reasons else {}
     for name in tables:
         asset, rows = dg.AssetKey([flow.pipeline.name, name]), results.rows[name]
         stored_in = flow.tables[name] if name in flow.tables.names else None
-        stored, failures_of = _rows_by_window(stored_in, windows), totals.failed_effects.get(name, Counter())
+        stored = Counter[str]() if stored_in is None else rows_by_window(stored_in, windows)
+        failures_of = totals.failed_effects.get(name, Counter())
         unchanged = [] if replaces or is_red else [window for window in windows if not rows[window]]
         versions = data_versions(context.instance, asset, unchanged)
         # Handled messages have batch keys, failures have none.
@@ -235,15 +232,6 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
         "receive_id": receive.receive_id,
         **({"producer": receive.producer} if receive.producer else {}),
     }
-
-
-def _rows_by_window(table: Table | None, windows: Sequence[str]) -> Counter[str]:
-    rows: Counter[str] = Counter()
-    if table is not None:
-        with table.look() as handle:
-            for file in table.files(handle, windows):
-                rows[file.window] += file.rows
-    return rows
 
 
 def _batch_keys(totals: Totals, batchers: Sequence[str]) -> dict[str, int]:

@@ -45,7 +45,7 @@ def heeding(flow: Flow, receive: Receive) -> Iterator[None]:
         if receive.receive_id in _ASKED:
             _call(before[signal.Signals(number)], number, frame)
             return
-        last = threading.Timer(longest_s(flow.pipeline.shutdown), _signal, (number,))
+        last = threading.Timer(longest_s(flow.pipeline.shutdown), os.kill, (os.getpid(), number))
         last.daemon = True
         _ASKED[receive.receive_id] = last
         last.start()
@@ -87,10 +87,6 @@ def end_if_asked(log: Callable[[str], None]) -> None:
         )
         _TO_END.clear()
         signal.raise_signal(signal.SIGINT)
-
-
-def _signal(number: int) -> None:
-    os.kill(os.getpid(), number)
 
 
 def _stop(flow: Flow, receive: Receive) -> None:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipeline_platform.new_pipeline import SourceKind
+from pipeline_platform.connectors.new_pipeline import SourceKind
 from tests.fixtures.keeper import PROJECT
 
 DEPLOYMENT = ("definitions.py", "pyproject.toml", "workspace.yaml", "pipelines", "resources", "assets", "sensors")

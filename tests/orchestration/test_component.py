@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from pipeline_platform.cli import loading
+from pipeline_platform.connectors.new_pipeline import SourceKind
 from pipeline_platform.model.strict_options import PipelineError
-from pipeline_platform.new_pipeline import SourceKind
 from pipeline_platform.orchestration import deployment
 from pipeline_platform.orchestration.component import NewComponent, PipelineScaffolder
 from tests.fixtures.keeper import PROJECT

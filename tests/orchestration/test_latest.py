@@ -8,7 +8,6 @@ import polars as pl
 import pytest
 from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
-import pipeline_platform
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.orchestration import IO_MANAGER, LakeResource, latest_of, platform_definitions
@@ -149,12 +148,6 @@ def test_it_goes_into_the_definitions_of_a_deployment(tmp_path):
     assert node.group_name == "accounts"
     assert node.parent_keys == {CHANGES.key}
     assert "gone" not in {column.name for column in node.metadata["dagster/column_schema"].columns}
-
-
-def test_the_package_exports_it_without_loading_dagster():
-    assert pipeline_platform.latest_of is latest_of
-    with pytest.raises(AttributeError, match="latest_on"):
-        _ = pipeline_platform.latest_on  # type: ignore[attr-defined]
 
 
 def test_on_an_object_store(s3):

@@ -3,15 +3,14 @@
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import dagster as dg
-from pydantic import create_model
 
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import did_you_mean
 from pipeline_platform.orchestration.resources.addresses import QUIET
-from pipeline_platform.orchestration.resources.source_resources import configured_fields, given_options
+from pipeline_platform.orchestration.resources.source_resources import configured, given_options, resource_class
 from pipeline_platform.sinks.contract import Sink
 
 
@@ -34,15 +33,12 @@ def sink_resource(sink: type[Sink]) -> type[dg.ConfigurableResource[Sink]]:
             yield made
             made.close()
 
-    made = create_model(
-        f"{sink.__name__}Resource", __base__=_SinkResource, __doc__=sink.__doc__, **configured_fields(sink)
-    )
-    return cast("type[dg.ConfigurableResource[Sink]]", made)
+    return resource_class(sink, _SinkResource)
 
 
 def resource_of_sink(sink: Sink) -> Any:
     """Return the resource of a configured sink."""
-    return sink_resource(type(sink))(**{name: getattr(sink, name) for name in sink.model_fields_set})
+    return sink_resource(type(sink))(**configured(sink))
 
 
 def sink_keys(pipeline: type[Pipeline]) -> dict[str, str]:

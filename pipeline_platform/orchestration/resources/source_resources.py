@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import UnionType
-from typing import Annotated, Any, ClassVar, Literal, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, Union, get_args, get_origin
 
 import dagster as dg
 from pydantic import BaseModel, Field, create_model
@@ -53,18 +53,16 @@ def source_resource(source: type[Source]) -> type[dg.ConfigurableResource[Source
             if context.run:
                 made.close()
 
-    made = create_model(
-        f"{source.__name__}Resource", __base__=_SourceResource, __doc__=source.__doc__, **configured_fields(source)
-    )
-    return cast("type[dg.ConfigurableResource[Source]]", made)
+    return resource_class(source, _SourceResource)
 
 
-def configured_fields(kind: type[BaseModel]) -> dict[str, Any]:
-    """Return the fields of a resource with the options of a model, as arguments of `create_model`."""
-    return {
+def resource_class(kind: type[BaseModel], base: type[Any]) -> type[Any]:
+    """Return a subclass of a resource that has the options of a connector or a sink as fields."""
+    fields: dict[str, Any] = {
         name: (_configurable(field.annotation), Field(_default(field), description=field.description, repr=field.repr))
         for name, field in kind.model_fields.items()
     }
+    return create_model(f"{kind.__name__}Resource", __base__=base, __doc__=kind.__doc__, **fields)
 
 
 def given_options(resource: Any, kind: type[BaseModel]) -> dict[str, Any]:
@@ -76,8 +74,12 @@ def given_options(resource: Any, kind: type[BaseModel]) -> dict[str, Any]:
 
 def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
     """Return the resource of a configured connector."""
-    options = {name: _as_configured(getattr(source, name)) for name in source.model_fields_set}
-    return source_resource(type(source))(**options)
+    return source_resource(type(source))(**configured(source))
+
+
+def configured(item: BaseModel) -> dict[str, Any]:
+    """Return the options that are set of a connector or a sink, for its resource."""
+    return {name: _as_configured(getattr(item, name)) for name in item.model_fields_set}
 
 
 def connector_of(resource: Any) -> type[Source] | None:

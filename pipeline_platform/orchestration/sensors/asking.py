@@ -28,13 +28,10 @@ def not_asked_for(producer: BoundProducer, instance: dg.DagsterInstance) -> str 
     if last is None:
         return "Dagster's daemon has never run"
     seen = datetime.fromtimestamp(last, UTC)
-    return f"Dagster's daemon was last seen at {seen:%Y-%m-%d %H:%M:%S} UTC" if _is_silent(seen) else None
+    is_silent = datetime.now(UTC) - seen > _SILENT_AFTER
+    return f"Dagster's daemon was last seen at {seen:%Y-%m-%d %H:%M:%S} UTC" if is_silent else None
 
 
 def _is_on(status: str | None, is_on: bool) -> bool:
     """Whether a sensor or schedule is on, given its stored state, if any, and its default."""
     return is_on if status in (None, "DECLARED_IN_CODE") else status == "RUNNING"
-
-
-def _is_silent(seen: datetime) -> bool:
-    return datetime.now(UTC) - seen > _SILENT_AFTER
