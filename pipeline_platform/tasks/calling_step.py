@@ -29,7 +29,7 @@ from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Progres
 from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.isolation import Call, Tries
 from pipeline_platform.tasks.record.recording import Recording
-from pipeline_platform.tasks.record.step import Sink, Step
+from pipeline_platform.tasks.record.step import Destination, Step
 
 Rows = Iterator[pa.RecordBatch]
 
@@ -154,9 +154,11 @@ class CallingStep(Step):
         """Return the author of the output of a task, for people."""
         return "callbacks of a task" if task is None else f"callbacks of task {task}"
 
-    def recording(self, sink: Sink, watch: Watch, report: TaskReport, size: TrySize | None = None) -> Recording:
+    def recording(
+        self, destination: Destination, watch: Watch, report: TaskReport, size: TrySize | None = None
+    ) -> Recording:
         """Return the recording of tries, with a new instance of the pipeline and so new connections."""
-        recording = Recording(self, sink, self.pipeline(), watch, report=report, size=size)
+        recording = Recording(self, destination, self.pipeline(), watch, report=report, size=size)
         end_copy()
         return recording
 

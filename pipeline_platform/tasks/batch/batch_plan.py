@@ -23,7 +23,7 @@ from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.isolation import Tries
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
-from pipeline_platform.tasks.record.step import Sink
+from pipeline_platform.tasks.record.step import Destination
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
 """Rows and bytes of messages that are read together for a splitter."""
@@ -67,9 +67,11 @@ class CutBatches(CallingStep):
         """Return the author of its output."""
         return f"the splitter of {self.batcher!r}"
 
-    def recording(self, sink: Sink, watch: Watch, report: TaskReport, size: TrySize | None = None) -> Recording:
+    def recording(
+        self, destination: Destination, watch: Watch, report: TaskReport, size: TrySize | None = None
+    ) -> Recording:
         """Record without an instance of the pipeline."""
-        return Recording(replace(self, source=None), sink, None, watch, report=report, size=size)
+        return Recording(replace(self, source=None), destination, None, watch, report=report, size=size)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, pa.Table]]:
         """Yield one block: the columns of all messages that cutting needs."""

@@ -34,7 +34,7 @@ from pipeline_platform.tasks.record.columns import partitioned
 from pipeline_platform.tasks.record.held import HELD_BY, held_by, hold
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_messages
-from pipeline_platform.tasks.record.step import Sink
+from pipeline_platform.tasks.record.step import Destination
 
 FOUND = pa.schema(
     [
@@ -177,10 +177,12 @@ class HandleInOrder(Handle):
     stopped: Mapping[str, str] = field(default_factory=dict)
     in_order = True
 
-    def recording(self, sink: Sink, watch: Watch, report: TaskReport, size: TrySize | None = None) -> Recording:
+    def recording(
+        self, destination: Destination, watch: Watch, report: TaskReport, size: TrySize | None = None
+    ) -> Recording:
         """Return the recording of tries. Its report has the partitions that are stopped already."""
         report.stopped = {**self.stopped, **report.stopped}
-        return super().recording(sink, watch, report, size)
+        return super().recording(destination, watch, report, size)
 
     def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
         """Look up the rows of a task. A block contains a batch of rows per window, and only rows of one wave."""

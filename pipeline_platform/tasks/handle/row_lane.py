@@ -17,7 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.handle.threads import at_once, followers
 from pipeline_platform.tasks.record.failures import RECEIVING
-from pipeline_platform.tasks.record.fan_out import held_by, with_children
+from pipeline_platform.tasks.record.fan_out import bytes_held, with_children
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_messages
 from pipeline_platform.telemetry.spans import has_listeners, span
@@ -26,7 +26,7 @@ LANE = "lane"
 """Column of lanes: messages with the same lane are handled in order even with several threads. Null for no lane."""
 
 HELD_BYTES = 16 * 2**20
-"""Bytes of children and of fetched payloads (by `held_by`) at which a portion ends and is recorded."""
+"""Bytes of children and of fetched payloads (by `bytes_held`) at which a portion ends and is recorded."""
 
 _Paced = Callable[[Sequence[Message]], Iterable[Message]]
 
@@ -171,7 +171,7 @@ class Handler:
                     or type(result.batch_key) is not str
                 ):
                     result = _accepted(message, result, stage)
-                    size = held_by(result) if stage == "handle_message" else 0
+                    size = bytes_held(result) if stage == "handle_message" else 0
                     if size:  # computed first: another thread may add meanwhile
                         self._held += size
                         if self._held >= HELD_BYTES:

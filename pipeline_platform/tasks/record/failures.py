@@ -13,7 +13,7 @@ from pipeline_platform.model.message import ATTEMPT_KEY, PAYLOAD, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.step import Sink, Step
+from pipeline_platform.tasks.record.step import Destination, Step
 from pipeline_platform.telemetry.spans import span
 
 RECEIVING = "receive_messages"
@@ -26,18 +26,18 @@ def unknown_batcher(batcher: str | None, batchers: Iterable[str], stage: str) ->
     return Failure("unknown batcher", reason, "", stage)
 
 
-class Failures:
+class FailureWriter:
     """Writes the events of the table `failed` for one task.
 
     Args:
         step: Step of the messages.
-        sink: Sink of the events.
+        destination: Destination of the events.
         report: Report to update.
         watch: Watch that is notified of calls of `handle_failed`.
     """
 
-    def __init__(self, step: Step, sink: Sink, report: TaskReport, watch: Watch) -> None:
-        self._step, self._sink, self._report, self._watch = step, sink, report, watch
+    def __init__(self, step: Step, destination: Destination, report: TaskReport, watch: Watch) -> None:
+        self._step, self._destination, self._report, self._watch = step, destination, report, watch
 
     def judge(self, block: Block) -> None:
         """Apply the rules of the option `retry` to the failed messages of a block. Those of children are judged."""
@@ -146,4 +146,4 @@ class Failures:
         columns["receive_id"] = pa.repeat(self._step.receive_id, count)
         schema = pa.schema([field for field in FAILED if field.name != "window"])
         missing = {field.name: pa.nulls(count, field.type) for field in schema if field.name not in columns}
-        self._sink.write("failed", window, pa.RecordBatch.from_pydict({**columns, **missing}, schema=schema))
+        self._destination.write("failed", window, pa.RecordBatch.from_pydict({**columns, **missing}, schema=schema))

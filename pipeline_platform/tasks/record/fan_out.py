@@ -87,7 +87,7 @@ def with_children(message: Message, returned: list[Message]) -> Message:
     return family if failed is None else family._failed_as(failed)
 
 
-def held_by(message: Message) -> int:
+def bytes_held(message: Message) -> int:
     """Return an estimate of the memory of a message beside its delivery.
 
     For children: their data, if it is bytes or text, and a KiB for each. Otherwise: the bytes of a fetched payload.

@@ -17,8 +17,8 @@ from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import Columns
-from pipeline_platform.tasks.record.failures import Failures
-from pipeline_platform.tasks.record.step import Sink, Step
+from pipeline_platform.tasks.record.failures import FailureWriter
+from pipeline_platform.tasks.record.step import Destination, Step
 from pipeline_platform.telemetry.spans import span
 
 
@@ -40,19 +40,19 @@ class Recording:
     def __init__(
         self,
         step: Step,
-        sink: Sink,
+        destination: Destination,
         pipeline: Pipeline | None = None,
         watch: Watch = UNWATCHED,
         early_acks: EarlyAcks | None = None,
         report: TaskReport | None = None,
         size: TrySize | None = None,
     ) -> None:
-        self.step, self._sink, self.pipeline, self.watch = step, sink, pipeline, watch
+        self.step, self._destination, self.pipeline, self.watch = step, destination, pipeline, watch
         self.report, self.size = report or TaskReport(), size or TrySize()
         self.early_acks = early_acks or step.early_acks()
         at_once = self.early_acks or (nobody if step.pipeline.acks_immediately else None)
         self.ack_policy = step.ack_policy._replace(at_once=at_once)
-        self.columns, self.failures = Columns(step, watch), Failures(step, sink, self.report, watch)
+        self.columns, self.failures = Columns(step, watch), FailureWriter(step, destination, self.report, watch)
 
     @contextmanager
     def chunk(self, messages: int) -> Iterator[None]:
@@ -65,7 +65,7 @@ class Recording:
 
     def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
         """Write rows of a table."""
-        self._sink.write(table, window, rows)
+        self._destination.write(table, window, rows)
 
     def without_callbacks(self) -> Self:
         """Return a recording with the same files and report that does not call `handle_failed`."""

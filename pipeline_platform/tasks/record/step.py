@@ -21,7 +21,7 @@ from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
 
-class Sink(Protocol):
+class Destination(Protocol):
     """Destination of rows: the files of a task, or the results of a callback process."""
 
     def write(self, table: str, window: str, batch: pa.RecordBatch) -> None:
