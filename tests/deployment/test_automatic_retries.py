@@ -106,7 +106,7 @@ def test_a_run_that_dagster_retries_loses_and_doubles_no_message(retrying, strat
         runs = retrying.instance.get_runs(dg.RunsFilter(tags={"case": case}))
         return runs if len(runs) == 2 and all(run.is_finished for run in runs) else None
 
-    again, first = retrying.until("the run and its retry have ended", ended)
+    again, first = retrying.until("the run and its retry have ended", ended, within_s=550)
     assert (first.status, again.status) == (dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS)
     assert again.parent_run_id == first.run_id
     steps = {step.step_key for step in retrying.instance.get_run_step_stats(again.run_id)}
