@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, PrivateAttr
 
-from pipeline_platform.connectors.sqs.sqs_api import BUSY, NO_CREDENTIALS, code_of
+from pipeline_platform.connectors.aws import BUSY, NO_CREDENTIALS, code_of
 from pipeline_platform.model.failure import PayloadError, RunError
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.strict_options import Options, Requirement

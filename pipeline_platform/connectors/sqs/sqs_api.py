@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from pipeline_platform.connectors.aws import AWAY, BUSY, NO_CREDENTIALS, code_of
 from pipeline_platform.model.portions import portions
 from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.contract import Refused, SourceAwayError, SourceError
@@ -68,12 +69,6 @@ def _bytes(entry: Mapping[str, Any]) -> int:
 
 
 NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
-NO_CREDENTIALS = (
-    ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
-    "|InvalidSecurity|UnrecognizedClientException|AuthFailure|RequestExpired|LoginRefreshRequired"
-)
-_AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
-BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
 _EXPLANATIONS = {
     NO_QUEUE: "queue_url {queue!r} does not exist (region_name {region}, endpoint_url {endpoint}). Create it, or "
     "correct the option that is wrong.",
@@ -87,17 +82,10 @@ _EXPLANATIONS = {
     # AWS's text about rejected credentials is left out: it may quote them.
     NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Provide some by "
     "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew them.",
-    _AWAY: "endpoint_url "
+    AWAY: "endpoint_url "
     "({endpoint}) does not answer for queue_url {queue!r}: {text}. Correct it, or check the network or server.",
 }
 """Descriptions of errors, by patterns of their codes."""
-
-
-def code_of(error: BaseException | None) -> str:
-    """Return AWS's code of an error without its prefix, or the class of another error."""
-    response = getattr(error, "response", None) or {}  # None for a closed connection
-    code = str(response.get("Error", {}).get("Code", ""))
-    return code.rsplit(".", 1)[-1] or type(error).__name__
 
 
 def explained(error: Exception, source: Any) -> SourceError:
@@ -113,7 +101,7 @@ def explained(error: Exception, source: Any) -> SourceError:
         code=code,
         text=f"{type(error).__name__}: {error}",
     )
-    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{BUSY}", code) else SourceError
+    kind = SourceAwayError if re.fullmatch(f"{AWAY}|{BUSY}", code) else SourceError
     return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
 
 

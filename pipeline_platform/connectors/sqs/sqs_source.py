@@ -5,7 +5,7 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -13,11 +13,11 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
+from pipeline_platform.connectors.aws import aws_client, checked_url, code_of
 from pipeline_platform.connectors.sqs.sqs_api import (
     NO_QUEUE,
     PER_CALL,
     batches,
-    code_of,
     entry_of,
     explained,
     metadata_of_message,
@@ -103,19 +103,8 @@ class SqsSource(calls.CalledSource):
     def _is_a_url(cls, url: str | None, field: ValidationInfo) -> str | None:
         if url is None:
             return url
-        try:
-            parts = urlsplit(url)
-            right = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or 1) > 0
-        except ValueError:
-            right = False
-        if not right:
-            raise ValueError("must be a URL that starts with http:// or https://, such as https://host:port/path.")
-        if "@" in url or parts.query or parts.fragment:
-            raise ValueError(
-                "must not contain a user, password, query or fragment. Remove them: AWS clients find credentials in "
-                "the environment, a profile or a role."
-            )
-        if field.field_name == "queue_url" and not parts.path.strip("/"):
+        checked_url(url)
+        if field.field_name == "queue_url" and not urlsplit(url).path.strip("/"):
             raise ValueError(f"must end with the queue's name, got {url!r}. Use the URL from `aws sqs get-queue-url`.")
         return url
 
@@ -237,21 +226,15 @@ class SqsSource(calls.CalledSource):
 
     @cached_property
     def _client(self) -> Any:
-        from botocore.config import Config  # here: the code server loads this file and needs no client
-        from botocore.session import Session
-
         in_url = re.match(r"sqs\.([a-z0-9-]+)\.amazonaws\.", urlsplit(self.queue_url).netloc)
-        session = Session(profile=self.profile_name)
-        session.register_component("data_loader", _descriptions(session.get_config_variable("data_path")))
-        config = Config(
-            retries={"mode": "standard", "total_max_attempts": 4},
-            max_pool_connections=calls.THREADS,
-            # A sensor's tick has 60 s in all; four attempts with the default timeouts of 60 s would exceed it.
-            connect_timeout=4,
-            read_timeout=10 + self.wait_time_seconds,
+        return aws_client(
+            "sqs",
+            region_name=self.region_name or (in_url.group(1) if in_url else None),
+            endpoint_url=self.endpoint_url,
+            profile_name=self.profile_name,
+            connections=calls.THREADS,
+            read_timeout_s=10 + self.wait_time_seconds,
         )
-        region = self.region_name or (in_url.group(1) if in_url else None)
-        return session.create_client("sqs", region_name=region, endpoint_url=self.endpoint_url, config=config)
 
     def _ask(self, operation: str, **parameters: Any) -> Any:
         try:
@@ -347,11 +330,3 @@ class SqsSource(calls.CalledSource):
 
         _ = self._client if handles else None
         return calls.in_groups(ask, handles, PER_CALL)
-
-
-@cache
-def _descriptions(folders: str | None) -> Any:
-    """Return the loader of AWS's service descriptions, cached: loading takes 60 of the 65 ms of creating a client."""
-    from botocore.loaders import create_loader
-
-    return create_loader(folders)
