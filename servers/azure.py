@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 
 from servers import npm
-from servers.server import Program, ServerError, free_ports
+from servers.server import Program, free_ports
 
 ACCOUNT = "local"
 KEY = "bG9jYWw="
@@ -30,8 +30,6 @@ def serve(folder: Path) -> Iterator[Program]:
     Raises:
         ServerError: Node is missing, or the server cannot be installed or does not start.
     """
-    if lack := missing():
-        raise ServerError(f"no Azure server: {lack}")
     program = install(folder)
     with tempfile.TemporaryDirectory(prefix="azure-", ignore_cleanup_errors=True) as made:
         (port,) = free_ports(1)
@@ -53,5 +51,4 @@ def install(folder: Path) -> Path:
     Raises:
         ServerError: npm fails.
     """
-    modules = npm.install(Path(__file__).parent / "azurite", folder)
-    return modules / "azurite" / "dist" / "src" / "blob" / "main.js"
+    return npm.install(folder, Path(__file__).parent / "azurite") / "dist" / "src" / "blob" / "main.js"

@@ -1,4 +1,4 @@
-"""Servers from npm, installed from a locked list of packages, each with its hash."""
+"""Installation of servers from npm."""
 
 from __future__ import annotations
 
@@ -15,29 +15,41 @@ _INSTALL_S = 300
 
 
 def missing() -> str | None:
-    """Return what is missing to run a server, or None."""
+    """Return what is missing to run a server from npm, or None."""
     lacks = [program for program in ("node", "npm") if shutil.which(program) is None]
     return f"{' and '.join(lacks)} not found on PATH; install Node 20 or newer" if lacks else None
 
 
-def install(locked: Path, folder: Path) -> Path:
-    """Install the package of `locked/package.json`, once for all callers; return the folder of the modules.
+def version(locked: Path) -> str:
+    """Return the version of a package that a folder locks."""
+    dependencies: dict[str, str] = json.loads((locked / "package.json").read_text())["dependencies"]
+    return dependencies[locked.name]
+
+
+def install(folder: Path, locked: Path) -> Path:
+    """Install a package, once for all callers, and return its folder.
+
+    Args:
+        folder: Folder of all servers.
+        locked: Folder with `package.json` and `package-lock.json`, which contains the hash of each package. Its name is
+            the name of the package.
 
     Raises:
-        ServerError: npm fails.
+        ServerError: npm is missing, or fails.
     """
-    ((name, version),) = json.loads((locked / "package.json").read_text())["dependencies"].items()
-    home = folder / f"{name}-{version}"
+    if lack := missing():
+        raise ServerError(f"no {locked.name} server: {lack}")
+    home = folder / f"{locked.name}-{version(locked)}"
     home.mkdir(parents=True, exist_ok=True)
-    # fauxqs requires Node 22 for persistence, which sqs.mjs does not use.
+    # The engines field of fauxqs requires Node 22 for persistence, which sqs.mjs does not use.
     options = ["--no-audit", "--no-fund", "--ignore-scripts", "--engine-strict=false", "--prefix", str(home)]
     with FileLock(home / "lock"):
         if not (home / "installed").exists():
-            for file in ("package.json", "package-lock.json"):
-                shutil.copy(locked / file, home)
+            for name in ("package.json", "package-lock.json"):
+                shutil.copy(locked / name, home)
             npm = ["npm", "ci", *options]
             installed = subprocess.run(npm, capture_output=True, text=True, timeout=_INSTALL_S, check=False)  # noqa: S603
             if installed.returncode:
-                raise ServerError(f"npm cannot install {name} {version} into {home}: {installed.stderr[-1_000:]}")
+                raise ServerError(f"npm cannot install {locked.name} into {home}: {installed.stderr[-1_000:]}")
             (home / "installed").touch()
-    return home / "node_modules"
+    return home / "node_modules" / locked.name

@@ -21,6 +21,8 @@ from servers.server import Server, ServerError, in_memory
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
 
+_LOCKED = Path(__file__).parent / "fauxqs"
+FAUXQS = npm.version(_LOCKED)
 REGION = "us-east-1"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 """Variables that boto3 requires; the local server ignores them."""
@@ -38,8 +40,6 @@ def serve(folder: Path) -> Iterator[Server]:
     Raises:
         ServerError: Node is missing, or the server cannot be installed or does not start.
     """
-    if lack := missing():
-        raise ServerError(f"no SQS server: {lack}")
     with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(install(folder))], "http://") as server:
         yield server
 
@@ -48,9 +48,9 @@ def install(folder: Path) -> Path:
     """Install fauxqs, once for all callers, and return the folder of the package.
 
     Raises:
-        ServerError: npm fails.
+        ServerError: npm is missing, or fails.
     """
-    return npm.install(Path(__file__).parent / "fauxqs", folder) / "fauxqs"
+    return npm.install(folder, _LOCKED)
 
 
 @cache
