@@ -1,12 +1,12 @@
 """Ranges of log offsets reserved by receives, so that each offset is reserved once."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
 from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
-from pipeline_platform.source.offsets import Offsets, Place, still_leased
+from pipeline_platform.source.offsets import Choose, Offsets, Place, still_leased
 
 _LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
 """A row for each log, which its planners lock."""
@@ -31,6 +31,15 @@ _SPANS = sa.Table(
 )
 """Reserved ranges and, without a holder, acknowledged ranges beyond the acknowledged position."""
 
+_MARKS = sa.Table(
+    "control_marks",
+    TABLES,
+    sa.Column("source", sa.Text, primary_key=True),
+    sa.Column("partition", sa.Text, primary_key=True),
+    sa.Column("mark", sa.Text, nullable=False),
+)
+"""Marks of acknowledged positions, for logs that are not read by offsets."""
+
 
 class LogPositions(Database):
     """Positions in logs, as a part of the control store; see `source.offsets.Positions`."""
@@ -42,27 +51,29 @@ class LogPositions(Database):
 
     def begin(self, source: str, places: Iterable[Place]) -> None:
         """Add new partitions, without reserved ranges; known partitions stay unchanged."""
+        places = [*places]
         rows = [dict(zip(_PLACES.c.keys(), (source, *place[:3]), strict=True)) for place in places]
+        marks = [{"source": source, "partition": place.partition, "mark": place.mark} for place in places if place.mark]
         if rows:
             with self.writing() as connection:
                 connection.execute(insert(connection, _PLACES).on_conflict_do_nothing(), rows)
+                if marks:
+                    connection.execute(insert(connection, _MARKS).on_conflict_do_nothing(), marks)
 
-    def reserve(
-        self,
-        source: str,
-        receive_id: str,
-        choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
-    ) -> list[Offsets]:
-        """Reserve ranges for a receive, so that no other planner gets them.
+    def reserve(self, source: str, receive_id: str, choose: Choose) -> Sequence[Offsets]:
+        """Reserve ranges for a receive, so that no other planner gets them, and release the ranges that it had before.
 
-        `choose` returns the ranges and the new acknowledged positions for the current places.
+        `choose` returns the ranges, the new acknowledged positions and the new marks for the current places.
         """
         with self.writing() as connection:
             _lock(connection, source)
             _free(connection, source, receive_id)
             now = _places(connection, source)
-            spans, acknowledged_to = choose(now)
+            spans, acknowledged_to, marks = choose(now)
             _move_to(connection, now, source, acknowledged_to)
+            for partition, mark in marks.items():
+                new = insert(connection, _MARKS).values(source=source, partition=partition, mark=mark)
+                connection.execute(new.on_conflict_do_update(index_elements=_MARKS.primary_key, set_={"mark": mark}))
             if spans:
                 held = [span._asdict() | {"source": source, "holder": receive_id} for span in spans]
                 connection.execute(sa.insert(_SPANS), held)
@@ -125,7 +136,13 @@ def _places(connection: sa.Connection, source: str) -> dict[str, Place]:
     for row in found:
         spans.setdefault(row.partition, []).append(Offsets(row.partition, row.first, row.past, row.holder))
     places = connection.execute(sa.select(_PLACES).where(_PLACES.c.source == source)).all()
-    return {p.partition: Place(p.partition, p.settled_to, p.reached, tuple(spans.get(p.partition, ()))) for p in places}
+    marks = dict(
+        connection.execute(sa.select(_MARKS.c.partition, _MARKS.c.mark).where(_MARKS.c.source == source)).all()
+    )
+    return {
+        name: Place(name, settled_to, reached, tuple(spans.get(name, ())), marks.get(name, ""))
+        for _, name, settled_to, reached in places
+    }
 
 
 def _free(connection: sa.Connection, source: str, receive_id: str) -> None:

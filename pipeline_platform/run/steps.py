@@ -20,7 +20,7 @@ from pipeline_platform.run import batching, dead_letters, handling, notifying
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import alive, given_back, renew, working
+from pipeline_platform.run.lease import alive, given_back, held, renew, working
 from pipeline_platform.run.notifying import NotTaken
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.release import fence_and_release
@@ -278,7 +278,7 @@ def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
     if source.gives_back_offsets and manifest.totals.released:
         parts = (partial(given_back, flow, receive, begun=begun) for begun in (False, True))
         source.give_back(receive.receive_id, *parts)
-    source.finish(receive.receive_id)
+    source.finish(receive.receive_id, partial(held, flow, receive))
 
 
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:

@@ -290,8 +290,11 @@ class Source(SourceOptions, ABC):
             SourceError: A whole call failed; earlier calls stay effective.
         """
 
-    def finish(self, receive_id: str) -> None:
-        """Finish a fully acknowledged receive. It may be called twice; if it raises, the next run repeats it."""
+    def finish(self, receive_id: str, held: LeasedIds) -> None:
+        """Finish a fully acknowledged receive. It may be called twice; if it raises, the next run repeats it.
+
+        `held` returns all messages of the receive, also those that `give_back` released.
+        """
 
     def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
         """Release the unstarted messages of a stopped run, before `finish`. It may be called twice.

@@ -1,4 +1,4 @@
-"""Sources that only store messages, such as Kafka: the control store tracks the offsets that receives have leased."""
+"""Logs that are read by offsets, such as Kafka: the control store tracks the offsets that receives have leased."""
 
 import logging
 from abc import abstractmethod
@@ -9,10 +9,10 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import Field
 
-from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.source.backlog import ENDLESS, Backlog
-from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceError
-from pipeline_platform.source.offsets import Offsets, Place, Positions
+from pipeline_platform.source.contract import LeasedIds, Share, SourceError
+from pipeline_platform.source.offsets import Choice, Offsets, Place
+from pipeline_platform.source.positioned import PositionedSource
 from pipeline_platform.source.readers import Reader
 
 logger = logging.getLogger(__name__)
@@ -46,12 +46,12 @@ class Extent(NamedTuple):
         return 2 * ENDLESS - 1 if self.past is None else self.past
 
 
-class LogSource(Source):
+class LogSource(PositionedSource):
     """A source of partitions, each a sequence of messages by offset.
 
     A connector implements `extents`, `read` and `commit`. A receive leases spans of offsets, which no other receive
     gets until it is abandoned. A position advances over all acknowledged offsets without a gap, so neither a slow
-    message nor a failed one blocks others. Failed messages are acknowledged: the failed-message table contains them.
+    message nor a failed one blocks others.
 
     The `ack_ref` of a message is its partition's name, and its `ack_id` is the offset: with these a stopped run
     releases its unstarted messages for a later run.
@@ -61,8 +61,6 @@ class LogSource(Source):
     """
 
     reads_again: ClassVar[bool] = True
-    acknowledges_by_id: ClassVar[bool] = False
-    gives_back_offsets: ClassVar[bool] = True
     has_gaps: ClassVar[bool] = False
     """Whether some offsets have no message, as in a compacted log, or a log that skips offsets.
 
@@ -77,18 +75,6 @@ class LogSource(Source):
     def leases_partitions(self) -> bool:  # type: ignore[override]
         """The value of `one_receive_per_partition`."""
         return self.one_receive_per_partition
-
-    @property
-    def ack_actions(self) -> AckActions:
-        """`ack` only: an offset is acknowledged or not."""
-        return {"ack": AckAction(ends=True)}
-
-    @property
-    def positions(self) -> Positions:
-        """Positions of the source; raises `SourceError` if `open` was not called."""
-        if self._positions is None:
-            raise SourceError(f"source {self.name!r}: the source is not open. Call open() with a control store first.")
-        return self._positions
 
     @abstractmethod
     def extents(self) -> dict[str, Extent]:
@@ -142,7 +128,7 @@ class LogSource(Source):
         before, extents, _ = self._look()
         reached: dict[str, int] = {}
 
-        def choose(now: Mapping[str, Place]) -> tuple[list[Offsets], dict[str, int]]:
+        def choose(now: Mapping[str, Place]) -> Choice:
             reached.update({partition: place.reached for partition, place in now.items()})
             found = {
                 partition: _start(now[partition], extent, before.get(partition))
@@ -157,13 +143,9 @@ class LogSource(Source):
                 for partition, extent in extents.items()
                 if not (self.one_receive_per_partition and any(span.holder for span in now[partition].spans))
             }
-            return fair(free, demand), starts
+            return Choice(fair(free, demand), starts)
 
         return divided(self.positions.reserve(self.name, receive_id, choose), reached, concurrency)
-
-    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Do nothing: positions advance once for a whole receive, in `finish`."""
-        return []
 
     def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
         """Release the spans of unstarted messages, so that positions do not pass them."""
@@ -183,21 +165,12 @@ class LogSource(Source):
         ]
         self.positions.give_back(self.name, receive_id, free)
 
-    def finish(self, receive_id: str) -> None:
+    def finish(self, receive_id: str, held: LeasedIds = list) -> None:
         """Advance positions over all acknowledged offsets without a gap."""
         acknowledged_to = self.positions.acknowledge(self.name, receive_id)
         while acknowledged_to:
             self.commit(acknowledged_to)
             acknowledged_to = self.positions.committed(self.name, acknowledged_to)
-
-    def holders(self) -> set[str]:
-        """Return the receives that have leased spans."""
-        places = self.positions.places(self.name).values()
-        return {span.holder for place in places for span in place.spans if span.holder}
-
-    def abandon(self, receive_id: str, held: LeasedIds) -> None:
-        """Release the spans of a crashed receive."""
-        self.positions.give_back(self.name, receive_id)
 
     def _look(self) -> tuple[dict[str, Place], dict[str, Extent], dict[str, Place]]:
         """Return the positions before the log was queried, the extents of its partitions, and their positions now."""

@@ -1,6 +1,6 @@
 """Positions of a log: the offsets that receives have leased, and how far each partition is acknowledged."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from pipeline_platform.source.readers import Reader
@@ -23,12 +23,32 @@ class Place(NamedTuple):
         acknowledged_to: Every offset before this one is acknowledged, and that is committed.
         reached: No receive was ever given this offset or a later one.
         spans: Leased or acknowledged offsets after that, in order and without overlaps.
+        mark: Text with which the log itself finds `acknowledged_to`; empty for a log that is read by offsets.
     """
 
     partition: str
     acknowledged_to: int
     reached: int
     spans: tuple[Offsets, ...] = ()
+    mark: str = ""
+
+
+class Choice(NamedTuple):
+    """Changes of positions that a planner chooses.
+
+    Attributes:
+        spans: Free spans to lease.
+        acknowledged_to: Offset up to which each partition counts as acknowledged from now on.
+        marks: New marks of partitions.
+    """
+
+    spans: Sequence[Offsets] = ()
+    acknowledged_to: Mapping[str, int] = {}
+    marks: Mapping[str, str] = {}
+
+
+Choose = Callable[[Mapping[str, Place]], Choice]
+"""Function from the positions to the changes."""
 
 
 def still_leased(held: Iterable[Offsets], freed: Iterable[Offsets]) -> list[Offsets]:
@@ -63,16 +83,10 @@ class Positions(Protocol):
         """Add partitions that are not stored yet, without spans; stored positions stay."""
         ...
 
-    def reserve(
-        self,
-        source: str,
-        receive_id: str,
-        choose: Callable[[Mapping[str, Place]], tuple[list[Offsets], dict[str, int]]],
-    ) -> list[Offsets]:
+    def reserve(self, source: str, receive_id: str, choose: Choose) -> Sequence[Offsets]:
         """Lease spans to a receive, exclusively; release the spans that it had before.
 
-        `choose` is called with the positions, while no other planner of the source is active. It returns free spans,
-        and the offset up to which each partition counts as acknowledged from now on.
+        `choose` is called with the positions, while no other planner of the source is active.
 
         Returns:
             The spans, once they are stored durably.

@@ -62,7 +62,7 @@ def what_is_not_begun_comes_at_once(trial: Trial) -> None:
     started, left = received.part(received.rows[::2]), received.part(received.rows[1::2])
     for _ in range(2):  # as if the first run had crashed before it finished
         received.source.give_back(received.receive_id, left.held, started.held)
-    received.source.finish(received.receive_id)
+    received.source.finish(received.receive_id, received.held)
     back = trial.expect_back(left.data, trial.soon_s, "at once, that were not started")
     wrong = {data for again in back for data in again.data} & set(started.data)
     trial.expect(not wrong, f"no redelivery of {len(started.rows)} started messages", len(wrong))
@@ -145,8 +145,8 @@ def finishing_twice_is_harmless(trial: Trial) -> None:
     held = trial.receive(by=trial.another())
     trial.need(held.rows, "it leases all messages to one receive at a time")
     trial.acknowledge(done, action)
-    done.source.finish(done.receive_id)
-    trial.another().finish(done.receive_id)
+    done.source.finish(done.receive_id, done.held)
+    trial.another().finish(done.receive_id, done.held)
     trial.lose(held)
     trial.expect_back(held.data, trial.patience_s, "of another receive")
 

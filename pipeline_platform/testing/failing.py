@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Refused, Source, SourceError
+from pipeline_platform.source.log import LogSource
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES, LAPSES, POSITIONS
 from pipeline_platform.testing.trial import MANY, Received, Trial, error_of, promise, some
 
@@ -66,8 +67,9 @@ def what_is_away_is_an_error(trial: Trial) -> None:
     _expect_error(trial, "plan() and read()", lambda: _receive(absent))
     if trial.source.extend_every_s:
         _expect_error(trial, "extend()", lambda: absent.extend(received.receive_id, received.held))
+    if isinstance(trial.source, LogSource):
+        _expect_error(trial, "finish()", lambda: absent.finish(received.receive_id, received.held))
     if not trial.source.acknowledges_by_id:
-        _expect_error(trial, "finish()", lambda: absent.finish(received.receive_id))
         return
     for action in _ending_first(trial):
         try:

@@ -223,7 +223,7 @@ class Trial:
         if source.acknowledges_by_id:
             for ack_ref, ack_ids in received.held():
                 refused += source.acknowledge(action, ack_ref, ack_ids)
-        source.finish(received.receive_id)
+        source.finish(received.receive_id, received.held)
         return refused
 
     def lose(self, *lost: Received) -> None:

@@ -1,16 +1,14 @@
 """Ranges of logs: reserved by one receive, acknowledged in any order, committed without gaps."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.source.offsets import Offsets, Place
-
-Chosen = tuple[list[Offsets], dict[str, int]]
+from pipeline_platform.source.offsets import Choice, Offsets, Place
 
 
 @pytest.fixture
@@ -20,8 +18,11 @@ def store(control_url):
     return store
 
 
-def hold(store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **acknowledged_to: int) -> list[Offsets]:
-    return store.reserve("log", receive_id, lambda now: ([Offsets(*span) for span in spans], acknowledged_to))
+def hold(
+    store: ControlStore, receive_id: str, *spans: tuple[str, int, int], **acknowledged_to: int
+) -> Sequence[Offsets]:
+    chosen = Choice([Offsets(*span) for span in spans], acknowledged_to)
+    return store.reserve("log", receive_id, lambda _: chosen)
 
 
 def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str | None]]:
@@ -46,9 +47,9 @@ def test_two_planners_at_once_are_given_different_spans(control_url, store):
         mine = ControlStore(control_url)
         given: list[Offsets] = []
 
-        def choose(now: Mapping[str, Place]) -> Chosen:
+        def choose(now: Mapping[str, Place]) -> Choice:
             past = max((span.past for span in now["p"].spans), default=0)
-            return [Offsets("p", past, past + 10)], {}
+            return Choice([Offsets("p", past, past + 10)])
 
         start.wait()
         for time in range(5):

@@ -139,7 +139,7 @@ class RabbitmqSource(RabbitmqOptions):
             logger.warning("Not acknowledged to %s, so the server redelivers the messages: %s", self.name, lost)
         return [Refused(ack_id, lost, lost=True) for ack_id in ack_ids] if lost else []
 
-    def finish(self, receive_id: str) -> None:
+    def finish(self, receive_id: str, held: LeasedIds = list) -> None:
         """Close the channel of a receive: a connection has a limited number of channels. See `Inbox.close`."""
         for ref, (owner, inbox) in list(self._opened.inboxes.items()):
             if owner == receive_id and inbox.close():
