@@ -33,8 +33,8 @@ from benchmarks.recovery_sources import SOURCES, Ground
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.spark import server as spark_server
 
-SHARES = {"postgres": 0.35, "kafka": 0.4, "files": 0.05, "rabbitmq": 0.1, "sqs": 0.05, "pubsub": 0.05}
-"""Share of all messages by source; the local servers of the last three are too slow for more."""
+SHARES = {"postgres": 0.35, "kafka": 0.35, "kinesis": 0.05, "files": 0.05, "rabbitmq": 0.1, "sqs": 0.05, "pubsub": 0.05}
+"""Share of all messages by source; the local servers of kinesis and the last three are too slow for more."""
 PORTION, SAMPLE_S, DONE_WITHIN_S = 5_000, 10.0, 900.0
 DEATH_AFTER_S = (15.0, 45.0)
 FIRST_HALF = ["daemon", "spark", "run", "host", "source", "stall"]

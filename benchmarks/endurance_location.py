@@ -72,6 +72,14 @@ class OverKafka(Numbers, Pipeline):
     processors, batchers = PROCESSORS, BATCHERS
 
 
+class OverKinesis(Numbers, Pipeline):
+    """Numbers from a stream."""
+
+    name = "kinesis"
+    producer = Producer(source="kinesis")
+    processors, batchers = PROCESSORS, BATCHERS
+
+
 class OverRabbitmq(Numbers, Pipeline):
     """Numbers from a RabbitMQ queue."""
 
@@ -104,7 +112,15 @@ class OverFiles(Numbers, Pipeline):
     processors, batchers = PROCESSORS, BATCHERS
 
 
-PIPELINES: tuple[type[Pipeline], ...] = (OverPostgres, OverKafka, OverRabbitmq, OverSqs, OverPubsub, OverFiles)
+PIPELINES: tuple[type[Pipeline], ...] = (
+    OverPostgres,
+    OverKafka,
+    OverKinesis,
+    OverRabbitmq,
+    OverSqs,
+    OverPubsub,
+    OverFiles,
+)
 
 resources: dict[str, Any] = {
     "lake": LakeResource(root=f"{ASKED.folder}/lake"),

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
@@ -26,7 +27,7 @@ from pipeline_platform.source.contract import Source
 NAME, TABLE = "recovery", "lines"
 SOURCES: dict[str, type[Source]] = {
     connector.__name__: connector
-    for connector in (TableQueue, FileSource, SqsSource, KafkaSource, RabbitmqSource, PubsubSource)
+    for connector in (TableQueue, FileSource, SqsSource, KafkaSource, KinesisSource, RabbitmqSource, PubsubSource)
 }
 
 

@@ -14,12 +14,14 @@ import sqlalchemy as sa
 
 from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import Declare
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.patience import patiently
-from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers import kafka, kinesis, postgres, pubsub, rabbitmq, sqs
 from servers.server import Program, Server
 
 SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
@@ -146,6 +148,23 @@ def _create_topic(topic: str, address: str) -> None:
 
 
 @contextmanager
+def on_kinesis(folder: Path) -> Iterator[Ground]:
+    """Yield a stream with four shards. `left` reports whether messages wait or are leased, not their number."""
+    with kinesis.serve(SERVERS) as server:
+        stream = kinesis.create_stream(server.address, "recovery", 4)
+        os.environ.update(kinesis.ENVIRONMENT)
+        options = {"name": "queue", "stream": stream, "endpoint_url": server.address, "region_name": kinesis.REGION}
+        control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+        with closing(control), closing(KinesisSource(**options)) as source:
+            source.open(control)
+
+            def left() -> int:
+                return len(source.holders()) + (source.backlog().messages is None)
+
+            yield Ground("KinesisSource", options, source.send, left, server, kinesis.ENVIRONMENT)
+
+
+@contextmanager
 def on_rabbitmq(folder: Path) -> Iterator[Ground]:
     """Yield a queue of the local RabbitMQ; its messages have ids."""
     with rabbitmq.serve(SERVERS) as server:
@@ -202,6 +221,7 @@ SOURCES: dict[str, Callable[[Path], Any]] = {
     "files": files,
     "sqs": on_sqs,
     "kafka": on_kafka,
+    "kinesis": on_kinesis,
     "rabbitmq": on_rabbitmq,
     "pubsub": on_pubsub,
 }

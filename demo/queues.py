@@ -12,13 +12,15 @@ from uuid import uuid4
 
 from demo.place import PROJECT, Kind, Place
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import Declare
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.patience import patiently
-from servers import kafka, postgres, pubsub, rabbitmq, sqs
+from servers import kafka, kinesis, postgres, pubsub, rabbitmq, sqs
 
 Fill = Callable[[list[bytes]], int]
 
@@ -42,7 +44,8 @@ class Queue(NamedTuple):
 @contextmanager
 def opened(place: Place, source: Kind) -> Iterator[Queue]:
     """Open the queue, and create it if it is missing. Servers that the demo starts end with the block."""
-    kinds = {"table": _table, "postgres": _postgres, "sqs": _sqs, "kafka": _kafka, "rabbitmq": _rabbitmq}
+    kinds = {"table": _table, "postgres": _postgres, "sqs": _sqs, "kafka": _kafka, "kinesis": _kinesis}
+    kinds |= {"rabbitmq": _rabbitmq}
     with kinds.get(source, _pubsub)(place) as queue:
         yield queue._replace(environment={"FLIGHTS_SOURCE": source, **queue.environment})
 
@@ -136,6 +139,30 @@ def _kafka(_place: Place) -> Iterator[Queue]:
             environment = {"KAFKA_BOOTSTRAP_SERVERS": address, "FLIGHTS_TOPIC": topic}
             yield Queue(environment, source.send, left, left)
             admin.delete_topics([topic])[topic].result(30)
+
+
+@contextmanager
+def _kinesis(place: Place) -> Iterator[Queue]:
+    if stream := os.environ.get("FLIGHTS_STREAM"):
+        yield _kinesis_queue(place, stream, {})
+        return
+    with kinesis.serve(PROJECT / ".servers") as server:
+        environment = kinesis.ENVIRONMENT | {"AWS_REGION": kinesis.REGION, "AWS_ENDPOINT_URL": server.address}
+        yield _kinesis_queue(place, kinesis.create_stream(server.address, "flights", 4), environment)
+
+
+def _kinesis_queue(place: Place, stream: str, environment: Mapping[str, str]) -> Queue:
+    options = {"endpoint_url": environment.get("AWS_ENDPOINT_URL"), "region_name": environment.get("AWS_REGION")}
+    source = KinesisSource(name="flights_queue", stream=stream, **options)
+
+    def still_there() -> int:
+        source.open(ControlStore(f"sqlite:///{place.control}"))
+        shares = source.plan(1_000, 1, "drained")
+        left = sum(batch.num_rows for share in shares for batch in source.read(share, "drained"))
+        source.abandon("drained", list)
+        return left
+
+    return Queue({**environment, "FLIGHTS_STREAM": stream}, source.send, lambda: None, still_there)
 
 
 @contextmanager

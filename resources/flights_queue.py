@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
@@ -44,6 +45,13 @@ def flights_queue() -> Any:
                 group_id=topic,
                 topics=[topic],
                 offset_reset_policy="earliest",
+            )
+        case "kinesis":
+            return source_resource(KinesisSource)(
+                name=name,
+                stream=given("FLIGHTS_STREAM", "flights"),
+                endpoint_url=given("AWS_ENDPOINT_URL"),
+                region_name=given("AWS_REGION", "us-east-1"),
             )
         case "rabbitmq":
             queue = given("FLIGHTS_RABBITMQ_QUEUE", "flights")

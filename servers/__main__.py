@@ -12,11 +12,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NamedTuple
 
-from servers import azure, kafka, postgres, pubsub, rabbitmq, s3, sqs
+from servers import azure, kafka, kinesis, postgres, pubsub, rabbitmq, s3, sqs
 from servers.server import ServerError
 
 FOLDER = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
-INSTALLED = (azure, kafka, pubsub, s3, sqs)
+INSTALLED = (azure, kafka, kinesis, pubsub, s3, sqs)
 """Servers that are installed into `FOLDER`. RabbitMQ and PostgreSQL are packages of the system."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -43,6 +43,16 @@ USES = {
         {"KAFKA_BOOTSTRAP_SERVERS": "{address}"},
         ("kafka", "KafkaSource", 'bootstrap_servers="{address}", group_id="trial", topics=["trial"]'),
         "a topic 'trial'",
+    ),
+    "kinesis": Use(
+        kinesis,
+        {**sqs.ENVIRONMENT, "AWS_ENDPOINT_URL_KINESIS": "{address}"},
+        (
+            "kinesis",
+            "KinesisSource",
+            f'stream="trial", endpoint_url="{{address}}", region_name="{sqs.REGION}"',
+        ),
+        "a stream 'trial'",
     ),
     "postgres": Use(
         postgres,

@@ -22,6 +22,7 @@ pytest_plugins = [
         "tests.fixtures.s3",
         "tests.fixtures.kafka",
         "tests.fixtures.kafka_source",
+        "tests.fixtures.kinesis",
         "tests.fixtures.rabbitmq",
         "tests.fixtures.rabbitmq_source",
         "tests.fixtures.pubsub",

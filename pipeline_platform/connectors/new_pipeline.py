@@ -16,6 +16,7 @@ class SourceKind(Enum):
     table = "table"
     sqs = "sqs"
     kafka = "kafka"
+    kinesis = "kinesis"
     rabbitmq = "rabbitmq"
     pubsub = "pubsub"
 
@@ -32,6 +33,7 @@ _CONNECTORS: dict[SourceKind, tuple[str, str, dict[str, Any]]] = {
         "KafkaSource",
         {"bootstrap_servers": {"env": "${NAME}_BOOTSTRAP_SERVERS"}, "group_id": "$name", "topics": ["$name"]},
     ),
+    SourceKind.kinesis: ("kinesis", "KinesisSource", {"stream": {"env": "${NAME}_STREAM"}}),
     SourceKind.rabbitmq: ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
     SourceKind.pubsub: ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
 }

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource, kafka_messages
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.pubsub.pubsub_source import requests_of
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -23,6 +24,7 @@ AWS = {name: {"DataType": "String", "StringValue": text} for name, text in LABEL
     ("source", "metadata"),
     [
         (Memory(name="m"), LABELS),
+        (KinesisSource(name="k", stream="s"), None),
         (KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"]), {**HEADERS, "key": "7"}),
         (RabbitmqSource(name="r", url="amqp://h", queue="q"), HEADERS),
         (PubsubSource(name="p", subscription="projects/p/subscriptions/s"), {"attributes": LABELS}),

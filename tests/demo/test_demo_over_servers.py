@@ -10,7 +10,7 @@ from tests.fixtures.demo_under_test import Demo
 from tests.fixtures.postgres import administrator
 
 
-@pytest.fixture(params=["sqs", "kafka", "rabbitmq", "pubsub", "postgres"])
+@pytest.fixture(params=["sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "postgres"])
 def demo(tmp_path, request):
     """Return a demo with its own server; skip if the session's server is not available."""
     request.getfixturevalue(f"{request.param}_server")

@@ -1,4 +1,4 @@
-"""Held partitions under the real daemon, from Kafka, with a killed run."""
+"""Held partitions under the real daemon, from Kafka and from Kinesis, with a killed run and a shard that splits."""
 
 import os
 import signal
@@ -9,14 +9,18 @@ import polars as pl
 import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.source.contract import Source
 from tests.deployment.test_daemon import Deployed, deployment, handling_in
+from tests.fixtures.kinesis import split
 
 LOCATION = """
 from handling import Accounts
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
 from pipeline_platform.orchestration import platform_definitions, source_resource
 from pipeline_platform.run import lease
@@ -26,9 +30,7 @@ RESOURCES = {{
     "lake": LakeResource(root="{folder}/lake"),
     "control": ControlResource(url="sqlite:///{folder}/control.sqlite"),
     "spark": SparkResource(remote="warm", state_folder="{spark}"),
-    "kafka": source_resource(KafkaSource)(
-        name="kafka", bootstrap_servers="{server}", group_id="{topic}", topics=["{topic}"]
-    ),
+    "log": source_resource({kind})(**{options}),
 }}
 defs = platform_definitions([Accounts], RESOURCES)
 """
@@ -49,7 +51,7 @@ class Line(BaseModel):
 
 class Accounts(Pipeline):
     name = "accounts"
-    producer = Producer(source="kafka", idle_timeout=timedelta(seconds=3))
+    producer = Producer(source="log", idle_timeout=timedelta(seconds=3))
     processors = Processors(concurrency=2, on_failure="hold")
     partition_by = "source"
     retry = Retry(max_attempts=50, backoff=timedelta(seconds=1))
@@ -76,24 +78,38 @@ def handled(deployed: Deployed) -> dict[int, list[int]]:
     return dict(found)
 
 
+@pytest.fixture
+def of_kafka(kafka_server, kafka_topic):
+    """A topic with three partitions."""
+    topic = kafka_topic(3)
+    return KafkaSource(name="log", bootstrap_servers=kafka_server, group_id=topic, topics=(topic,))
+
+
+@pytest.fixture
+def of_kinesis(kinesis_server, kinesis_stream):
+    """A stream with two shards."""
+    return KinesisSource(name="log", stream=kinesis_stream(2), endpoint_url=kinesis_server, region_name="us-east-1")
+
+
+@pytest.mark.parametrize("server", ["of_kafka", "of_kinesis"])
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_killed(
-    tmp_path, warm_spark, kafka_server, kafka_topic
+    tmp_path, warm_spark, request, server
 ):
-    topic, fixed, gate = kafka_topic(3), tmp_path / "fixed", tmp_path / "gate"
-    place: dict[str, Any] = {"folder": tmp_path, "spark": warm_spark.folder, "server": kafka_server, "topic": topic}
+    source: Source = request.getfixturevalue(server)
+    fixed, gate = tmp_path / "fixed", tmp_path / "gate"
+    place: dict[str, Any] = {"folder": tmp_path, "spark": warm_spark.folder, "kind": type(source).__name__}
+    place["options"] = {name: getattr(source, name) for name in source.model_fields_set}
     location = tmp_path / "accounts" / "location.py"
     location.parent.mkdir()
     location.write_text(LOCATION.format(**place))
     location.with_name("handling.py").write_text(HANDLING.format())
-    source = KafkaSource(name="kafka", bootstrap_servers=kafka_server, group_id=topic, topics=(topic,))
 
     def send(texts: list[str], first: int) -> None:
         numbered = [f"{text} {number % 3} {number}".strip() for number, text in enumerate(texts, first)]
-        source.send(
-            [text.encode() for text in numbered], [{"partition": n % 3} for n in range(first, first + len(texts))]
-        )
+        numbers = [number % 3 for number in range(first, first + len(texts))]
+        source.send([text.encode() for text in numbered], [{"partition": n, "partition_key": f"{n}"} for n in numbers])
 
     with deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
         texts = [""] * 60
@@ -102,6 +118,8 @@ def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_kill
         expected = {0: [*range(0, 60, 3)], 1: [1, 4, 7], 2: [*range(2, 60, 3)]}
         deployed.until("the other partitions are handled", lambda: handled(deployed) == expected)
 
+        if isinstance(source, KinesisSource):
+            split(source)
         texts = [""] * 30
         texts[0] = f"wait for {gate}"  # in partition 0
         send(texts, 60)

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource, kinesis_api
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import ACK_ACTIONS, Binding, ConsumeOptions, Declare
@@ -40,12 +41,13 @@ def shown(document: str) -> dict[str, Any]:
 
 def handled(pipeline: Any, source: Source) -> list[Message]:
     """Handle and acknowledge all messages of a source, and return them."""
-    done: list[Message] = []
+    done, mine = list[Message](), list[tuple[str, list[str]]]()
     for share in source.plan(10, 1, "r1"):
         for batch in source.read(share, "r1"):
             done += chain.from_iterable(Handler(pipeline(), None).portions(batch))
-            assert source.acknowledge("ack", batch["ack_ref"][0].as_py(), batch["ack_id"].to_pylist()) == []
-    source.finish("r1")
+            mine.append((batch["ack_ref"][0].as_py(), batch["ack_id"].to_pylist()))
+            assert source.acknowledge("ack", *mine[-1]) == []
+    source.finish("r1", lambda: mine)
     assert not source.backlog().messages
     assert {producer.source for producer in BoundProducer.all_of(pipeline)} == {source.name}
     return done
@@ -69,6 +71,19 @@ def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path):
     keys, reason = keys_and_reason(handled(names["Payments"], source))
     assert keys == ["card", "unknown"]
     assert "amount" in reason
+
+
+def test_kinesis(kinesis_server, kinesis_stream, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLICKS_STREAM", kinesis_stream(2))
+    monkeypatch.setenv("AWS_ENDPOINT_URL_KINESIS", kinesis_server)
+    names = shown("kinesis")
+    source = source_of(names, "clicks_stream")
+    source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
+    click = b'{"user": "zoe", "page": "/"}'
+    source.send([click, click, b"{}"], [{"partition_key": key} for key in ("a", "b", "a")])
+    keys, reason = keys_and_reason(handled(names["Clicks"], source))
+    assert keys == ["a", "b"]
+    assert "user" in reason
 
 
 def test_pubsub(subscribed, monkeypatch):
@@ -171,6 +186,7 @@ def test_the_rights_that_the_document_of_table_queues_grants_are_enough_for_a_ru
     [
         ("files", FileSource),
         ("kafka", KafkaSource),
+        ("kinesis", KinesisSource),
         ("pubsub", PubsubSource),
         ("rabbitmq", RabbitmqSource),
         ("sqs", SqsSource),
@@ -194,8 +210,9 @@ def test_the_document_of_rabbitmq_describes_options_within_options():
     assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
 
 
-def test_the_document_of_sqs_names_the_permissions_that_an_error_names():
-    (said,) = [text for codes, text in sqs_api._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
-    asked = set(re.findall(r"sqs:\w+", said))
-    assert len(asked) == 5
-    assert asked <= set(re.findall(r"sqs:\w+", DOCUMENTS["sqs"]))
+@pytest.mark.parametrize(("document", "module", "number"), [("sqs", sqs_api, 5), ("kinesis", kinesis_api, 7)])
+def test_the_document_names_the_permissions_that_an_error_names(document, module, number):
+    (said,) = [text for codes, text in module._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
+    asked = set(re.findall(rf"(?:{document}|kms):\w+", said))
+    assert len(asked) == number
+    assert asked <= set(re.findall(r"\w+:\w+", DOCUMENTS[document]))

@@ -21,7 +21,7 @@ from tests.fixtures.processes import wait_until_stopped
 pytestmark = pytest.mark.faults
 
 COUNT = 200
-SERVERS = ["postgres", "kafka", "rabbitmq", pytest.param("pubsub", marks=pytest.mark.soak)]
+SERVERS = ["postgres", "kafka", "kinesis", "rabbitmq", pytest.param("pubsub", marks=pytest.mark.soak)]
 
 
 @pytest.fixture

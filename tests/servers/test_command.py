@@ -31,7 +31,7 @@ def source_of(lines: list[str]) -> Source:
 
 @pytest.mark.parametrize("name", USES)
 def test_the_line_for_definitions_builds_a_source_at_that_address(name):
-    scheme = {"postgres": "postgresql://", "rabbitmq": "amqp://", "sqs": "http://"}.get(name, "")
+    scheme = {"postgres": "postgresql://", "rabbitmq": "amqp://", "kinesis": "http://", "sqs": "http://"}.get(name, "")
     source = source_of(list(how_to_use(USES[name], f"{scheme}127.0.0.1:5")))
     assert "127.0.0.1:5" in str(source.model_dump())
 

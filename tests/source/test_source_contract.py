@@ -21,6 +21,7 @@ from docs.examples.connectors.redis_stream import RedisStream
 from pipeline_platform import Source
 from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
+from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
@@ -191,6 +192,18 @@ def files(request: pytest.FixtureRequest, lease_s: int) -> Row:
     return new, Server(payloads=lines, many=PAGES[:300], missing=lambda: at(folder / "not_there"), sleep=turned.append)
 
 
+def amazon_kinesis(request: pytest.FixtureRequest, _: int) -> Row:
+    endpoint: str = request.getfixturevalue("kinesis_server")
+    create: Callable[..., str] = request.getfixturevalue("kinesis_stream")
+
+    def at(stream: str) -> KinesisSource:
+        return KinesisSource(name="contract", stream=stream, endpoint_url=endpoint)
+
+    away = moved(endpoint_url=f"http://{NOBODY}")
+    # A call sends 500.
+    return lambda: at(create(2)), Server(many=PAGES[:600], missing=lambda: at("not-there"), away=away)
+
+
 SOURCES = {
     sqlite: TableQueue,
     postgresql: TableQueue,
@@ -201,6 +214,7 @@ SOURCES = {
     redis: RedisStream,
     nats: JetStream,
     files: FileSource,
+    amazon_kinesis: KinesisSource,
 }
 
 EXACTLY_ONCE = (

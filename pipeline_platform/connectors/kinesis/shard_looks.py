@@ -1,0 +1,87 @@
+"""Looks at the shards of a stream: which of them may be read, have messages, or have lost some."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from pipeline_platform.connectors.kinesis.kinesis_api import THREADS, KinesisApi, Shard
+from pipeline_platform.connectors.kinesis.marks import Mark
+from pipeline_platform.connectors.kinesis.shard_cursor import Look, ShardCursor
+from pipeline_platform.source.offsets import Place
+
+_GONE = "expired before all its messages were read. Raise the retention, or run the pipeline more often"
+
+
+@dataclass
+class Looked:
+    """Result of a look at a stream.
+
+    Attributes:
+        shards: Shards that have not expired, by their permanent names.
+        waiting: Shards that may be read and have messages, with the time of the oldest message if it is known.
+        changed: Shards with another mark now: the mark before the look, and the new one.
+        lost: Descriptions of messages that Kinesis may have deleted before they were read, by shard.
+        gone: Descriptions of shards that expired before all their messages were read.
+    """
+
+    shards: Mapping[str, Shard]
+    waiting: dict[str, datetime | None] = field(default_factory=dict)
+    changed: dict[str, tuple[str, Mark]] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+    gone: dict[str, str] = field(default_factory=dict)
+
+
+class ShardLooks:
+    """Looks at shards, with iterators that are kept from one look to the next."""
+
+    def __init__(self, api: KinesisApi) -> None:
+        self._api = api
+        self._cursors: dict[str, tuple[str, ShardCursor]] = {}
+
+    def look(self, shards: Mapping[str, Shard], places: Mapping[str, Place]) -> Looked:
+        """Look at the shards that no receive has leased, after all messages of their parents are acknowledged.
+
+        Args:
+            shards: Shards that have not expired, by their permanent names; their parents by the same names.
+            places: Positions of these shards, and of expired shards of the stream.
+        """
+        found, now, retention_s = Looked(shards), time.time(), self._api.stream().retention_s
+        marks = {name: Mark.of(places[name].mark) for name in shards}
+        ended = {name for name, mark in marks.items() if mark.ended}
+        left = {name for name in shards if name not in ended and not places[name].spans}
+        # Several times: shards that have ended make their children readable.
+        while due := {name for name in left if {*shards[name].parents} & {*shards} <= ended}:
+            left -= due
+            for name, look in self._looks({name: shards[name] for name in due}, places):
+                mark, text = marks[name], places[name].mark
+                if lost := mark.lost(now, retention_s):
+                    found.lost[name] = lost
+                if look.is_waiting:
+                    found.waiting[name] = look.oldest
+                elif look.has_ended:
+                    ended.add(name)
+                    found.changed[name] = text, mark.model_copy(update={"ended": True})
+                elif not lost and mark.is_late(now, retention_s):
+                    found.changed[name] = text, mark.caught_up(now)
+        for name, place in places.items():
+            if name not in shards and not place.spans and not Mark.of(place.mark).ended:
+                found.gone[name] = _GONE
+        return found
+
+    def _looks(self, shards: Mapping[str, Shard], places: Mapping[str, Place]) -> Iterable[tuple[str, Look]]:
+        cursors = [self._cursor(name, shard, places[name].mark) for name, shard in shards.items()]
+        if len(cursors) == 1:
+            return [(name, cursor.look()) for name, cursor in zip(shards, cursors, strict=True)]
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(zip(shards, pool.map(ShardCursor.look, cursors), strict=True))
+
+    def _cursor(self, name: str, shard: Shard, mark: str) -> ShardCursor:
+        known, cursor = self._cursors.get(name, ("", None))
+        if cursor is None or known != mark:
+            cursor = ShardCursor(self._api, shard.id, shard.hash_keys, Mark.of(mark))
+            self._cursors[name] = mark, cursor
+        return cursor

@@ -1,0 +1,120 @@
+"""Positions and leases of shards in the control store. Messages of a shard are numbered as they are read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from pipeline_platform.connectors.kinesis.kinesis_messages import mark_after, number_of
+from pipeline_platform.connectors.kinesis.marks import Mark
+from pipeline_platform.source.contract import LeasedIds
+from pipeline_platform.source.offsets import Choice, Offsets, Place, Positions
+
+
+class Leased(NamedTuple):
+    """A leased part of a shard: up to `messages` messages after a mark, numbered from `first` on."""
+
+    shard: str
+    first: int
+    messages: int
+    mark: str
+
+
+class ShardPositions:
+    """Leases a shard to one receive at a time, and moves its mark when the receive is finished."""
+
+    def __init__(self, positions: Positions, source: str) -> None:
+        self._positions, self._source = positions, source
+
+    def places(self) -> dict[str, Place]:
+        """Return the position of each shard."""
+        return self._positions.places(self._source)
+
+    def begin(self, marks: Mapping[str, Mark]) -> None:
+        """Add shards with their marks."""
+        number = int(time.time() * 1_000_000)  # above all numbers of a control store that was lost
+        self._positions.begin(
+            self._source, [Place(name, number, number, mark=str(mark)) for name, mark in marks.items()]
+        )
+
+    def remark(self, changed: Mapping[str, tuple[str, Mark]]) -> None:
+        """Replace marks that are still as given, of shards that no receive has leased."""
+
+        def choose(now: Mapping[str, Place]) -> Choice:
+            free = {name for name in changed if not now[name].spans and now[name].mark == changed[name][0]}
+            return Choice(marks={name: str(changed[name][1]) for name in free})
+
+        if changed:
+            self._positions.reserve(self._source, "", choose)
+
+    def lease(self, receive_id: str, parents: Mapping[str, Sequence[str]], demand: int) -> list[Leased]:
+        """Lease shards, and divide the demand evenly.
+
+        Args:
+            receive_id: The receive.
+            parents: The shards that may be read, in order of preference, each with its parents.
+            demand: Maximum messages.
+        """
+        marks: dict[str, str] = {}
+
+        def choose(now: Mapping[str, Place]) -> Choice:
+            free = [name for name in parents if not now[name].spans][:demand]
+            sizes = [demand // len(free) + (nth < demand % len(free)) for nth in range(len(free))]
+            # The numbers of a shard follow those of its parents.
+            first = {
+                name: max(now[each].acknowledged_to for each in (name, *parents[name]) if each in now) for name in free
+            }
+            marks.update({name: now[name].mark for name in free})
+            spans = [Offsets(name, first[name], first[name] + size) for name, size in zip(free, sizes, strict=True)]
+            return Choice(spans, first)
+
+        spans = self._positions.reserve(self._source, receive_id, choose)
+        return [Leased(span.partition, span.first, span.past - span.first, marks[span.partition]) for span in spans]
+
+    def release(self, receive_id: str, not_begun: LeasedIds | None = None) -> None:
+        """Release the shards of a receive: all messages, or those from the first that was not started.
+
+        Messages that arrived until now are marked as delivered from then on.
+        """
+        mine, now_s = self._leased(receive_id), time.time()
+        kept: dict[str, Offsets] = {}
+        if not_begun is not None:
+            kept = dict(mine)
+            for name, ack_ids in not_begun():
+                if name in kept:
+                    least = min(number_of(self._source, ack_id) for ack_id in ack_ids)
+                    kept[name] = kept[name]._replace(past=min(kept[name].past, least))
+
+        def choose(now: Mapping[str, Place]) -> Choice:
+            still = {name for name in mine if not now[name].spans and now[name].acknowledged_to == mine[name].first}
+            released = {name for name in still if kept.get(name) != mine[name]}
+            marks = {name: str(Mark.of(now[name].mark).released(now_s)) for name in released}
+            return Choice([span for name, span in kept.items() if name in still and span.first < span.past], {}, marks)
+
+        if mine:
+            self._positions.reserve(self._source, receive_id, choose)
+
+    def finish(self, receive_id: str, held: LeasedIds) -> None:
+        """Move the mark of each shard after the last message that the receive still has, and release its shards."""
+        if not (mine := self._leased(receive_id)):
+            return
+        last: dict[str, tuple[int, str]] = {}
+        for name, ack_ids in held():
+            if name in mine:
+                numbered = ((number_of(self._source, ack_id), ack_id) for ack_id in ack_ids)
+                kept = [each for each in numbered if each[0] < mine[name].past]
+                if kept:
+                    last[name] = max(*kept, last.get(name, kept[0]))
+
+        def choose(now: Mapping[str, Place]) -> Choice:
+            # Another process may have finished the same receive meanwhile, and a later receive may have the shard.
+            ours = {name for name in last if not now[name].spans and now[name].acknowledged_to == mine[name].first}
+            marks = {name: str(mark_after(last[name][1], Mark.of(now[name].mark))) for name in ours}
+            return Choice([], {name: last[name][0] + 1 for name in ours}, marks)
+
+        self._positions.reserve(self._source, receive_id, choose)
+
+    def _leased(self, receive_id: str) -> dict[str, Offsets]:
+        spans = (span for place in self.places().values() for span in place.spans)
+        return {span.partition: span for span in spans if span.holder == receive_id}

@@ -1,0 +1,177 @@
+"""Kinesis as a source: expired iterators and positions, throttling, and refused messages, on a fake of its API."""
+
+import logging
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import pytest
+from botocore.exceptions import ClientError
+
+from pipeline_platform import Share
+from pipeline_platform.connectors.kinesis import KinesisSource
+from pipeline_platform.connectors.kinesis.marks import Mark
+from pipeline_platform.connectors.kinesis.shard_cursor import ShardCursor
+from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.pauses import Patience
+from tests.fixtures.kinesis import received
+
+HOUR, DAY = 3_600.0, 86_400.0
+NOW = 1_800_000_000.0
+EVERY = ("0", str(2**128 - 1))
+
+
+def error(code: str) -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "as a test wants"}}, "GetRecords")
+
+
+class FakeClient:
+    """A client of one shard with the records "1" to "9", whose answers a test replaces by errors."""
+
+    meta = SimpleNamespace(endpoint_url="a fake")
+
+    def __init__(self, *errors: str) -> None:
+        self.errors, self.asked = list(errors), list[dict]()
+
+    def describe_stream_summary(self, **_):
+        created = datetime.fromtimestamp(NOW, UTC)
+        return {"StreamDescriptionSummary": {"StreamCreationTimestamp": created, "RetentionPeriodHours": 24}}
+
+    def get_shard_iterator(self, **how):
+        self.asked.append(how)
+        if "StartingSequenceNumber" in how and "sequence" in self.errors:
+            raise error("InvalidArgumentException")
+        return {"ShardIterator": how.get("StartingSequenceNumber", "0")}
+
+    def get_records(self, *, ShardIterator, Limit):  # noqa: N803
+        self.asked.append({"from": ShardIterator})
+        if self.errors and self.errors[0] != "sequence":
+            raise error(self.errors.pop(0))
+        first = int(ShardIterator) + 1
+        records = [
+            {
+                "SequenceNumber": f"{n}",
+                "Data": b"%d" % n,
+                "PartitionKey": "k",
+                "ApproximateArrivalTimestamp": datetime.now(UTC),
+            }
+            for n in range(first, min(first + min(Limit, 2), 10))
+        ]
+        further = f"{first + len(records) - 1}"
+        return {"Records": records, "NextShardIterator": further, "MillisBehindLatest": 0 if len(records) < 2 else 5}
+
+    def put_records(self, *, Records, StreamName):  # noqa: N803
+        self.asked.append({"put": [entry["Data"] for entry in Records]})
+        code = self.errors.pop(0) if self.errors else ""
+        busy, last = {"ErrorCode": code, "ErrorMessage": "busy"}, len(Records) - 1
+        return {"Records": [busy if code and (n % 2 or n == last) else {} for n in range(len(Records))]}
+
+
+@pytest.fixture
+def faked(monkeypatch):
+    """Return a function that builds a source with a fake client."""
+
+    def build(client: FakeClient) -> KinesisSource:
+        source = KinesisSource(name="kinesis", stream="orders")
+        source._api.__dict__["client"] = client
+        return source
+
+    monkeypatch.setattr(KinesisSource, "patience", Patience(least_s=0.001, most_s=0.002, within_s=0.2))
+    return build
+
+
+def cursor(source: KinesisSource, mark: Mark = Mark()) -> ShardCursor:  # noqa: B008
+    return ShardCursor(source._api, "shardId-000000000000", EVERY, mark)
+
+
+def read_all(reading: ShardCursor) -> list[bytes]:
+    found, has_more = [], True
+    while has_more:
+        messages, has_more = reading.read(100)
+        found += [message.data for message in messages]
+    return found
+
+
+def test_an_expired_iterator_is_renewed_after_the_last_message(faked):
+    client = FakeClient()
+    reading = cursor(faked(client))
+    assert [message.data for message in reading.read(100)[0]] == [b"1", b"2"]
+    client.errors = ["ExpiredIteratorException"]
+    assert read_all(reading) == [b"%d" % n for n in range(3, 10)]
+    renewed = [how for how in client.asked if "ShardIteratorType" in how]
+    assert [(how["ShardIteratorType"], how.get("StartingSequenceNumber")) for how in renewed] == [
+        ("TRIM_HORIZON", None),
+        ("AFTER_SEQUENCE_NUMBER", "2"),
+    ]
+
+
+def test_a_refused_sequence_number_continues_at_the_oldest_message_after_it(faked):
+    client = FakeClient("sequence")
+    at = datetime.now(UTC).timestamp()
+    reading = cursor(faked(client), Mark(sequence="4", arrived=at, since=at))
+    assert read_all(reading) == [b"%d" % n for n in range(5, 10)]
+
+
+@pytest.mark.parametrize(
+    ("mark", "kind"),
+    [
+        (Mark(), "TRIM_HORIZON"),
+        (Mark(since=NOW - HOUR), "AT_TIMESTAMP"),
+        (Mark(since=NOW - 2 * DAY), "TRIM_HORIZON"),
+        (Mark(sequence="7", arrived=NOW - HOUR, since=NOW - HOUR), "AFTER_SEQUENCE_NUMBER"),
+        (Mark(sequence="7", sub=0, arrived=NOW - HOUR, since=NOW - HOUR), "AT_SEQUENCE_NUMBER"),
+        (Mark(sequence="7", arrived=NOW - 2 * DAY, since=NOW - HOUR), "AT_TIMESTAMP"),
+        (Mark(sequence="7", arrived=NOW - 2 * DAY, since=NOW - 2 * DAY), "TRIM_HORIZON"),
+    ],
+)
+def test_an_iterator_starts_at_a_position_that_has_not_expired(mark, kind):
+    assert mark.iterator(NOW, DAY)["ShardIteratorType"] == kind
+    assert bool(mark.lost(NOW, DAY)) is (0 < mark.since < NOW - DAY)
+    assert Mark.of(str(mark)) == mark
+
+
+def test_a_throttled_read_ends_after_the_messages_that_it_has(faked, caplog):
+    client = FakeClient()
+    source = faked(client)
+    share = Share(at={"shards": [[f"orders:{NOW:.0f}:shardId-000000000000", 0, 100, "{}", *EVERY]]}, messages=100)
+    reading = source.read(share, "a")
+    first = next(reading)
+    client.errors = ["ProvisionedThroughputExceededException"]
+    rest = [*reading]
+    assert (first.num_rows, rest) == (2, [])
+    assert "used at its limits (ProvisionedThroughputExceededException)" in caplog.text
+    client.errors = ["ProvisionedThroughputExceededException"]
+    with pytest.raises(SourceAwayError, match="used at its limits"):
+        next(source.read(share, "a"))
+
+
+def test_refused_messages_are_sent_again_alone(faked):
+    client = FakeClient("ProvisionedThroughputExceededException", "InternalFailure")
+    assert faked(client).send([b"1", b"2", b"3", b"4"]) == 4
+    assert client.asked == [{"put": [b"1", b"2", b"3", b"4"]}, {"put": [b"2", b"4"]}, {"put": [b"4"]}]
+
+
+@pytest.mark.parametrize("codes", [["ProvisionedThroughputExceededException"] * 1_000, ["KMSAccessDeniedException"]])
+def test_messages_that_stay_refused_are_an_error(faked, codes):
+    with pytest.raises(SourceError, match=f"Kinesis refused 1 messages, after 1 were sent. First error: {codes[0]}"):
+        faked(FakeClient(*codes)).send([b"1", b"2"])
+
+
+def test_messages_older_than_the_retention_are_reported_until_a_run_continues(kinesis_source, caplog):
+    source = kinesis_source()
+    source.send([b"one"])
+    rows = received(source, "a")
+    source.finish("a", lambda: [(rows[0]["ack_ref"], [rows[0]["ack_id"]])])
+    (name, place), *_ = source.positions.places("kinesis").items()
+    old = Mark.of(place.mark).model_copy(update={"since": datetime.now(UTC).timestamp() - 25 * HOUR})
+    source._shard_positions.remark({name: (place.mark, old)})
+    for _ in range(2):
+        found = source.backlog()
+        assert (found.messages, "may have lost messages that arrived between" in found.lost) == (0, True)
+
+    source.send([b"two"])
+    with caplog.at_level(logging.ERROR):
+        rows = received(source, "b")
+    assert [row["data"] for row in rows] == [b"two"]
+    assert ["may have lost" in message for message in caplog.messages] == [True]
+    source.finish("b", lambda: [(row["ack_ref"], [row["ack_id"]]) for row in rows])
+    assert source.backlog().lost == ""
