@@ -101,7 +101,7 @@ def _ours(pool: ProcessPoolExecutor, root: Path, endpoint: str, stream: str, giv
     source.finish("r", held)
     assert source.backlog().messages == 0
     source.close()
-    return sum(seconds for _, seconds in read)
+    return float(sum(seconds for _, seconds in read))
 
 
 def _read(task: ReadShares, index: int) -> tuple[Manifest, float]:
@@ -116,7 +116,7 @@ def _plain(pool: ProcessPoolExecutor, endpoint: str, stream: str, given: argpars
     parts = [(endpoint, stream, shards[nth :: given.tasks]) for nth in range(given.tasks)]
     read = [future.result() for future in list(starmap(pool.submit, [(_read_plain, *part) for part in parts]))]
     assert sum(messages for messages, _ in read) == given.messages
-    return sum(seconds for _, seconds in read)
+    return float(sum(seconds for _, seconds in read))
 
 
 def _read_plain(endpoint: str, stream: str, shards: list[str]) -> tuple[int, float]:

@@ -160,7 +160,7 @@ def _kinesis_queue(place: Place, stream: str, environment: Mapping[str, str]) ->
         shares = source.plan(1_000, 1, "drained")
         left = sum(batch.num_rows for share in shares for batch in source.read(share, "drained"))
         source.abandon("drained", list)
-        return left
+        return int(left)
 
     return Queue({**environment, "FLIGHTS_STREAM": stream}, source.send, lambda: None, still_there)
 

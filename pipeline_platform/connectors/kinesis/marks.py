@@ -1,4 +1,4 @@
-"""Positions in a shard. Sequence numbers are no offsets: they have gaps, and exceed 64 bits."""
+"""Positions in a shard. Sequence numbers cannot be offsets: they have gaps, and exceed 64 bits."""
 
 from __future__ import annotations
 
