@@ -119,7 +119,7 @@ def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_kill
         deployed.until("the other partitions are handled", lambda: handled(deployed) == expected)
 
         if isinstance(source, KinesisSource):
-            split(source)
+            split(source, 1)  # the shard of all three keys
         texts = [""] * 30
         texts[0] = f"wait for {gate}"  # in partition 0
         send(texts, 60)

@@ -26,6 +26,8 @@ from pipeline_platform.source.contract import LeasedIds, Share, SourceError
 
 logger = logging.getLogger(__name__)
 
+_COUNTED = 100
+"""Records of a shard that a run counts before it leases them: as many as it handles without Spark."""
 _NAMED = 5
 """Maximum shards named in a description of losses."""
 
@@ -58,25 +60,27 @@ class KinesisSource(KinesisOptions):
 
     def backlog(self) -> Backlog:
         """Report whether messages wait, since when, and whether Kinesis may have deleted messages."""
-        looked = self._look()
-        oldest = min((time for time in looked.waiting.values() if time), default=None)
+        looked = self._look(1)
+        oldest = min((look.oldest for look in looked.waiting.values() if look.oldest), default=None)
         lost = [f"{name} {what}" for name, what in sorted({**looked.lost, **looked.gone}.items())]
         more = f"; and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
         return Backlog(None if looked.waiting else 0, oldest, lost="; ".join(lost[:_NAMED]) + more)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Lease the shards with messages, and divide the demand and the shards evenly; the oldest messages first."""
-        looked, shards = self._look(), self._shard_positions
+        """Lease the shards with messages, and divide the demand and the shards evenly; the oldest messages first.
+
+        A few messages are counted, so that the run can receive them in its own process.
+        """
+        looked, shards = self._look(_COUNTED), self._shard_positions
         losses = {name: what for name, what in looked.lost.items() if name in looked.waiting}
         for name, what in {**losses, **looked.gone}.items():
             logger.error("%s: %s %s", self.name, name, what)
         if looked.gone:
             places = shards.places()
             shards.remark({name: (places[name].mark, Mark(ended=True)) for name in looked.gone})
-        known = [name for name, time in looked.waiting.items() if time]
-        first = sorted(known, key=lambda name: (looked.waiting[name], name))
-        first += [name for name in looked.waiting if name not in known]
-        leased = shards.lease(receive_id, {name: looked.shards[name].parents for name in first}, demand)
+        oldest_first = sorted(looked.waiting, key=lambda name: str(looked.waiting[name].oldest))
+        wanted = [(name, looked.shards[name].parents, looked.waiting[name].messages) for name in oldest_first]
+        leased = shards.lease(receive_id, wanted, demand)
         parts = [[*part, *looked.shards[part.shard].hash_keys] for part in leased]
         tasks = [parts[nth::concurrency] for nth in range(min(concurrency, len(parts)))]
         return [Share(at={"shards": some}, messages=sum(part[2] for part in some)) for some in tasks]
@@ -174,8 +178,8 @@ class KinesisSource(KinesisOptions):
     def _shard_positions(self) -> ShardPositions:
         return ShardPositions(self.positions, self.name)
 
-    def _look(self) -> Looked:
-        """Look at all shards, and store the first marks of new shards and the marks that changed."""
+    def _look(self, most: int) -> Looked:
+        """Look for up to `most` records in each shard; store the marks of new shards, and marks that changed."""
         positions = self._shard_positions
         listed, now = self._api.shards()
         prefix = shard_name(self.stream_name, self._api.stream().created, "")
@@ -188,7 +192,9 @@ class KinesisSource(KinesisOptions):
             is_first = not any(name.startswith(f"{self.stream_name}:") for name in places)
             positions.begin({name: self._first(shard, now) if is_first else Mark() for name, shard in fresh.items()})
             places = positions.places()
-        looked = self._looks.look(shards, {name: place for name, place in places.items() if name.startswith(prefix)})
+        looked = self._looks.look(
+            shards, {name: place for name, place in places.items() if name.startswith(prefix)}, most
+        )
         positions.remark(looked.changed)
         return looked
 

@@ -35,10 +35,18 @@ class ShardMessage(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Result of a look: whether messages wait, since when the oldest waits if it is known, whether the shard ended."""
+    """Result of a look at a shard.
+
+    Attributes:
+        is_waiting: Whether messages wait.
+        oldest: Time of the oldest message; None if none waits, or if it is unknown.
+        messages: Number of messages that wait; None if it is unknown.
+        has_ended: Whether the shard is closed, and no message waits.
+    """
 
     is_waiting: bool
     oldest: datetime | None = None
+    messages: int | None = 0
     has_ended: bool = False
 
 
@@ -54,18 +62,18 @@ class ShardCursor:
         self._first, self._last = (int(key) for key in hash_keys)
         self._iterator: str | None = None
 
-    def look(self) -> Look:
-        """Look for a message, without moving past it."""
+    def look(self, most: int) -> Look:
+        """Look for up to `most` records, without moving past them."""
         for _ in range(_LOOKS):
-            page = self._page(1)
+            page = self._page(most)
             if messages := self._messages(page):
-                return Look(is_waiting=True, oldest=messages[0].arrived)
+                return Look(True, messages[0].arrived, None if page.has_more else len(messages))
             if page.next is None:
                 return Look(is_waiting=False, has_ended=True)
             self._iterator = page.next
             if not page.has_more:
                 return Look(is_waiting=False)
-        return Look(is_waiting=True)  # it has not been read to its end
+        return Look(is_waiting=True, messages=None)  # it has not been read to its end
 
     def read(self, limit: int) -> tuple[list[ShardMessage], bool]:
         """Return up to `limit` next messages, and whether more may follow now."""

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
+from functools import partial
 
 from pipeline_platform.connectors.kinesis.kinesis_api import THREADS, KinesisApi, Shard
 from pipeline_platform.connectors.kinesis.marks import Mark
@@ -22,14 +22,14 @@ class Looked:
 
     Attributes:
         shards: Shards that have not expired, by their permanent names.
-        waiting: Shards that may be read and have messages, with the time of the oldest message if it is known.
+        waiting: Shards that may be read and have messages.
         changed: Shards with another mark now: the mark before the look, and the new one.
         lost: Descriptions of messages that Kinesis may have deleted before they were read, by shard.
         gone: Descriptions of shards that expired before all their messages were read.
     """
 
     shards: Mapping[str, Shard]
-    waiting: dict[str, datetime | None] = field(default_factory=dict)
+    waiting: dict[str, Look] = field(default_factory=dict)
     changed: dict[str, tuple[str, Mark]] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
     gone: dict[str, str] = field(default_factory=dict)
@@ -42,12 +42,13 @@ class ShardLooks:
         self._api = api
         self._cursors: dict[str, tuple[str, ShardCursor]] = {}
 
-    def look(self, shards: Mapping[str, Shard], places: Mapping[str, Place]) -> Looked:
+    def look(self, shards: Mapping[str, Shard], places: Mapping[str, Place], most: int) -> Looked:
         """Look at the shards that no receive has leased, after all messages of their parents are acknowledged.
 
         Args:
             shards: Shards that have not expired, by their permanent names; their parents by the same names.
             places: Positions of these shards, and of expired shards of the stream.
+            most: Records to look for in each shard.
         """
         found, now, retention_s = Looked(shards), time.time(), self._api.stream().retention_s
         marks = {name: Mark.of(places[name].mark) for name in shards}
@@ -56,12 +57,12 @@ class ShardLooks:
         # Several times: shards that have ended make their children readable.
         while due := {name for name in left if {*shards[name].parents} & {*shards} <= ended}:
             left -= due
-            for name, look in self._looks({name: shards[name] for name in due}, places):
+            for name, look in self._looks({name: shards[name] for name in due}, places, most):
                 mark, text = marks[name], places[name].mark
                 if lost := mark.lost(now, retention_s):
                     found.lost[name] = lost
                 if look.is_waiting:
-                    found.waiting[name] = look.oldest
+                    found.waiting[name] = look
                 elif look.has_ended:
                     ended.add(name)
                     found.changed[name] = text, mark.model_copy(update={"ended": True})
@@ -72,12 +73,12 @@ class ShardLooks:
                 found.gone[name] = _GONE
         return found
 
-    def _looks(self, shards: Mapping[str, Shard], places: Mapping[str, Place]) -> Iterable[tuple[str, Look]]:
+    def _looks(self, shards: Mapping[str, Shard], places: Mapping[str, Place], most: int) -> Iterable[tuple[str, Look]]:
         cursors = [self._cursor(name, shard, places[name].mark) for name, shard in shards.items()]
         if len(cursors) == 1:
-            return [(name, cursor.look()) for name, cursor in zip(shards, cursors, strict=True)]
+            return [(name, cursor.look(most)) for name, cursor in zip(shards, cursors, strict=True)]
         with ThreadPoolExecutor(THREADS) as pool:
-            return list(zip(shards, pool.map(ShardCursor.look, cursors), strict=True))
+            return list(zip(shards, pool.map(partial(ShardCursor.look, most=most), cursors), strict=True))
 
     def _cursor(self, name: str, shard: Shard, mark: str) -> ShardCursor:
         known, cursor = self._cursors.get(name, ("", None))

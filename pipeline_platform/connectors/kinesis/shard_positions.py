@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from pipeline_platform.connectors.kinesis.kinesis_messages import mark_after, number_of
 from pipeline_platform.connectors.kinesis.marks import Mark
 from pipeline_platform.source.contract import LeasedIds
+from pipeline_platform.source.log import fair
 from pipeline_platform.source.offsets import Choice, Offsets, Place, Positions
 
 
@@ -48,26 +49,27 @@ class ShardPositions:
         if changed:
             self._positions.reserve(self._source, "", choose)
 
-    def lease(self, receive_id: str, parents: Mapping[str, Sequence[str]], demand: int) -> list[Leased]:
+    def lease(
+        self, receive_id: str, wanted: Iterable[tuple[str, Sequence[str], int | None]], demand: int
+    ) -> list[Leased]:
         """Lease shards, and divide the demand evenly.
 
         Args:
             receive_id: The receive.
-            parents: The shards that may be read, in order of preference, each with its parents.
+            wanted: The shards that may be read, in order of preference: name, parents, and number of messages if known.
             demand: Maximum messages.
         """
         marks: dict[str, str] = {}
 
         def choose(now: Mapping[str, Place]) -> Choice:
-            free = [name for name in parents if not now[name].spans][:demand]
-            sizes = [demand // len(free) + (nth < demand % len(free)) for nth in range(len(free))]
-            # The numbers of a shard follow those of its parents.
-            first = {
-                name: max(now[each].acknowledged_to for each in (name, *parents[name]) if each in now) for name in free
-            }
-            marks.update({name: now[name].mark for name in free})
-            spans = [Offsets(name, first[name], first[name] + size) for name, size in zip(free, sizes, strict=True)]
-            return Choice(spans, first)
+            spans = []
+            for name, parents, messages in [each for each in wanted if not now[each[0]].spans][:demand]:
+                # The numbers of a shard follow those of its parents.
+                first = max(now[each].acknowledged_to for each in (name, *parents) if each in now)
+                spans.append(Offsets(name, first, first + min(demand, demand if messages is None else messages)))
+            marks.update({span.partition: now[span.partition].mark for span in spans})
+            chosen = fair({span.partition: [span] for span in spans}, demand)
+            return Choice(chosen, {span.partition: span.first for span in chosen})
 
         spans = self._positions.reserve(self._source, receive_id, choose)
         return [Leased(span.partition, span.first, span.past - span.first, marks[span.partition]) for span in spans]
