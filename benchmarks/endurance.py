@@ -1,4 +1,4 @@
-"""Six sources under one daemon with random crashes: detects lost or duplicated messages, and growth.
+"""Seven sources under one daemon with random crashes: detects lost or duplicated messages, and growth.
 
 Run it as `python -m benchmarks.endurance [--minutes 60] [--messages 10000000] [--source kafka ...] [--plot FILE]`.
 Messages arrive evenly over this time. Runs, Python processes of Spark and the sources' servers are killed, and runs are
