@@ -8,11 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline_platform.source.contract import Source
-from pipeline_platform.testing import acknowledging, answers, delivering, failing, returning
+from pipeline_platform.testing import acknowledging, answers, delivering, failing, ordering, returning
 from pipeline_platform.testing.server_under_test import Server
 from pipeline_platform.testing.trial import PROMISES, BrokenPromiseError, NotAskedError, Promise, Trial
 
-ROOMS = (delivering, returning, acknowledging, failing, answers)
+ROOMS = (delivering, returning, acknowledging, ordering, failing, answers)
 """Modules of promises, which register them on import."""
 
 

@@ -144,6 +144,7 @@ def test_a_log_that_gives_a_partition_to_one_receive_at_a_time_is_correct():
 
 def test_each_promise_is_asked_of_a_correct_source():
     kept = [name for kind in (MemoryQueue, MemoryLog, MemoryChannel) for name in checked(kind).kept]
+    kept += check(MemoryLog, ["partitions_are_leased_once"], one_receive_per_partition=True).kept
     assert set(kept) == set(PROMISES), "a promise that is asked of nobody would show nothing"
 
 

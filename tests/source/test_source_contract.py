@@ -8,7 +8,8 @@ import json
 import pickle
 import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -246,6 +247,47 @@ def test_it_keeps(row, promise, request):
             raise
         warnings.warn(f"not within a lease of {SHORT_S} s: {error}", stacklevel=1)
         check_source(*row(request, LONG_S), only=promise)
+
+
+def table_of_accounts(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    build, server = sqlite(request, lease_s)
+
+    def new() -> Source:
+        options = {"partition_column": "account", "one_receive_per_partition": True}
+        queue = build().model_copy(update={**options, "table": f"accounts_{uuid4().hex[:8]}"})
+        assert isinstance(queue, TableQueue)
+        queue.create()
+        return queue
+
+    def send(source: Source, payloads: Sequence[bytes]) -> None:
+        source.send(payloads, [{"account": f"{number % 3}"} for number in range(len(payloads))])
+
+    return new, replace(server, send=send)
+
+
+def fifo(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    endpoint, create = request.getfixturevalue("sqs_server"), request.getfixturevalue("sqs_queue")
+    options = {"visibility_timeout": lease_s, "endpoint_url": endpoint}
+
+    def new() -> Source:
+        url = create(FifoQueue="true", ContentBasedDeduplication="true")
+        return SqsSource(name="contract", queue_url=url, **options)
+
+    def send(source: Source, payloads: Sequence[bytes]) -> None:
+        source.send(payloads, [{"attributes": {"MessageGroupId": f"{n % 3}"}} for n in range(len(payloads))])
+
+    return new, Server(payloads=TEXTS, send=send)
+
+
+def kafka_by_partition(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    build, server = kafka(request, lease_s)
+    return lambda: build().model_copy(update={"one_receive_per_partition": True}), server
+
+
+@pytest.mark.parametrize("row", [table_of_accounts, fifo, kafka_by_partition], ids=lambda row: row.__name__)
+def test_it_keeps_and_leases_partitions(row, request):
+    promises = ["partitions_are_in_order", "partitions_are_leased_once"]
+    assert check_source(*row(request, SHORT_S), only=promises).kept == promises
 
 
 @pytest.mark.parametrize("row", SOURCES, ids=lambda row: row.__name__)
