@@ -11,14 +11,13 @@ from pydantic import Field
 
 from pipeline_platform.lake import failure_events
 from pipeline_platform.lake.failure_events import ALL, Failures, Selection, open_failures
-from pipeline_platform.lake.held import due_with, open_in_partitions
+from pipeline_platform.lake.held import due_with, first_of, open_in_partitions
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.actions import AckActions, AckPolicy
-from pipeline_platform.model.failure import HELD
-from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES
+from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERIES, PAYLOAD
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, Source
 
@@ -147,16 +146,6 @@ class FailedMessages(LakeSource):
         everywhere = self.model_copy(update={"windows": None})
         return due_with(open_in_partitions(self.lake, everywhere.open_files()), self.selection.due_by)
 
-    def _in_order(self, found: Failures) -> Iterator[pa.Table]:
-        """Yield rows of failures. Held failures come last: the failures that hold them failed again later."""
-        columns = (*ATTEMPT_KEY, "stage", "data", "metadata", "partition", "sequence", "kind")
-        if not self.holds:
-            yield from found.rows(*columns)
-            return
-        for is_held in (False, True):
-            for rows in found.rows(*columns):
-                yield rows.filter(pc.equal(pc.equal(rows["kind"], HELD), is_held))
-
     def _of(self, paths: Sequence[str], also_due: pa.Array | None) -> Failures:
         """Return the selected failures of a window's files."""
         return failure_events.chosen(self.lake, paths, self.selection, also_due)
@@ -207,8 +196,10 @@ class FailedMessages(LakeSource):
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Read the payloads of a window's failures, each with its next attempt and, as `ack_ref`, its stage."""
-        left = share.messages
-        for rows in self._in_order(self._of(share.at["paths"], self._also_due())):
+        left, found = share.messages, self._of(share.at["paths"], self._also_due())
+        if self.holds:
+            found = first_of(found, left)
+        for rows in found.rows(*ATTEMPT_KEY, "stage", *PAYLOAD):
             retried = rows.slice(0, left)
             left -= retried.num_rows
             yield from self._deliveries(

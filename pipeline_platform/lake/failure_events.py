@@ -181,6 +181,16 @@ class Failures:
             return len(self.numbers)
         return sum(rows.num_rows for rows in self.rows())
 
+    def numbered(self, *columns: str) -> pa.Table:
+        """Return columns of the failures, and their event in a column `number`."""
+        first, tables = 0, [pa.table({"number": pa.array([], pa.int64())})]
+        names = dict.fromkeys([*columns, *self.selection.columns])
+        for rows in self.events.rows(self.numbers, *names):
+            numbers = pa.array(self.numbers[first : first + rows.num_rows])
+            tables.append(self.selection.matching(rows.append_column("number", numbers)))
+            first += rows.num_rows
+        return pa.concat_tables(tables, promote_options="default")
+
     def rows(self, *columns: str) -> Iterator[pa.Table]:
         """Yield columns of the failures, by row groups."""
         names = dict.fromkeys([*columns, *self.selection.columns, *([] if columns else ["attempt"])])

@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failure_events import is_due
+from pipeline_platform.lake.failure_events import ALL, Failures, is_due
 from pipeline_platform.lake.reader import keys_of, only
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
@@ -50,6 +52,18 @@ def due_with(failures: pa.Table, due_by: datetime | None) -> pa.Array:
     return keys_of(failures.filter(pc.and_(is_held, is_free)), *MESSAGE_KEY)
 
 
+def first_of(failures: Failures, most: int) -> Failures:
+    """Return at most `most` failures of a window, those that hold others first."""
+    if len(failures.numbers) <= most:
+        return failures
+    rows = failures.numbered("kind", "partition", "sequence")
+    # Only sequences of the same partition can be compared.
+    waits = pc.and_(pc.equal(rows["kind"], HELD), pc.is_valid(rows["partition"]))
+    keys = [(name, "ascending") for name in ("waits", "sequence", "number")]
+    first = rows.append_column("waits", waits).sort_by(keys)["number"].slice(0, most)
+    return Failures(failures.events, np.sort(first.to_numpy()), ALL)
+
+
 class _Place(NamedTuple):
     """Place of a message or a failure in a window, where sequences cannot be compared."""
 
@@ -62,8 +76,8 @@ def waits_for(messages: pa.Table, failures: pa.Table) -> pa.Array:
     """Return, for each message, the id of an earlier open failure of its partition; null without one.
 
     Failures of the messages themselves do not count: they are handled in the order of their partition. Order is by
-    window. Within a window it is by `sequence` if both belong to the same partition of the source. Otherwise, all
-    failures precede a new message, and held failures follow the others.
+    window. Within a window it is by `sequence` if both have one and the same partition of the source, or none.
+    Otherwise, all failures precede a new message, and held failures follow the others.
 
     Args:
         messages: `source`, `message_id`, `own`, `partition`, `sequence` and `window`.
@@ -94,20 +108,20 @@ class _First:
 
     def __init__(self, failures: Sequence[dict[str, Any]]) -> None:
         self._window = min(row["window"] for row in failures)
-        by_source: dict[str | None, list[dict[str, Any]]] = {}
+        by_source: dict[tuple[str | None, bool], list[dict[str, Any]]] = {}
         for row in failures:
             if row["window"] == self._window:
-                by_source.setdefault(None if row["sequence"] is None else row["partition"], []).append(row)
+                by_source.setdefault((row["partition"], row["sequence"] is not None), []).append(row)
         self._first = {
-            partition: (min(rows, key=_place), partition and min(rows, key=lambda row: row["sequence"]))
-            for partition, rows in by_source.items()
+            (partition, is_numbered): (min(rows, key=_place), is_numbered and min(rows, key=itemgetter("sequence")))
+            for (partition, is_numbered), rows in by_source.items()
         }
 
     def before(self, message: Mapping[str, Any], place: _Place) -> str | None:
         """Return the id of a failure that precedes a message; None without one."""
         if self._window > message["window"]:
             return None
-        for partition, (by_place, by_sequence) in self._first.items():
+        for (partition, _), (by_place, by_sequence) in self._first.items():
             if self._window < message["window"]:
                 return str(by_place["message_id"])
             if by_sequence and partition == message["partition"] and message["sequence"] is not None:

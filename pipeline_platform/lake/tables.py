@@ -50,7 +50,7 @@ FAILED = pa.schema([*_FAILURE, *_PAYLOAD, *_ORDER])
 """Failures and their ends, append only. The event of a message with the highest `attempt` counts: `open`, `dead` (open,
 without automatic retry) or `closed`. An `open` or `dead` event contains the payload as it was delivered, its partition
 and sequence; `due_at` is when an `open` event is retried, or null. `own_partition` is the partition from
-`partition_by`; null in a pipeline that does not hold partitions."""
+`partition_by`; null in a pipeline that does not hold partitions. One that does numbers messages without a sequence."""
 
 SYSTEM = _schema(_MESSAGE, "batch_key", "batch_id", "receive_id", "window").append(pa.field("child", pa.int32()))
 """Columns of every batcher's table beside the data. `child` numbers the rows of a message from 0; it is null if

@@ -4,11 +4,12 @@ from typing import Any
 
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
+from pipeline_platform.model.partition import PARTITION_BY
 from pipeline_platform.model.pipeline import Pipeline
 
 ONLY = "only"
 """Stage of messages for which a predicate raises."""
-_BEFORE = (ONLY, "receive_messages", "partition_by", "repair")
+_BEFORE = (ONLY, "receive_messages", PARTITION_BY, "repair")
 """Stages of failures that perhaps no predicate has let through: too large, held, or with an unknown outcome."""
 FILTERED = "filtered by `only`"
 """Reason of messages for which a predicate returns False."""

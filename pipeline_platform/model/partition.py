@@ -9,6 +9,8 @@ from pipeline_platform.model.strict_options import Requirement
 
 SOURCE: Literal["source"] = "source"
 """The value of `partition_by` that keeps the partitions of the source."""
+PARTITION_BY = "partition_by"
+"""Stage of messages that fail before they are handled: they have no partition, or an earlier failure holds them."""
 
 
 def _takes_a_message(value: object) -> bool:

@@ -1,18 +1,22 @@
 """Handling of received messages, by callbacks in Python or a query in Spark."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipeline_platform.control.pace import Pace
+from pipeline_platform.lake.decision import state_of
 from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.ledger import Receive, ReceiveError
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
+from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.lake.task_report import earliest
 from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
+from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.spark_lane import SparkLane
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
@@ -59,8 +63,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
         return manifest
     messages = sum(file.rows for file in found)
     # No other run of the pipeline handles these partitions now, so the open failures are those of earlier messages.
-    failed = FailedMessages(name=name, lake=flow.lake, pipeline=name)
-    failures = failed.open_files() if flow.pipeline.holds_partitions() else None
+    failures = _open_failures(flow, receive) if flow.pipeline.holds_partitions() else None
     deal = DealPartitions(flow.lake, name, receive_id, divide(found, name, 1)[0], concurrency, failures)
     (plan,) = divide(work.run(deal, 1, messages).files, name, 1)
 
@@ -81,6 +84,23 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
         return manifest
 
     return manifest + in_portions(pace, messages, step)
+
+
+def _open_failures(flow: Flow, receive: Receive) -> dict[str, list[str]]:
+    """Return the files of `failed` in windows with open failures, also of decided receives that are not published."""
+    failed = FailedMessages(name=flow.pipeline.name, lake=flow.lake, pipeline=flow.pipeline.name)
+    unpublished = list[File]()
+    for receive_id in {*flow.ledger.unfinished()} - {receive.receive_id}:
+        with suppress(ReceiveError):  # a damaged receive must not keep runs from starting
+            decided = ReceiveState(flow, receive_id).unfinished
+            if decided and state_of(flow.tables["failed"], receive_id, decided) != DECIDED:
+                unpublished += flow.ledger.manifest(decided).of_table("failed")
+    files, everywhere = failed.open_files(), failed.paths() if unpublished else {}
+    for file in unpublished:
+        path = flow.tables["failed"].path(file.path)
+        if path not in everywhere.get(file.window, []):  # another process may have published it meanwhile
+            files.setdefault(file.window, everywhere.get(file.window, [])).append(path)
+    return files
 
 
 def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest]) -> Manifest:

@@ -254,6 +254,9 @@ def waits(message: dict[str, Any], *open_failures: dict[str, Any]) -> str | None
             "old",
         ),
         ({"window": "a"}, {"message_id": "old"}, None),
+        ({"sequence": 7}, {"message_id": "old", "sequence": 6}, "old"),
+        ({"sequence": 7}, {"message_id": "old", "sequence": 8}, None),
+        ({}, {"message_id": "old", "sequence": 8}, "old"),
     ],
 )
 def test_a_message_waits_for_the_failures_before_it(message, failure, expected):

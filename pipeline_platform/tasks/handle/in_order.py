@@ -20,7 +20,7 @@ from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.filter import FILTERED, Filter
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.partition import SOURCE
+from pipeline_platform.model.partition import PARTITION_BY, SOURCE
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.by_position import ByPosition
 from pipeline_platform.tasks.callback_process.fork import Death
@@ -104,7 +104,7 @@ class FindPartitions(Handle):
         recording.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
 
     def _stage(self) -> str:
-        return "partition_by"
+        return PARTITION_BY
 
 
 def _take(rows: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:

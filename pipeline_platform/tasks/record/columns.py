@@ -14,7 +14,7 @@ from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.fields import MODELS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.partition import SOURCE, partition_of
+from pipeline_platform.model.partition import PARTITION_BY, SOURCE, partition_of
 from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.staging import handled_columns
@@ -115,11 +115,11 @@ def partitioned(
     for message in messages:
         partition = None
         if message.status == "ok":
-            with watch.busy("partition_by", [message]):
+            with watch.busy(PARTITION_BY, [message]):
                 try:
                     partition = partition_of(function, message)
                 except BaseException as error:
-                    message = message._rejected(Failure.of(error, "partition_by"))  # noqa: PLW2901
+                    message = message._rejected(Failure.of(error, PARTITION_BY))  # noqa: PLW2901
         given.append(message)
         found.append(partition)
     return given, found

@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import HELD, Failure
-from pipeline_platform.model.message import MESSAGE_KEY, Message
+from pipeline_platform.model.message import ATTEMPT_KEY, MESSAGE_KEY, PAYLOAD, Message
+from pipeline_platform.model.partition import PARTITION_BY
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.step import Step
 
-PARTITION_BY = "partition_by"
-"""Stage of held messages."""
 HELD_BY = "held_by"
 """Column of received rows: the id of an earlier open failure of the partition, or null."""
+_POSITION_BITS = 32
 
 
 def held_by(rows: pa.RecordBatch, report: TaskReport) -> list[str | None]:
@@ -50,6 +51,20 @@ def own_column(block: Block, step: Step) -> list[str]:
 def own_of(block: Block, indexes: list[int], step: Step) -> pa.Array:
     """Return the partitions of messages; null if the pipeline does not hold partitions."""
     return block.take(["own"], indexes).column(0) if own_column(block, step) else pa.nulls(len(indexes), pa.string())
+
+
+def failure_columns(block: Block, failed: list[int], step: Step) -> pa.RecordBatch:
+    """Return the columns of failed messages that are recorded; in a pipeline that holds partitions, with their order.
+
+    Messages that their source does not number are numbered once, by their receive and their position in it: failures
+    are recorded in the order in which callbacks end, and retried in the order of the messages.
+    """
+    own = own_column(block, step)
+    rows = block.take([*ATTEMPT_KEY, *PAYLOAD, *own, *(["position"] if own else [])], failed)
+    if not own:
+        return rows
+    number = pc.coalesce(rows.column("sequence"), pc.add(rows.column("position"), step.base << _POSITION_BITS))
+    return rows.set_column(rows.schema.get_field_index("sequence"), "sequence", number).drop_columns("position")
 
 
 def stop(block: Block, failed: list[int], step: Step, report: TaskReport) -> None:

@@ -39,6 +39,7 @@ class Step:
         lake: Lake in which tasks read and write.
         receive_id: Receive of the messages.
         run_id: Run of the receive.
+        base: Version of `outcomes` before the receive, which is greater in a later receive.
         traceparent: Trace of the run's step; empty without tracing.
         source: Source for `ack_immediately`; None if the pipeline does not use it or has no source.
         variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
@@ -51,6 +52,7 @@ class Step:
     lake: Lake
     receive_id: str
     run_id: str = field(default="", kw_only=True)
+    base: int = field(default=0, kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
     variables: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)

@@ -11,10 +11,10 @@ from pipeline_platform.lake.early_acks import Entry
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.actions import EARLY, AckPolicy
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import ATTEMPT_KEY, DELIVERY_KEY, PAYLOAD, Message
+from pipeline_platform.model.message import DELIVERY_KEY, Message
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.filtered import write_filtered
-from pipeline_platform.tasks.record.held import own_column, stop
+from pipeline_platform.tasks.record.held import failure_columns, stop
 from pipeline_platform.tasks.record.recording import Recording
 
 _SCHEMA = pa.schema([field for field in OUTCOMES if field.name != "window"])
@@ -140,7 +140,7 @@ def _record_failed(recording: Recording, block: Block, early: Mapping[int, Entry
         report.count_held(held, in_retry=ack_policy.closes_failures)
     stop(block, failed, step, report)
     if recorded := list(compress(failed, ends)):
-        rows = block.take([*ATTEMPT_KEY, *PAYLOAD, *own_column(block, step)], recorded)
+        rows = failure_columns(block, recorded, step)
         recording.failures.record(rows, block.window, list(compress(losers, ends)))
 
 
