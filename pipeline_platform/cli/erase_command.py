@@ -15,6 +15,7 @@ from pipeline_platform.cli.terminal import say
 from pipeline_platform.lake.compaction import UnreadableFileError
 from pipeline_platform.lake.erasing import Erased, Erasing, searched_columns
 from pipeline_platform.lake.erasure_choice import ErasureChoice
+from pipeline_platform.lake.keyed_table import keyed_tables
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
@@ -45,9 +46,9 @@ def erase(
     This cannot be undone. Only the ids of the messages stay, in `outcomes`, so that a redelivery is not handled again.
     If the command is interrupted, call it again. It exits with 1 if something is left to erase.
     """
-    with loading.opened() as opened:
+    with loading.opened(sinks_of=pipeline) as opened:
         of = opened.pipeline(pipeline)
-        tables = Tables(opened.lake, of)
+        tables = Tables(opened.lake, of, opened.sinks)
         try:
             choice = ErasureChoice.of(
                 searched_columns(tables),
@@ -64,6 +65,9 @@ def erase(
         try:
             if not yes:
                 _say(erasing.preview(), f"{pipeline}/{{}}: would erase")
+                for name in opened.sinks:
+                    say(f"Rows of {name} are also in the sink {of.batchers[name].sink}.")
+                _say_latest(tables)
                 say("Dry run: erased nothing. Erase with --yes; this cannot be undone.")
                 return
             record(opened, pipeline, "erase", reason, **choice.shown)  # before, because it may be interrupted
@@ -80,9 +84,13 @@ def erase(
         )
     _say(erased, f"{pipeline}/{{}}: erased")
     _say_runs(of, erased, choice)
-    for name, batcher in of.batchers.items():
-        if batcher.sink:
-            say(f"Rows of {name} are also in the sink {batcher.sink}: delete them there.")
+    _say_latest(tables)
+    for name, rows in erased.sinks.items():
+        sink = f"the sink {of.batchers[name].sink}"
+        if rows is None:
+            say(f"Rows of {name} are also in {sink}: delete them there.")
+        else:
+            say(f"{pipeline}/{name}: erased {counted(rows, 'row')} in {sink}")
     for left in erased.left:
         say(f"Left: {left}")
     if not erased.is_complete:
@@ -95,8 +103,18 @@ def _say(erased: Erased, row: str) -> None:
         kept = "; their ids stay" if table == "outcomes" else ""
         say(f"{row.format(table)} {counted(rows, 'row')}{kept}")
     say(f"{counted(len(erased.ids), 'message')}, {counted(erased.old_files, 'old file')} with their rows.")
+    if erased.undecided:
+        say(f"{counted(erased.undecided, 'message')} without an outcome: a redelivery is not handled.")
     for receive_id in erased.unfinished:
         say(f"Unfinished: receive {receive_id}, whose messages are not erased yet. See `pipeline-platform receives`.")
+
+
+def _say_latest(tables: Tables) -> None:
+    for name in keyed_tables(tables.lake, tables.pipeline.name):
+        say(
+            f"{tables.pipeline.name}/{name} has the latest row of each key, perhaps of these messages: delete its "
+            "folder, and materialise it."
+        )
 
 
 def _say_runs(pipeline: type[Pipeline], erased: Erased, choice: ErasureChoice) -> None:

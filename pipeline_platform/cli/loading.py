@@ -10,7 +10,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,6 +24,7 @@ from pipeline_platform.model.failure import reason_of
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.run.flow import Flow, looked_at
+from pipeline_platform.sinks.contract import Sink
 from pipeline_platform.source.contract import Source
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Deployment:
     """Pipelines by name, with their resources.
 
     Sources are by key: those of producers, and those for dead letters. `spark_ui` is the address of Spark's UI, or
-    empty.
+    empty. `sinks` are those of one pipeline, by batcher.
     """
 
     pipelines: dict[str, type[Pipeline]]
@@ -64,6 +65,7 @@ class Deployment:
     lake: Lake
     sources: dict[str, Source]
     spark_ui: str = ""
+    sinks: dict[str, Sink] = field(default_factory=dict)
 
     def pipeline(self, name: str) -> type[Pipeline]:
         """Return a pipeline by name; `BadParameter` if it does not exist."""
@@ -117,17 +119,22 @@ def load(module: str | None = None) -> "Built":
 
 
 @contextmanager
-def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = None) -> Iterator[Deployment]:
+def opened(
+    module: str | None = None, instance: "dg.DagsterInstance | None" = None, sinks_of: str = ""
+) -> Iterator[Deployment]:
     """Load the deployment and set up its resources, without Spark.
 
     Args:
         module: See `load`.
         instance: The Dagster instance, if it is open already. Otherwise Dagster creates one in memory, which is slow.
+        sinks_of: Pipeline whose sinks are needed.
 
     Raises:
         SetUpError: There is no deployment here, or a resource has an invalid option or an unset variable.
     """
     import dagster as dg
+
+    from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 
     built, named = load(module), location_of(module or chosen_module()).module
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
@@ -135,7 +142,8 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
     with ExitStack() as set_up:
         try:
-            needed = {key: built.resources[key] for key in ("lake", "control", "spark", *sources)}
+            sinks = {} if sinks_of not in pipelines else sink_keys(pipelines[sinks_of])
+            needed = {key: built.resources[key] for key in ("lake", "control", "spark", *sources, *sinks.values())}
             resources = set_up.enter_context(dg.build_resources(needed, instance))
             for key in sources:
                 getattr(resources, key).open(resources.control)
@@ -146,7 +154,8 @@ def opened(module: str | None = None, instance: "dg.DagsterInstance | None" = No
             key, cause = str(error).rpartition(" ")[2], error.user_exception
             raise SetUpError(f"the resource {key} of {named} cannot be set up: {reason_of(cause)}") from None
         opened_sources = {key: getattr(resources, key) for key in sources}
-        yield Deployment(pipelines, resources.control, resources.lake, opened_sources, resources.spark.ui)
+        opened_sinks = {batcher: getattr(resources, key) for batcher, key in sinks.items()}
+        yield Deployment(pipelines, resources.control, resources.lake, opened_sources, resources.spark.ui, opened_sinks)
 
 
 def _refusal(error: Any, whole: str) -> str:

@@ -4,9 +4,10 @@
 2. Find the messages in all files, including files that no commit names any more.
 3. Rewrite the files of the tables. `outcomes` keeps the ids as `erased`, so that no redelivery is handled again.
 4. Repeat until nothing changes. Then every receive that began before the last change has ended.
-5. Remove the old files. A file by whose values messages are found is removed last, so that a second command finds the
+5. Give messages without an outcome the outcome `erased`, so that no redelivery is handled, and delete rows in sinks.
+6. Remove the old files. A file by whose values messages are found is removed last, so that a second command finds the
    same messages after a crash.
-6. Remove bounds from the log.
+7. Remove bounds from the log.
 
 A file that a commit may still add is not removed: of an unfinished receive, of a repair, or of another writer. A
 concurrent compaction of erased rows cannot commit, because files that it replaces were removed.
@@ -31,15 +32,18 @@ from pipeline_platform.lake.erasure_choice import QUOTES, ErasureChoice, contain
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.log_bounds import forget_bounds
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import keys_of, only, row_groups
+from pipeline_platform.lake.reader import filled, keys_of, only, row_groups
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.rewriting import rewrite
-from pipeline_platform.lake.tables import ERASED, CommitConflictError, Table, Tables
+from pipeline_platform.lake.tables import ERASED, OUTCOMES, CommitConflictError, Table, Tables
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import MESSAGE_KEY
+from pipeline_platform.sinks.contract import SinkError
 
 _WRITTEN = re.compile(r"([^/]+)-[0-9a-f]{8}-\d+\.parquet")
 """Names of files of the platform: the receive or the job that wrote it, and random digits."""
 _OF_RECEIVE = re.compile(r"[0-9a-f]{32}-")
+_WINDOW = re.compile(r"window=([^/]+)/")
 _POLL_S = 1.0
 _FOREVER = {"receive_id": ERASED, "outcome": ERASED, "ack_ref": None, "ack_id": None, "action": None}
 """Columns of the outcome of an erased message."""
@@ -51,15 +55,19 @@ class Erased:
 
     Attributes:
         ids: Ids of the messages that were found.
+        undecided: Number of messages without an outcome, which get the outcome `erased`.
         rows: Rows by table, including failures of other messages that quote the text. Those of `outcomes` keep the id.
+        sinks: Rows in the sinks of batchers, by batcher; None if the sink does not support it.
         windows: Windows with these rows.
         old_files: Files that no commit names, with rows of the messages.
         unfinished: Receives that did not end in time. Their rows and all old files are left.
-        left: Rows that a receive in progress has written, and old files that a commit may still add.
+        left: Rows that a receive in progress has written, old files that a commit may still add, and refusing sinks.
     """
 
     ids: list[str] = field(default_factory=list)
+    undecided: int = 0
     rows: Counter[str] = field(default_factory=Counter)
+    sinks: dict[str, int | None] = field(default_factory=dict)
     windows: set[str] = field(default_factory=set)
     old_files: int = 0
     unfinished: list[str] = field(default_factory=list)
@@ -86,11 +94,13 @@ class Erasing:
     """Erases the chosen messages of a pipeline; `log` gets the progress."""
 
     def __init__(self, tables: Tables, choice: ErasureChoice, log: Callable[[str], None] = lambda _: None) -> None:
-        self._choice, self._log, self._lake = choice, log, tables.lake
-        self._ledger = Ledger(tables.lake, tables.pipeline.name)
+        self._choice, self._log, self._lake, self._sinks = choice, log, tables.lake, tables.sinks
+        self._pipeline = tables.pipeline.name
+        self._ledger = Ledger(tables.lake, self._pipeline)
         names = [*tables.names, *removed_batchers(tables)]
         self._tables = [table for table in map(tables.__getitem__, names) if table.exists()]
         self._keys, self._wanted = set[str](), pa.array([], pa.string())  # `keys_of` the messages, as set and array
+        self._decided = set[str]()  # those with an outcome
         self._searched: dict[str, bool] = {}  # by path: whether messages are found by the values of this file
         self._clean: dict[str, int] = {}  # by path of a file without rows of the messages: number of keys at that time
 
@@ -103,6 +113,7 @@ class Erasing:
             for file in stored:
                 self._add(erased, table, file, self._touched_of(table, file)[0])
             erased.old_files += sum(self._has_rows(table, path) for path in self._others(table, stored))
+        erased.undecided = len(self._undecided())
         return erased
 
     def erase(self, timeout_s: float) -> Erased:
@@ -118,6 +129,9 @@ class Erasing:
             erased.ids = self._ids()
             is_changed = sum(self._rewrite(table, erased) for table in self._tables) > 0
         if not erased.unfinished:
+            erased.undecided = len(undecided := self._undecided())
+            self._decide(undecided)
+            self._erase_in_sinks(erased)
             self._remove_old(erased)
             for table in self._tables:
                 if table.name != "outcomes":  # its columns are ids, and a replay may read an earlier version
@@ -148,7 +162,7 @@ class Erasing:
                             keys = [key for rows in groups for key in self._choice.found(table.name, rows).to_pylist()]
                             self._keys.update(keys)
                             self._searched[path] = bool(keys)
-        self._wanted = pa.array(sorted(self._keys), pa.string())
+        self._wanted = pa.array(sorted({*self._keys, *self._choice.keys}), pa.string())
 
     def _ids(self) -> list[str]:
         return sorted(key.partition("\0")[2] for key in self._keys)
@@ -185,7 +199,9 @@ class Erasing:
         columns = pa.schema({name: pa.string() for name in (*MESSAGE_KEY, "receive_id", *more)})
         receives, touched, theirs = pa.array(sorted(busy), pa.string()), 0, 0
         for rows in row_groups(self._lake, place, columns):
-            mask = self._masks(table, rows)[1]
+            mine, mask = self._masks(table, rows)
+            if table.name == "outcomes":
+                self._decided.update(keys_of(rows, *MESSAGE_KEY).filter(mine).to_pylist())
             touched += mask.true_count
             theirs += pc.and_(mask, pc.is_in(rows["receive_id"], receives).combine_chunks()).true_count
         if not touched:
@@ -255,9 +271,44 @@ class Erasing:
                     self._add(erased, table, file, instead[file.path][0])
                 return rewritten_files
 
+    def _undecided(self) -> list[str]:
+        """Return the messages without an outcome: their receive crashed before it decided, or their ids were given.
+
+        They are redelivered, unless they are deleted at the source.
+        """
+        return sorted({*self._wanted.to_pylist()} - self._decided)
+
+    def _decide(self, undecided: list[str]) -> None:
+        """Record messages that have no outcome as erased, in the newest window."""
+        windows = (_WINDOW.search(path) for table in self._tables for path in self._paths(table))
+        window = max((found[1] for found in windows if found), default=None)
+        outcomes = next((table for table in self._tables if table.name == "outcomes"), None)
+        if not undecided or window is None or outcomes is None:
+            return
+        keys = zip(*(key.partition("\0")[::2] for key in undecided), strict=True)
+        rows = pa.table(dict(zip(MESSAGE_KEY, keys, strict=True)))
+        columns = pa.schema([field for field in OUTCOMES if field.name != "window"])
+        added = filled(rows, columns, attempt=1, **_FOREVER).cast(columns)
+        files = write_rows(self._lake, outcomes.pipeline, "erased", [(outcomes.name, window, added)])
+        while True:
+            with outcomes.look() as handle, suppress(CommitConflictError):
+                outcomes.swap(handle, f"erase-{uuid.uuid4().hex}", files)
+                return
+
+    def _erase_in_sinks(self, erased: Erased) -> None:
+        messages: dict[str, list[str]] = {}
+        for source, message_id in (key.partition("\0")[::2] for key in self._wanted.to_pylist()):
+            messages.setdefault(source, []).append(message_id)
+        for name, sink in self._sinks.items() if messages else ():
+            self._log(f"Deleting rows of {name} in sink {sink.name}")
+            try:
+                erased.sinks[name] = sink.erase(self._pipeline, name, messages)
+            except SinkError as error:
+                erased.left.append(f"rows of {name}: {error}")
+
     def _remove_old(self, erased: Erased) -> None:
         """Remove files that no commit names, if no commit can add them any more."""
-        old, is_needed = list[str](), False
+        old, is_needed = list[str](), bool(erased.left)
         for table in self._tables:
             names = self._paths(table)  # listed first: a file of a receive that began later is not among them
             busy = self._ledger.unfinished()

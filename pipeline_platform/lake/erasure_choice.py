@@ -30,6 +30,7 @@ class ErasureChoice:
         message_ids: Ids of messages.
         source: Source of the ids; empty for all sources.
         values: Values of `where` by table and column; only tables with all these columns are searched.
+        keys: `keys_of` source and id of messages that may be unknown yet: given by their ids, with a known source.
     """
 
     where: dict[str, str] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class ErasureChoice:
     message_ids: tuple[str, ...] = ()
     source: str = ""
     values: dict[str, dict[str, pa.Scalar]] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -83,7 +85,9 @@ class ErasureChoice:
             raise PipelineError(
                 "erase.reason: must not contain what is erased, because the history keeps it. Reword it."
             )
-        return cls(pairs, containing or "", tuple(message_ids), source or "", _values(pairs, columns))
+        of = [source] if source else sources[:1]
+        keys = tuple(f"{name}\0{message_id}" for name in of for message_id in message_ids)
+        return cls(pairs, containing or "", tuple(message_ids), source or "", _values(pairs, columns), keys)
 
     def columns(self, table: str, schema: pa.Schema) -> list[str]:
         """Return the columns of a table that `found` needs; empty if the table is not searched."""

@@ -25,12 +25,28 @@ KEEP_HOURS = 24
 TIDY_EVERY = 32
 """Number of commits after which small files are compacted and old files removed."""
 _ROW = "row number"
+_ABOUT = "key="
+
+
+def keyed_tables(lake: Lake, pipeline: str) -> list[str]:
+    """Return the names of the tables with one row per key in a pipeline's folder."""
+    return [
+        name for name in sorted(lake.names(pipeline)) if not name.startswith("_") and _is_keyed(lake, pipeline, name)
+    ]
+
+
+def _is_keyed(lake: Lake, pipeline: str, name: str) -> bool:
+    table = Table(lake, pipeline, name, pa.schema([]))
+    if not table.exists():
+        return False
+    with table.look() as handle:
+        return (handle.metadata().description or "").startswith(_ABOUT)
 
 
 class KeyedTable(Table):
     """A Delta table with the greatest row of each key: by the columns of `order`, then by `MESSAGE`.
 
-    `about` describes the options with which the table was created.
+    `about` describes the options with which the table was created. It starts with `key=`.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The contract of sinks. A sink never decides anything: it stores the rows of decided receives, each receive once."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -84,6 +84,23 @@ class Sink(BaseModel, ABC):
         Raises:
             SinkAwayError: The sink is unavailable.
         """
+
+    def erase(self, pipeline: str, table: str, messages: Mapping[str, Sequence[str]]) -> int | None:
+        """Delete the rows of messages. Safe to repeat.
+
+        Args:
+            pipeline: Name of the pipeline.
+            table: Name of the batcher, whose table may not exist.
+            messages: Ids by source.
+
+        Returns:
+            Number of deleted rows; None if the sink does not support it, as by default.
+
+        Raises:
+            SinkAwayError: The sink is unavailable.
+            SinkError: The sink refuses it.
+        """
+        return None
 
     def close(self) -> None:
         """Close the connections of this process. The next use opens them again."""

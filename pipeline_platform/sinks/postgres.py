@@ -1,7 +1,7 @@
 """Tables in PostgreSQL. A transaction stores the rows of a receive together with its id."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
@@ -93,6 +93,22 @@ class PostgresSink(Sink):
         found = sa.select(receives).where(receives.c.table_name == name, receives.c.receive_id == receive_id)
         with self._database.reading() as connection:
             return connection.execute(found).first() is not None
+
+    def erase(self, pipeline: str, table: str, messages: Mapping[str, Sequence[str]]) -> int:
+        """Delete the rows of messages in one transaction."""
+        ids = sa.column("source", sa.Text), sa.column("message_id", sa.Text)
+        there = sa.table(_name(pipeline, table), *ids, schema=self.namespace)
+        is_mine = [
+            sa.and_(there.c.source == source, there.c.message_id == sa.any_(sa.literal([*some], _TEXTS)))
+            for source, some in messages.items()
+        ]
+
+        def delete(connection: sa.Connection) -> int:
+            if not sa.inspect(connection).has_table(there.name, schema=self.namespace):
+                return 0
+            return connection.execute(sa.delete(there).where(sa.or_(sa.false(), *is_mine))).rowcount
+
+        return self._database.write(delete)
 
     def close(self) -> None:
         """Close the connections of this process."""

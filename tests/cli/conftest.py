@@ -25,9 +25,11 @@ def beside(tmp_path, control, monkeypatch):
     """Return the commands with these pipelines and sources."""
     monkeypatch.delenv("DAGSTER_HOME", raising=False)
 
-    def deploy(*pipelines, **sources) -> Cli:
+    def deploy(*pipelines, sinks=None, **sources) -> Cli:
         lake = Lake(root=str(tmp_path / "lake"))
-        deployment = Deployment({pipeline.name: pipeline for pipeline in pipelines}, control, lake, sources)
+        deployment = Deployment(
+            {pipeline.name: pipeline for pipeline in pipelines}, control, lake, sources, sinks=sinks or {}
+        )
         monkeypatch.setattr("pipeline_platform.cli.loading.opened", lambda *_, **__: nullcontext(deployment))
         return lambda *arguments: CliRunner(env={"COLUMNS": "300"}).invoke(app, arguments)
 

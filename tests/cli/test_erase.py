@@ -5,9 +5,11 @@ import pytest
 
 from pipeline_platform import TableBatcher
 from pipeline_platform.cli import erase_command
+from pipeline_platform.lake.keyed_table import KeyedTable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.orchestration.quoting_runs import quoting_runs
+from pipeline_platform.sinks.contract import Sink
 from tests.fixtures.pipelines_under_test import Coasts
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
 
@@ -121,6 +123,30 @@ def test_a_sink_with_the_same_rows_is_named(beside, tables):
 
         batchers = {"kept": TableBatcher(schema=Row, sink="warehouse")}
 
-    answer = beside(Copied, memory=Memory())("erase", "keeping", "--message-id", "a", "--yes")
+    class CannotErase(Sink):
+        """A fake without `erase`."""
+
+        def ensure(self, *_): ...
+        def publish(self, _): ...
+        def is_published(self, *_): ...
+
+    call = beside(Copied, sinks={"kept": CannotErase(name="warehouse")}, memory=Memory())
+    answer = call("erase", "keeping", "--message-id", "a")
+    assert "Rows of kept are also in the sink warehouse." in answer.stdout.splitlines()
+    answer = call("erase", "keeping", "--message-id", "a", "--yes")
     assert answer.exit_code == 0, answer.output
     assert "Rows of kept are also in the sink warehouse: delete them there." in answer.stdout.splitlines()
+
+
+def test_a_table_with_the_latest_rows_is_named(cli, tables):
+    KeyedTable(tables.lake, "keeping", "newest", tables["kept"].schema, ["text"], ["attempt"], "key=['text']").ensure()
+    answer = cli("erase", "keeping", "--message-id", "a")
+    assert "keeping/newest has the latest row of each key, perhaps of these messages" in answer.stdout
+
+
+def test_a_message_that_was_never_decided_is_recorded_as_erased(cli, tables):
+    said = "1 message without an outcome: a redelivery is not handled."
+    assert said in cli("erase", "keeping", "--message-id", "unseen").stdout.splitlines()
+    assert said in cli("erase", "keeping", "--message-id", "unseen", "--yes").stdout.splitlines()
+    assert said not in cli("erase", "keeping", "--message-id", "unseen", "--yes").stdout.splitlines()
+    assert "erased" in cli("trace", "keeping", "unseen").stdout

@@ -137,6 +137,24 @@ def test_a_redelivery_of_an_erased_message_is_not_stored_again(local):
     ]
 
 
+def test_a_redelivery_of_a_message_whose_receive_crashed_is_not_handled(local):
+    dead = receive(local, "r3", ("anna-3", payload(ANNA, age=43))).work()
+    dead.ledger.remove("r3")  # it is fenced and released
+    begun = receive(local, "r4", ("anna-3", payload(ANNA, age=43)), ("new", payload(BEN, age=1)))
+    begun.ledger.remove("r4")  # it begins later
+    erased = erase(local, containing=ANNA)
+    assert (erased.is_complete, erased.undecided, outcomes(local)["anna-3"]) == (True, 1, "erased")
+    begun.ledger.begin(begun.receive)
+    begun.finish()
+    assert ids(local, "persons") == ["ben-1", "new"]
+
+
+def test_an_unknown_id_is_recorded_as_erased_once(local):
+    assert [erase(local, message_ids=["unknown"]).undecided for _ in range(2)] == [1, 0]
+    assert outcomes(local)["unknown"] == "erased"
+    assert replay(local).finish()
+
+
 def replay(tables: Tables) -> Run:
     version = tables["outcomes"].version()
     source = ReplayedMessages(name="memory", lake=tables.lake, pipeline="visits", windows=(WINDOW,), version=version)

@@ -1,8 +1,8 @@
 """Files that an erasure removes or leaves: old, incomplete, of other writers, and after a crash."""
 
 import json
-from collections.abc import Iterator
-from itertools import count
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -183,35 +183,18 @@ def test_bounds_of_other_writers_are_removed_from_the_log(tables):
 # Crashes
 
 
-def test_after_a_crash_at_any_point_the_same_command_completes_it(tmp_path, monkeypatch):
-    swap, remove, crashes = Table.swap, Lake.remove_file, 0
-    for fatal in count(1):
-        tables = filled(Tables(Lake(root=str(tmp_path / str(fatal))), Visits))
-        write_old(tables, "compacted")
-        calls = count(1)
-
-        def dies(call: Any, calls: Iterator[int] = calls, fatal: int = fatal) -> Any:
-            def once(*given: Any, **more: Any) -> Any:
-                if next(calls) == fatal:
-                    raise KeyboardInterrupt
-                return call(*given, **more)
-
-            return once
-
-        monkeypatch.setattr(Table, "swap", dies(swap))
-        monkeypatch.setattr(Lake, "remove_file", dies(remove))
-        try:
-            erase(tables, where=[f"email={ANNA}"])
-            is_over = True
-        except KeyboardInterrupt:
-            is_over, crashes = False, crashes + 1
-        monkeypatch.undo()
+def test_after_a_kill_at_any_point_the_same_command_completes_it(tmp_path):
+    template, folder = tmp_path / "template", tmp_path / "lakes"
+    write_old(filled(Tables(Lake(root=str(template)), Visits)), "compacted")
+    folder.mkdir()
+    subprocess.run([sys.executable, "-m", "tests.fixtures.erasing_killed", folder, template], check=True)
+    roots = sorted(folder.glob("killed-*"))
+    assert len(roots) > 12
+    for root in roots:
+        tables = Tables(Lake(root=str(root)), Visits)
         assert erase(tables, where=[f"email={ANNA}"]).is_complete
         assert {path.partition("/")[0] for path in places(tables, "anna-1")} == {"outcomes"}
         assert (ids(tables, "persons"), outcomes(tables)["anna-1"]) == (["ben-1"], "erased")
-        if is_over:
-            break
-    assert crashes > 6
 
 
 def test_a_damaged_file_ends_the_erasure_with_the_command_that_repairs_it(local):
