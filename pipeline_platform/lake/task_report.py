@@ -58,6 +58,7 @@ class Totals:
         skipped: Messages that a callback skipped, by window.
         skip_reasons: Skipped messages by reason or cause.
         dead: Failed messages that are not retried.
+        permanent: Those that a retry cannot help. Others are dead after their last attempt.
         held: Messages that wait for a failure of their partition. They are also counted as failed.
         still_held: Held messages that a retry leaves open. They are also counted as returned.
         released: Messages that were not started because the run stops. They are also counted as returned.
@@ -93,6 +94,7 @@ class Totals:
     skipped: Counter[str] = field(default_factory=Counter)
     skip_reasons: Counter[str] = field(default_factory=Counter)
     dead: int = 0
+    permanent: int = 0
     held: int = 0
     still_held: int = 0
     released: int = 0
@@ -133,9 +135,9 @@ class Totals:
 
     @property
     def retryable(self) -> int:
-        """Failed messages that may be retried, or that the source redelivers, without held ones."""
+        """Failed messages that a retry could help, or that the source redelivers, without held ones."""
         failed, returned = self.failed.total() - self.held, self.returned.total() - self.still_held
-        return failed - self.dead + returned - self.released
+        return failed - self.permanent + returned - self.released
 
     def for_people(self) -> Totals:
         """Return the counts with the most frequent causes and batch keys, and bounded samples."""

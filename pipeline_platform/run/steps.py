@@ -256,7 +256,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
             # They took next to no time: with them, the next run would be sized as if callbacks were faster.
             flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
         flow.control.finish(receive.receive_id)
-        flow.quota.judge(totals.handled.total() + totals.dead + totals.retryable, totals.retryable)
+        if intake.is_outside:  # old failures that fail again show nothing about new messages
+            flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
     else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
         flow.control.expire(receive.receive_id)
     losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]

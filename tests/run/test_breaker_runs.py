@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Backoff, Breaker, Message, Pipeline, Producer, Retry, TableBatcher
+from pipeline_platform.control.breaker import BreakerState
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import rows, run
 from tests.fixtures.flow_pipelines import Place
@@ -62,6 +63,28 @@ def test_runs_receive_nothing_until_an_attempt_with_a_few_messages_succeeds(fill
     run(flow, context=place)
     assert rows(flow, "kept").height == 20
     assert flow.source.backlog().messages == 0
+
+
+class OneAttempt(Bank):
+    """Sends its failures elsewhere instead of retrying them."""
+
+    name = "one_attempt"
+    retry = Retry(max_attempts=1)
+
+
+def test_failures_without_a_further_attempt_count(filled, tmp_path):
+    Path(tmp_path, "down").touch()
+    flow = filled(OneAttempt, [b"7"] * 30)
+    run(flow, context={"folder": str(tmp_path)})
+    assert flow.control.breaker("one_attempt").until is not None
+
+
+def test_failures_of_a_retry_do_not_count(filled, tmp_path):
+    Path(tmp_path, "down").touch()
+    flow = filled(Bank, [b"7"] * 15)
+    run(flow, context={"folder": str(tmp_path)})
+    run(flow, "failed", context={"folder": str(tmp_path)})
+    assert flow.control.breaker("bank") == BreakerState(15, 15)
 
 
 @pytest.mark.parametrize("payload", [b"invalid", b"7"])

@@ -123,6 +123,7 @@ class FailureWriter:
             )
         ]
         self._report.dead += sum(dead)
+        self._report.permanent += sum(not failure.retry for _, failure in failed)
         self._write(
             rows,
             window,
