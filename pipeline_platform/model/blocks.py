@@ -131,13 +131,22 @@ def decoded_columns(messages: BlockOf, model: ModelClass, decode: Decode) -> Blo
         made = [column.take(index) for column in arrays[0]]
     else:
         made = arrays[0]
-    named = dict(zip(schema.names, made, strict=True))
+    block: BlockOf = with_columns(messages, dict(zip(schema.names, made, strict=True)), arrays[1], failures)
+    return block
+
+
+def with_columns(
+    messages: BlockOf, columns: Mapping[str, Any], good: Iterable[int], failures: Mapping[int, Failure]
+) -> BlockOf:
+    """Return a block with columns added or replaced, in which some rows fail. Failures of good rows are forgotten."""
     if (block_now := _given.get()) is not None and (failures or block_now.refused):
         positions = as_arrow(messages.select(["position"]))["position"].to_pylist()
-        for row in arrays[1]:
+        for row in good:
             block_now.refused.pop(positions[row], None)
         block_now.refused.update((positions[row], failure) for row, failure in failures.items())
+    named = dict(columns)
     if failures:
+        known = as_arrow(messages.select(["status", "reason"]))
         failed = pa.array([row in failures for row in range(known.num_rows)])
         reasons = {row: failure.reason for row, failure in failures.items()}
         why = pa.array([reasons.get(row) for row in range(known.num_rows)], pa.string())

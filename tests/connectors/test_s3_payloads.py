@@ -321,3 +321,45 @@ def test_a_transform_that_fetches_loses_no_message(payloads, put, monkeypatch):
     done = trial(Early, [put(b"x" * 60) for _ in range(6)])
 
     assert len(done.successful) == 6
+
+
+class InBlocks(Pipeline):
+    """Resolves the pointers of a block."""
+
+    name = "in_blocks"
+    producer = Producer(source="queue")
+    batchers = {"kept": TableBatcher(schema=Row)}
+
+    def __init__(self, payloads: S3Payloads | None = None) -> None:
+        self.payloads = payloads or S3Payloads(buckets=("a-bucket",))
+
+    def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+        block = self.payloads.resolve_block(messages)
+        block = block.append_column("text", block["data"].cast(pa.string()))
+        return block.set_column(block.schema.get_field_index("batcher"), "batcher", pa.repeat("kept", len(block)))
+
+
+def test_the_pointers_of_a_block_are_resolved_and_each_fails_alone(payloads, bucket, put):
+    given = [put(b"first"), "plain", pointer(bucket, "gone"), pointer("secrets", "key"), put(b"last")]
+
+    done = trial(InBlocks(payloads), given)
+
+    assert [message.data["text"] for message in done.successful] == ["first", "plain", "last"]
+    assert [message.failure.kind for message in done.failed] == ["MissingPayloadError", "PayloadError"]
+
+
+def test_a_block_whose_payloads_are_too_large_is_handled_in_halves(payloads, put, monkeypatch):
+    monkeypatch.setattr(s3_payloads, "_BLOCK_BYTES", 100)
+    given = [put(f"{number}".encode() * 60) for number in range(5)]
+
+    done = trial(InBlocks(payloads), given)
+
+    assert [message.data["text"] for message in done.successful] == [f"{number}" * 60 for number in range(5)]
+
+
+def test_an_outage_ends_the_run_of_a_block(monkeypatch):
+    monkeypatch.setattr(s3_payloads, "USUAL", SHORT)
+    away = S3Payloads(buckets=("a-bucket",), endpoint_url=f"http://127.0.0.1:{free_ports(1)[0]}")
+
+    with pytest.raises(S3AwayError):
+        trial(InBlocks(away), [pointer("a-bucket", "key")] * 20)

@@ -3,19 +3,25 @@
 import json
 import re
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property, partial
 from threading import Lock
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import pyarrow as pa
 from pydantic import Field, PrivateAttr
 
 from pipeline_platform.connectors.aws import BUSY, NO_CREDENTIALS, code_of
-from pipeline_platform.model.failure import PayloadError, RunError
+from pipeline_platform.model.blocks import as_arrow, with_columns
+from pipeline_platform.model.failure import Failure, PayloadError, RunError
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.strict_options import Options, Requirement
 from pipeline_platform.source.patience import USUAL, patiently
 from pipeline_platform.tasks.callback_process.progress import without_time_limit
+
+if TYPE_CHECKING:
+    from pipeline_platform.model.blocks import BlockOf
 
 _POINTERS = (
     "software.amazon.payloadoffloading.PayloadS3Pointer",  # with the message attribute ExtendedPayloadSize
@@ -25,12 +31,18 @@ _POINTERS = (
 _CONNECTIONS = 100
 """Maximum open connections of a callback process: enough for the usual numbers of threads."""
 _CREATING = Lock()
+_BLOCK_BYTES = 256 * 2**20
+"""Maximum bytes of the fetched payloads of a block."""
 _PER_CALL = 1_000
 """Maximum objects of one call to delete (S3 API, DeleteObjects)."""
 
 
 class MissingPayloadError(LookupError):
     """S3 does not return the object of a pointer. The message fails; a retry may succeed."""
+
+
+class BlockTooLargeError(Exception):
+    """The payloads of a block do not fit in memory together."""
 
 
 class S3Error(RunError):
@@ -96,6 +108,42 @@ class S3Payloads(Options):
         # In the given message, too: the callback may derive its result from it.
         message._state = message._state._replace(fetched=len(payload))
         return message.put(payload)
+
+    def resolve_block(self, messages: "BlockOf", threads: int = 8) -> "BlockOf":
+        """Return a block in which payloads replace the pointers in `data`, fetched by `threads` at the same time.
+
+        Call it in `handle_messages` before the block is decoded. A row whose payload cannot be fetched gets the
+        `status` `failed` and the `reason` of `resolve`.
+
+        Raises:
+            S3Error: S3 cannot be used.
+            BlockTooLargeError: The payloads exceed 256 MiB. Let it pass: the callback gets the block in halves.
+        """
+        known = as_arrow(messages.select(["data", "status"]))
+        payloads, failures, pointers = known["data"].to_pylist(), dict[int, Failure](), dict[int, tuple[str, str]]()
+
+        fetched = [0]
+
+        def fetch(row: int) -> None:
+            try:
+                payloads[row] = self.fetch(*pointers[row])
+            except BaseException as error:
+                failures[row] = Failure.of(error, "handle_messages")
+            fetched[0] += len(payloads[row])
+            if len(pointers) > 1 and fetched[0] > _BLOCK_BYTES:
+                raise BlockTooLargeError(f"the payloads of {len(pointers)} messages exceed {_BLOCK_BYTES:,} bytes")
+
+        for row, status in enumerate(known["status"].to_pylist()):
+            try:
+                if status in ("ok", None) and (pointer := self._pointer(payloads[row])):
+                    pointers[row] = pointer
+            except PayloadError as error:
+                failures[row] = Failure.of(error, "handle_messages")
+        with ThreadPoolExecutor(threads) as pool:
+            for _ in pool.map(fetch, pointers):
+                pass
+        block: BlockOf = with_columns(messages, {"data": pa.array(payloads, pa.binary())}, (), failures)
+        return block
 
     def fetch(self, bucket: str, key: str) -> bytes:
         """Return the content of an object. Raises the errors of `resolve`. Override it in tests."""
