@@ -86,7 +86,7 @@ $(VENV)/.installed: $(VENV)/.made $(BUILT_FROM)
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[avro,protobuf,schema-registry]' --group dev
+	@$(BIN)/python -m pip install $(QUIET) -c constraints.txt -e '.[avro,iceberg,protobuf,schema-registry]' --group dev
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed-dev

@@ -197,6 +197,12 @@ connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
     in_spans.with_for_update(skip_locked=True) => in_spans
 connectors/kafka/kafka_source.py: connectors/test_kafka_faults.py
     if found != range_.topic_id:
+sinks/iceberg.py: sinks/test_sink_contract.py
+    loaded.metadata.properties["commit.retry.num-retries"] = "0"
+    if _has(table, publication.receive_id):
+    not _goes_back_to(table, publication.started_at) and _has_rows(table, publication) => False
+sinks/postgres.py: sinks/test_sink_contract.py
+    if connection.execute(mine.limit(1)).first():
 model/retry.py: run/test_retry.py
     return attempt >= self.max_attempts => return False
 """

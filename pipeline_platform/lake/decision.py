@@ -175,8 +175,8 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
     for name, sink in tables.sinks.items():
         if (receive.replaces and manifest.rows("outcomes")) or manifest.rows(name):
             rows = partial(_rows_of, tables[name], manifest.of_table(name))
-            columns, of = tables[name].schema, (receive.windows, receive.replaces, rows)
-            publication = Publication(receive.receive_id, receive.pipeline, name, columns, *of)
+            of = (receive.started_at, receive.windows, receive.replaces, rows)
+            publication = Publication(receive.receive_id, receive.pipeline, name, tables[name].schema, *of)
             patiently(partial(sink.publish, publication), sink.patience, SinkAwayError)
     return {name: manifest.rows(name) for name in (*tables.names, *published(manifest)) if name != "outcomes"}
 

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
@@ -27,6 +28,7 @@ class Publication:
         pipeline: Name of the pipeline.
         table: Name of the batcher.
         columns: Columns of the rows: those of the data, then those of the platform.
+        started_at: Time at which the receive began. It was not published before.
         windows: Windows of the receive.
         replaces: Receives whose rows in these windows a replay replaces.
         rows: Reads the rows again at each call. They need not fit into memory.
@@ -36,6 +38,7 @@ class Publication:
     pipeline: str
     table: str
     columns: pa.Schema
+    started_at: datetime
     windows: tuple[str, ...]
     replaces: tuple[str, ...]
     rows: Callable[[], Iterator[pa.RecordBatch]]
@@ -45,9 +48,10 @@ class Sink(BaseModel, ABC):
     """A store that gets the published rows of batchers.
 
     Several processes may publish the same receive at the same time, and again after a crash or a lost answer.
+    `pipeline_platform.testing.check_sink` tests the promises of a sink.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, hide_input_in_errors=True)
 
     name: str = Field(min_length=1, description="Name of the sink in errors and logs.")
 

@@ -1,39 +1,24 @@
 """Tables in PostgreSQL. A transaction stores the rows of a receive together with its id."""
 
-import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import sqlalchemy as sa
-from pyarrow import csv
-from pydantic import Field
-from pydantic_core import to_json
+from pydantic import Field, model_validator
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.control.database import Database
+from pipeline_platform.model.strict_options import did_you_mean
 from pipeline_platform.sinks.contract import Publication, Sink, SinkAwayError, SinkError
+from pipeline_platform.sinks.postgres_copy import column_type, copy_rows
 
 _KEEP: Final = sa.text("interval '30 days'")
 """Time for which a sink keeps the ids of published receives. A receive is published until its run or a later one has
 acknowledged it, usually within seconds."""
 _LONGEST: Final = 63
 """Longest name of a table in PostgreSQL."""
-_TYPES: Final[dict[pa.DataType, Callable[[], sa.types.TypeEngine[Any]]]] = {
-    pa.bool_(): sa.Boolean,
-    pa.int32(): sa.Integer,
-    pa.int64(): sa.BigInteger,
-    pa.float64(): sa.Double,
-    pa.string(): sa.Text,
-    pa.binary(): postgresql.BYTEA,
-    pa.date32(): sa.Date,
-    pa.timestamp("us", "UTC"): lambda: sa.DateTime(timezone=True),
-    pa.timestamp("us"): sa.DateTime,
-}
-_CSV: Final = csv.WriteOptions(include_header=False, quoting_style="needed")
-"""Text is quoted, also if it is empty; an unquoted empty field is null, as COPY reads it."""
 
 
 class PostgresSink(Sink):
@@ -43,6 +28,28 @@ class PostgresSink(Sink):
         repr=False, description="SQLAlchemy URL: postgresql://user:password@host/database. Write @ / ? # as %40 %2F ..."
     )
     namespace: str = Field("public", min_length=1, description="Schema of the database. Must exist.")
+    key: tuple[str, ...] = Field(
+        (),
+        strict=False,
+        description="Columns that identify a row. The tables have one row per key, which is updated. Empty: all rows.",
+    )
+    order: str | None = Field(
+        None,
+        description="With `key`: column whose greatest value is the newest row of a key, such as a version or a time.",
+    )
+
+    @model_validator(mode="after")
+    def _has_key_and_order(self) -> Self:
+        if self.key and self.order is None:
+            raise SinkError(
+                f"PostgresSink.order: must be set with key={self.key}, got None. Use the column whose greatest value "
+                "is the newest row of a key, such as a version or a time."
+            )
+        if self.order is not None and not self.key:
+            raise SinkError(
+                f"PostgresSink.key: must be set with order={self.order!r}, got (). Use the columns that identify a row."
+            )
+        return self
 
     def ensure(self, pipeline: str, table: str, columns: pa.Schema) -> None:
         """Create a table, or add its new columns."""
@@ -65,6 +72,7 @@ class PostgresSink(Sink):
                         f"sink {self.name!r}: column {wanted.fullname}.{column.name} has the type {_shown(there)}, and "
                         f"{pipeline}/{table} needs {_shown(column.type)}. Change the column, or rename the field"
                     )
+            self._ensure_key(inspector, connection, wanted)
 
     def publish(self, publication: Publication) -> bool:
         """Store the rows of a receive and its id in one transaction, which waits for another one with the same id."""
@@ -82,7 +90,10 @@ class PostgresSink(Sink):
                 is_replaced = table.c.receive_id == sa.any_(sa.literal([*publication.replaces], _TEXTS))
                 in_windows = table.c.window == sa.any_(sa.literal([*publication.windows], _TEXTS))
                 connection.execute(table.delete().where(is_replaced, in_windows))
-            self._copy(connection, table, publication.rows())
+            if self.key:
+                self._upsert(connection, table, publication.rows())
+            else:
+                copy_rows(connection, table, table.columns.keys(), publication.rows())
             return True
 
         return self._database.write(store)
@@ -137,10 +148,38 @@ class PostgresSink(Sink):
     def _table(self, pipeline: str, table: str, columns: pa.Schema) -> sa.Table:
         if len(name := _name(pipeline, table)) > _LONGEST:
             raise SinkError(f"sink {self.name!r}: {name!r} is longer than {_LONGEST} characters. Shorten a name")
-        types = ((field.name, _type(field.type)) for field in columns)
+        types = ((field.name, column_type(field.type)) for field in columns)
         made = sa.Table(name, sa.MetaData(schema=self.namespace), *(sa.Column(*column) for column in types))
         sa.Index(None, made.c.receive_id)  # a replay removes rows by it
+        if self.order is not None:
+            for column in (*self.key, self.order):
+                if column not in made.c:
+                    option = "key" if column in self.key else "order"
+                    reason = f"must be a column of {pipeline}/{table}, got {column!r}"
+                    raise SinkError(
+                        f"PostgresSink.{option}: {reason}. {did_you_mean(column, columns.names, 'columns')}"
+                    )
+            sa.Index(None, *(made.c[column] for column in self.key), unique=True, postgresql_nulls_not_distinct=True)
         return made
+
+    def _ensure_key(self, inspector: sa.Inspector, connection: sa.Connection, table: sa.Table) -> None:
+        """Create the unique index of the key; refuse others, because rows that violate one would block all runs."""
+        indexes = inspector.get_indexes(table.name, self.namespace)
+        known = {index["name"]: tuple(index["column_names"]) for index in indexes if index["unique"]}
+        for name, columns in known.items():
+            if {*columns} != {*self.key}:
+                raise SinkError(
+                    f"sink {self.name!r}: {table.fullname} has the unique index {name} over {columns}, and key is "
+                    f"{self.key}. Drop the index, or set key to its columns"
+                )
+        if self.key and not known:
+            keys = [table.c[name] for name in self.key]
+            if connection.execute(sa.select(*keys).group_by(*keys).having(sa.func.count() > 1).limit(1)).first():
+                raise SinkError(
+                    f"sink {self.name!r}: {table.fullname} has several rows of a key. Delete the older rows, or rename "
+                    "the batcher, so that it gets a new table"
+                )
+            next(index for index in table.indexes if index.unique).create(connection)
 
     def _add(self, connection: sa.Connection, table: sa.Table, column: sa.Column[Any]) -> None:
         quote = connection.dialect.identifier_preparer.quote
@@ -150,20 +189,27 @@ class PostgresSink(Sink):
     def _forget(self, connection: sa.Connection) -> None:
         connection.execute(self._receives.delete().where(self._receives.c.published_at < sa.func.now() - _KEEP))
 
-    @staticmethod
-    def _copy(connection: sa.Connection, table: sa.Table, batches: Iterator[pa.RecordBatch]) -> None:
-        from psycopg import sql
-
-        raw: Any = connection.connection.driver_connection
-        into = sql.Identifier(str(table.schema), table.name)
-        names = sql.SQL(", ").join(map(sql.Identifier, (column.name for column in table.columns)))
-        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, names)
-        with raw.cursor() as cursor, cursor.copy(statement) as copy:
-            for batch in batches:
-                text = io.BytesIO()
-                columns = [_printable(batch.column(column.name)) for column in table.columns]
-                csv.write_csv(pa.RecordBatch.from_arrays(columns, [c.name for c in table.columns]), text, _CSV)
-                copy.write(text.getbuffer())
+    def _upsert(self, connection: sa.Connection, table: sa.Table, batches: Iterator[pa.RecordBatch]) -> None:
+        """Insert the newest row of each key, or update a stored row that is not newer."""
+        assert self.order is not None
+        names, place = table.columns.keys(), "pipeline_platform_place"
+        columns = (sa.Column(column.name, column.type) for column in table.columns)
+        in_order = sa.Column(place, sa.BigInteger, sa.Identity())
+        staged = sa.Table(
+            f"{place}s", sa.MetaData(), *columns, in_order, prefixes=["TEMPORARY"], postgresql_on_commit="DROP"
+        )
+        staged.create(connection)
+        copy_rows(connection, staged, names, batches)
+        newest_first = staged.c[self.order].desc().nulls_last(), in_order.desc()
+        rank = sa.func.row_number().over(partition_by=[staged.c[name] for name in self.key], order_by=newest_first)
+        ranked = sa.select(*(staged.c[name] for name in names), rank.label(place)).subquery()
+        newest = sa.select(*(ranked.c[name] for name in names)).where(ranked.c[place] == 1)
+        newest = newest.order_by(*(ranked.c[name] for name in self.key))  # runs lock rows in the same order
+        insert = postgresql.insert(table).from_select(names, newest)
+        stored, new = table.c[self.order], insert.excluded
+        updated = {name: new[name] for name in names}
+        is_newer = sa.or_(stored.is_(None), new[self.order] >= stored)
+        connection.execute(insert.on_conflict_do_update(index_elements=self.key, set_=updated, where=is_newer))
 
 
 _TEXTS: Final = postgresql.ARRAY(sa.Text)
@@ -173,25 +219,5 @@ def _name(pipeline: str, table: str) -> str:
     return f"{pipeline}_{table}"
 
 
-def _type(column: pa.DataType) -> sa.types.TypeEngine[Any]:
-    """Return the type of a column in PostgreSQL. Lists, models and dicts are stored as JSON."""
-    if pa.types.is_decimal(column):
-        return sa.Numeric(column.precision, column.scale)
-    return _TYPES.get(column, postgresql.JSONB)()
-
-
 def _shown(type_: sa.types.TypeEngine[Any]) -> str:
     return type_.compile(postgresql.dialect())  # type: ignore[no-untyped-call]
-
-
-def _printable(column: pa.Array) -> pa.Array:
-    """Return a column whose values PyArrow writes as COPY reads them."""
-    if pa.types.is_binary(column.type):
-        return pa.array([None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()], pa.string())
-    if pa.types.is_decimal(column.type):
-        return pc.cast(column, pa.string())
-    if column.type in _TYPES:
-        return column
-    values = column.to_pylist(maps_as_pydicts="strict")
-    texts = (None if value is None else to_json(value, inf_nan_mode="strings").decode() for value in values)
-    return pa.array(texts, pa.string())

@@ -11,7 +11,8 @@ from typing import Any
 
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
-from pipeline_platform.testing.trial import DELIVERS, NotAskedError, Trial, error_of, promise
+from pipeline_platform.testing.promises import NotAskedError
+from pipeline_platform.testing.trial import DELIVERS, Trial, error_of, promise
 
 NO_ACTION = "not-an-action"
 ARRIVES_S = 0.3

@@ -8,48 +8,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline_platform.source.contract import Refused, Share, Source
+from pipeline_platform.testing import promises
+from pipeline_platform.testing.promises import BrokenPromiseError, Check, Promise
 from pipeline_platform.testing.server_under_test import Server
-
-Check = Callable[[Any], None]
-"""Function of a `Trial`."""
-
-
-class BrokenPromiseError(AssertionError):
-    """A source breaks the promise whose name is in `promise`."""
-
-    def __init__(self, promise: Promise, expected: str, seen: str) -> None:
-        self.promise = promise.name
-        super().__init__(f"{promise.name}: {promise.says}\n  expected: {expected}\n  seen:     {seen}")
-
-
-class NotAskedError(Exception):
-    """A promise does not apply to this source, for the reason in the message."""
-
-
-class Promise(NamedTuple):
-    """A promise of sources.
-
-    Attributes:
-        name: Its name.
-        says: Its sentence.
-        family: Class of the sources that it applies to.
-        builds_on: Names of promises that it depends on; it is skipped if one of them is broken.
-        messages: Number of waiting messages at the start of its check; None for all payloads.
-        many: Whether the check needs several calls of the server: it uses `Server.many` instead of `payloads`.
-        check: Function that raises if it is broken.
-    """
-
-    name: str
-    says: str
-    family: type[Any]
-    builds_on: Sequence[str]
-    messages: int | None
-    many: bool
-    check: Check
-
 
 PROMISES: dict[str, Promise] = {}
 """All promises, by name."""
@@ -70,8 +34,7 @@ def promise(
     """Register a function as the check of a promise; the first line of its docstring is the promise's sentence."""
 
     def register(check: Check) -> Check:
-        name, says = check.__name__, str(check.__doc__).partition("\n")[0]
-        PROMISES[name] = Promise(name, says, family, builds_on, messages, many, check)
+        PROMISES[check.__name__] = Promise.of(check, family, builds_on, messages, many)
         return check
 
     return register
@@ -113,17 +76,17 @@ class Received:
         return Received(self.source, self.receive_id, self.shares, list(rows))
 
 
-class Trial:
+class Trial(promises.Trial):
     """A new queue with the messages `sent`, and an open source of it.
 
     `lease_s` is the time after which a lease expires, None if it does not. `figures` are measured times in seconds.
     """
 
     def __init__(self, promise: Promise, build: Callable[[], Source], server: Server, folder: Path) -> None:
-        self.promise, self.server = promise, server
-        self.figures: dict[str, float] = {}
-        self._numbers, self._folder, self._to_close, self._stores = count(1), folder, list[Source](), list[Any]()
         self.source = build()
+        super().__init__(promise, self.source)
+        self.server = server
+        self._numbers, self._folder, self._to_close, self._stores = count(1), folder, list[Source](), list[Any]()
         self.new_store()
         every_s = self.source.extend_every_s
         self.lease_s: float | None = getattr(self.source, "lease_s", every_s and 3 * every_s)
@@ -167,15 +130,11 @@ class Trial:
         for store in self._stores:
             store.close()
 
-    def need(self, condition: object, reason: str) -> None:
-        """Raise `NotAskedError` with the reason, unless a condition holds."""
-        if not condition:
-            raise NotAskedError(reason)
-
-    def expect(self, condition: object, expected: str, seen: object) -> None:
-        """Raise `BrokenPromiseError`, unless a condition holds."""
-        if not condition:
-            raise BrokenPromiseError(self.promise, expected, str(seen))
+    def check(self) -> None:
+        """Check the promise."""
+        is_possible = self.sent or not isinstance(self.source, self.promise.family)
+        self.need(is_possible, "its server has no payloads for it (many)")
+        super().check()
 
     def receive(self, *, by: Source | None = None, demand: int = MANY, concurrency: int = 2) -> Received:
         """Plan and read, as a run does."""

@@ -1,4 +1,4 @@
-"""A sink under the real daemon: a killed run, and a database that refuses connections for a while."""
+"""Sinks under the real daemon: a killed run, and a database that refuses connections for a while."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from pyiceberg.table import StaticTable
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
@@ -20,6 +21,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
 from pipeline_platform.orchestration import platform_definitions, sink_resource, source_resource
 from pipeline_platform.run import lease
+from pipeline_platform.sinks.iceberg import IcebergSink
 from pipeline_platform.sinks.postgres import PostgresSink
 
 lease.CLAIM_S = 4.0
@@ -28,10 +30,25 @@ RESOURCES = {{
     "control": ControlResource(url="sqlite:///{folder}/control.sqlite"),
     "spark": SparkResource(remote="warm", state_folder="{spark}"),
     "queue": source_resource(TableQueue)(name="queue", url="sqlite:///{folder}/lines.sqlite", lease_s=4.0),
-    "warehouse": sink_resource(PostgresSink)(name="warehouse", url="{url}"),
+    "warehouse": {sink},
 }}
 defs = platform_definitions([Lines], RESOURCES)
 """
+URL = "postgresql://"
+"""Start of the address of the database, which contains the rows or the catalog."""
+SINKS = {
+    "postgresql": 'sink_resource(PostgresSink)(name="warehouse", url="postgresql://{address}")',
+    "iceberg": """sink_resource(IcebergSink)(
+        name="warehouse",
+        namespace="public",
+        properties={{"type": "sql", "uri": "postgresql+psycopg://{address}", "warehouse": "{folder}/warehouse"}},
+    )""",
+}
+FOUND = {
+    "postgresql": "SELECT text FROM lines_lines",
+    "iceberg": "SELECT metadata_location FROM iceberg_tables",
+}
+"""Statements that find the texts, or the newest metadata of the table with the texts."""
 HANDLING = """
 import time
 from datetime import timedelta
@@ -61,10 +78,14 @@ class Lines(Pipeline):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("kind", SINKS)
 def test_the_sink_has_each_row_once_after_a_killed_run_and_an_outage(
-    tmp_path, warm_spark, postgres_url, postgres_server
+    tmp_path, warm_spark, postgres_url, postgres_server, kind
 ):
-    gate, place = tmp_path / "gate", {"folder": tmp_path, "spark": warm_spark.folder, "url": postgres_url}
+    gate, address = tmp_path / "gate", postgres_url.removeprefix(URL)
+    place = {"folder": tmp_path, "spark": warm_spark.folder}
+    place["sink"] = SINKS[kind].format(folder=tmp_path, address=address)
+    (tmp_path / "warehouse").mkdir()
     location = tmp_path / "lines" / "location.py"
     location.parent.mkdir()
     location.write_text(LOCATION.format(**place))
@@ -80,10 +101,15 @@ def test_the_sink_has_each_row_once_after_a_killed_run_and_an_outage(
     def has_all() -> bool:
         try:
             with psycopg.connect(postgres_url) as connection:
-                found = connection.execute("SELECT text FROM lines_lines").fetchall()
+                found = connection.execute(FOUND[kind]).fetchall()
         except psycopg.Error:
             return False
-        return sorted(text for (text,) in found) == sorted(sent)
+        texts = [value for (value,) in found]
+        if kind == "iceberg":
+            texts = [
+                text for at in texts for text in StaticTable.from_metadata(at).scan().to_arrow()["text"].to_pylist()
+            ]
+        return sorted(texts) == sorted(sent)
 
     def allow(connections: str) -> None:
         name = sql.Identifier(postgres_url.rpartition("/")[2])

@@ -1,8 +1,7 @@
-"""Rows of batchers in PostgreSQL, each once: a real server, with crashes, lost answers and several publishers."""
+"""Values in PostgreSQL, one row per key, and connections. The promises of all sinks are in test_sink_contract."""
 
 import enum
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
@@ -17,12 +16,10 @@ from psycopg.rows import dict_row
 from pydantic import BaseModel, Json
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Producer, TableBatcher
-from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.receive_state import Phase, ReceiveState
-from pipeline_platform.sinks.contract import Publication, SinkAwayError, SinkError
+from pipeline_platform.sinks.contract import Publication, SinkError
 from pipeline_platform.sinks.postgres import PostgresSink
-from tests.fixtures.flow import begun, handled, kinds, rows, run
+from tests.fixtures.flow import run
 from tests.fixtures.postgres import administrator, cut_all_others
 
 
@@ -85,10 +82,8 @@ class Typed(Pipeline):
     def handle_message(self, message: Message, context: Any) -> Message:
         if message.data == b"batch":
             return message.put({"said": "batch"}, batcher="batched")
-        texts = {b"empty": "", b"null": None, b"nul": "a\0b", b"inside": VALUES.text}
+        texts = {b"empty": "", b"null": None}
         values: dict[str, Any] = {"text": texts[message.data]} if message.data in texts else {}
-        if message.data == b"inside":
-            values["tags"] = ["a\0"]
         return message.put(VALUES.model_copy(update=values), batcher="values")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
@@ -142,54 +137,6 @@ def test_every_value_arrives_unchanged(filled, warehouse, postgres_url):
     assert row[0] == Decimal("253402300799.999999")
 
 
-def test_a_text_that_the_sink_cannot_store_fails_its_message_alone(filled, warehouse, postgres_url):
-    flow = with_sink(filled(Typed, [b"all", b"nul", b"inside"]), warehouse)
-    run(flow)
-    assert [row["message_id"] for row in stored(postgres_url)] == ["1"]
-    assert kinds(flow) == {"nul": "ColumnError", "inside": "ColumnError"}
-
-
-def test_a_receive_is_stored_once(filled, warehouse, postgres_url):
-    flow = with_sink(filled(Typed, [b"all"] * 3), warehouse)
-    receive = handled(flow)
-    steps.decide(flow, receive)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda _: steps.publish(flow, receive), range(8)))
-    assert len(stored(postgres_url)) == 3
-    assert ReceiveState(flow, receive.receive_id).phase is Phase.PUBLISHED
-
-
-def test_a_decided_receive_is_unpublished_until_the_sink_has_it(filled, warehouse, postgres_url):
-    flow = filled(Typed, [b"all"])
-    warehouse.ensure("typed", "values", flow.tables["values"].schema)
-    receive = handled(flow)
-    steps.decide(flow, receive)
-    steps.publish(flow, receive)  # without the sink
-    again = with_sink(flow, warehouse)
-    assert ReceiveState(again, receive.receive_id).phase is Phase.DECIDED
-    run(again)
-    assert len(stored(postgres_url)) == 1
-    assert again.source.backlog().messages == 0
-
-
-def test_an_answer_that_is_lost_after_the_commit_stores_nothing_twice(
-    filled, warehouse, postgres_url, postgres_server, monkeypatch
-):
-    flow = with_sink(filled(Typed, [b"all"] * 2), warehouse)
-    real, calls = PostgresSink.publish, []
-
-    def publish(self: PostgresSink, publication: Publication) -> bool:
-        calls.append(real(self, publication))
-        if len(calls) == 1:
-            raise SinkAwayError("the answer is lost")
-        return calls[-1]
-
-    monkeypatch.setattr(PostgresSink, "publish", publish)
-    run(flow)
-    assert calls == [True, False]
-    assert len(stored(postgres_url)) == 2
-
-
 def test_sessions_that_the_server_ends_are_opened_again(filled, warehouse, postgres_url):
     flow = with_sink(filled(Typed, [b"all"]), warehouse)
     run(flow)
@@ -200,39 +147,62 @@ def test_sessions_that_the_server_ends_are_opened_again(filled, warehouse, postg
     assert len(stored(postgres_url)) == 2
 
 
-def test_a_replay_replaces_the_rows_of_its_window(filled, warehouse, postgres_url):
-    flow = with_sink(filled(Typed, [b"all", b"empty"]), warehouse)
-    run(flow)
-    replayed = run(flow, "messages")
-    assert [(row["message_id"], row["receive_id"]) for row in stored(postgres_url)] == [
-        ("1", replayed.receive_id),
-        ("2", replayed.receive_id),
-    ]
-    assert len(rows(flow, "values")) == 2
-
-
-def test_a_new_field_becomes_a_column_and_a_changed_type_is_refused(warehouse, postgres_url):
-    columns = pa.schema([("number", pa.int64()), ("receive_id", pa.string()), ("window", pa.string())])
-    warehouse.ensure("typed", "values", columns)
-    warehouse.ensure("typed", "values", columns.append(pa.field("note", pa.string())))
-    with psycopg.connect(postgres_url) as connection:
-        connection.execute("INSERT INTO typed_values (number, note) VALUES (1, 'x')")
-    with pytest.raises(SinkError, match=r"typed_values.number has the type BIGINT"):
-        warehouse.ensure("typed", "values", columns.set(0, pa.field("number", pa.string())))
-
-
-def test_a_run_leases_nothing_while_the_sink_is_unavailable(filled):
-    sink = PostgresSink(name="warehouse", url="postgresql://loader:secret@127.0.0.1:1/none")
-    flow = with_sink(filled(Typed, [b"all"]), sink)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PostgresSink, "patience", sink.patience._replace(within_s=0.5))
-        with pytest.raises(SinkAwayError) as raised:
-            begun(flow)
-    assert "secret" not in str(raised.value)
-    assert flow.source.backlog().messages == 1
-
-
 @pytest.mark.parametrize("url", ["sqlite:///x.sqlite", "mysql://h/d", "postgresql://u:p@x@h/d"])
 def test_an_unsuitable_address_is_refused(url):
     with pytest.raises(SinkError, match="warehouse"):
         PostgresSink(name="warehouse", url=url).is_published("typed", "values", "a")
+
+
+CHANGES = pa.schema(
+    [("number", pa.int64()), ("version", pa.int64()), ("receive_id", pa.string()), ("window", pa.string())]
+)
+
+
+@pytest.fixture
+def by_number(postgres_url: str) -> Iterator[PostgresSink]:
+    with closing(PostgresSink(name="warehouse", url=postgres_url, key=("number",), order="version")) as sink:
+        sink.ensure("changes", "rows", CHANGES)
+        yield sink
+
+
+def publish(
+    sink: PostgresSink, receive_id: str, *rows: tuple[int | None, int | None], window: str = "w", **more: Any
+) -> None:
+    values = [dict(zip(CHANGES.names, (*row, receive_id, window), strict=True)) for row in rows]
+    batch = pa.RecordBatch.from_pylist(values, schema=CHANGES)
+    options = {"columns": CHANGES, "started_at": datetime.now(UTC), "windows": (window,), "replaces": (), **more}
+    assert sink.publish(Publication(receive_id, "changes", "rows", rows=lambda: iter([batch]), **options))
+
+
+def newest(url: str) -> list[tuple[int | None, int | None, str]]:
+    with psycopg.connect(url) as connection:
+        found = "SELECT number, version, receive_id FROM changes_rows ORDER BY number NULLS FIRST"
+        return connection.execute(found).fetchall()
+
+
+def test_a_key_has_its_newest_row(by_number, postgres_url):
+    publish(by_number, "a", (1, 2), (1, 1), (2, None), (3, 1), (3, 1), (None, 1), (None, 2))
+    assert newest(postgres_url) == [(None, 2, "a"), (1, 2, "a"), (2, None, "a"), (3, 1, "a")]
+    publish(by_number, "b", (1, 1), (2, 0), (3, 1), (None, 1), (4, None))
+    assert newest(postgres_url) == [(None, 2, "a"), (1, 2, "a"), (2, 0, "b"), (3, 1, "b"), (4, None, "b")]
+
+
+def test_a_replay_overwrites_no_newer_row_and_brings_no_older_row_back(by_number, postgres_url):
+    publish(by_number, "a", (1, 1), (2, 1), (3, 1))
+    publish(by_number, "b", (1, 2), (3, 2), window="later")
+    publish(by_number, "replayed", (1, 1), (4, 1), replaces=("a",))
+    assert newest(postgres_url) == [(1, 2, "b"), (3, 2, "b"), (4, 1, "replayed")]
+    publish(by_number, "again", (3, 2), window="later", replaces=("b",))
+    assert newest(postgres_url) == [(3, 2, "again"), (4, 1, "replayed")]
+
+
+def test_a_key_of_another_table_is_refused(by_number, warehouse, postgres_url):
+    with pytest.raises(SinkError, match=r"unique index .* over \('number',\), and key is \(\)\. Drop the index"):
+        warehouse.ensure("changes", "rows", CHANGES)
+    warehouse.ensure("changes", "others", CHANGES)
+    for receive_id in "ab":
+        publication = Publication(receive_id, "changes", "others", CHANGES, datetime.now(UTC), ("w",), (), rows=list)
+        batch = pa.RecordBatch.from_pylist([{"number": 1, "receive_id": receive_id}], schema=CHANGES)
+        warehouse.publish(replace(publication, rows=lambda batch=batch: iter([batch])))
+    with pytest.raises(SinkError, match=r"changes_others has several rows of a key"):
+        by_number.ensure("changes", "others", CHANGES)

@@ -1,0 +1,84 @@
+"""Iceberg tables: values by several readers, snapshots, partitions, catalogs and warehouses."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import duckdb
+import polars as pl
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from pipeline_platform.sinks.contract import SinkAwayError, SinkError
+from pipeline_platform.sinks.iceberg import RECEIVE, IcebergSink
+from pipeline_platform.testing import check_sink
+from pipeline_platform.testing.sink_trial import COLUMNS
+from tests.fixtures.flow import run
+from tests.fixtures.sinks import iceberg, iceberg_table
+from tests.sinks.test_postgres import VALUES, Typed
+
+
+@pytest.fixture
+def warehouse(tmp_path) -> Iterator[IcebergSink]:
+    new, _ = iceberg(tmp_path)
+    with closing(new()) as sink:
+        yield sink
+
+
+def test_every_reader_finds_each_value_unchanged(filled, warehouse):
+    flow = filled(Typed, [b"all", b"empty", b"null", b"batch"])
+    receive = run(replace(flow, sinks=dict.fromkeys(flow.pipeline.batchers, warehouse)))
+    expected = {
+        **VALUES.model_dump(exclude={"clock", "took"}, mode="python"),
+        "id": str(VALUES.id),
+        "colour": "red",
+        "receive_id": receive.receive_id,
+        "message_id": "1",
+        "window": receive.window,
+    }
+    table = iceberg_table(warehouse, "typed", "values")
+    by_polars = pl.scan_iceberg(table).sort("message_id").collect()
+    first, empty, null = by_polars.to_dicts()
+    assert {name: first[name] for name in expected} == expected
+    assert (empty["text"], null["text"]) == ("", None)
+    with duckdb.connect() as connection:
+        connection.register("stored", table.scan().to_arrow())
+        found = connection.execute("SELECT text, number, price, tags, part FROM stored ORDER BY message_id").fetchall()
+    assert found[0] == (VALUES.text, VALUES.number, VALUES.price, ["a", ""], {"size": 3})
+    assert iceberg_table(warehouse, "typed", "batched").scan().to_arrow()["data"].to_pylist() == ['{"said":"batch"}']
+    assert [snapshot.summary[RECEIVE] for snapshot in table.metadata.snapshots] == [receive.receive_id]
+    assert {str(file.file.partition[0]) for file in table.scan().plan_files()} == {receive.window}
+
+
+def test_a_table_with_other_partitions_is_refused(warehouse):
+    with closing(load_catalog("default", **warehouse.properties)) as catalog:
+        catalog.create_namespace(warehouse.namespace)
+        catalog.create_table(f"{warehouse.namespace}.orders_lake", COLUMNS)
+    with pytest.raises(SinkError, match=r"orders_lake must be partitioned by window, got \[\]"):
+        warehouse.ensure("orders", "lake", COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("properties", "error"),
+    [
+        ({"type": "rest", "uri": "http://127.0.0.1:1", "token": "secret-token"}, SinkAwayError),
+        ({"type": "glue", "glue.endpoint": "http://127.0.0.1:1", "glue.region": "eu-west-1"}, SinkAwayError),
+        ({"type": "nonsense", "token": "secret-token"}, SinkError),
+        ({"token": "secret-token"}, SinkError),
+    ],
+)
+def test_an_unavailable_catalog_is_waited_for_and_a_wrong_one_is_refused(properties, error):
+    with pytest.raises((SinkError, SinkAwayError), match="warehouse") as raised:
+        IcebergSink(name="warehouse", namespace="a", properties=properties).ensure("orders", "lake", COLUMNS)
+    assert raised.type is error
+    assert "secret-token" not in str(raised.value)
+
+
+def test_a_warehouse_on_s3_keeps_the_promises(tmp_path, s3):
+    names = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}
+    names |= {"s3.access-key-id": "AWS_ACCESS_KEY_ID", "s3.secret-access-key": "AWS_SECRET_ACCESS_KEY"}
+    new, store = iceberg(
+        tmp_path, warehouse=f"s3://lake/{tmp_path.name}", **{ours: s3[name] for ours, name in names.items()}
+    )
+    asked = ["rows_are_stored", "publishing_again_stores_nothing", "replays_replace_rows"]
+    assert check_sink(new, store, only=asked).kept == asked

@@ -1,0 +1,106 @@
+"""Whole flows with a sink: decided receives, replays, outages and texts, for each kind of sink."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+from pydantic import BaseModel
+
+from pipeline_platform import Message, Pipeline, Producer, TableBatcher
+from pipeline_platform.run import steps
+from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.receive_state import Phase, ReceiveState
+from pipeline_platform.sinks.contract import Sink, SinkAwayError
+from pipeline_platform.testing import Store
+from tests.fixtures.flow import begun, finish, handled, kinds, rows, run
+from tests.sinks.test_sink_contract import SINKS
+
+
+class Line(BaseModel):
+    text: str
+    words: list[str]
+
+
+class Lines(Pipeline):
+    """Each payload makes a row."""
+
+    name = "lines"
+    producer = Producer(source="queue")
+    batchers: ClassVar[Any] = {"lines": TableBatcher(schema=Line, sink="warehouse")}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        text = message.data.decode()
+        return message.put(Line(text=text.strip("*"), words=text.split()), batcher="lines")
+
+
+@pytest.fixture(params=["postgresql", "iceberg"])
+def warehouse(request: pytest.FixtureRequest) -> Iterator[tuple[Sink, Store]]:
+    new, store = SINKS[request.param](request)
+    with closing(new()) as sink:
+        yield sink, store
+
+
+def with_sink(flow: Flow, sink: Sink) -> Flow:
+    return replace(flow, sinks={"lines": sink})
+
+
+def stored(warehouse: tuple[Sink, Store]) -> list[tuple[str, str]]:
+    sink, store = warehouse
+    return sorted((row["message_id"], row["receive_id"]) for row in store.read(sink, "lines", "lines"))
+
+
+def test_a_decided_receive_is_unpublished_until_the_sink_has_it(filled, warehouse):
+    flow = filled(Lines, [b"a"])
+    warehouse[0].ensure("lines", "lines", flow.tables["lines"].schema)
+    receive = handled(flow)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)  # without the sink
+    again = with_sink(flow, warehouse[0])
+    assert ReceiveState(again, receive.receive_id).phase is Phase.DECIDED
+    run(again)
+    assert stored(warehouse) == [("1", receive.receive_id)]
+    assert again.source.backlog().messages == 0
+
+
+def test_a_receive_is_finished_although_the_sink_forgot_its_id(filled, warehouse):
+    sink, store = warehouse
+    flow = with_sink(filled(Lines, [b"a"]), sink)
+    receive = handled(flow)
+    steps.decide(flow, receive)
+    steps.publish(flow, receive)
+    flow.source.send([b"b"])
+    later = handled(flow)
+    steps.decide(flow, later)
+    steps.publish(flow, later)
+    store.forget(sink, "lines", "lines")
+    assert ReceiveState(flow, receive.receive_id).phase is Phase.DECIDED
+    finish(flow, receive)
+    assert stored(warehouse) == [("1", receive.receive_id), ("2", later.receive_id)]
+
+
+def test_a_replay_replaces_the_rows_of_its_window(filled, warehouse):
+    flow = with_sink(filled(Lines, [b"a", b"b"]), warehouse[0])
+    run(flow)
+    replayed = run(flow, "messages")
+    assert stored(warehouse) == [("1", replayed.receive_id), ("2", replayed.receive_id)]
+    assert len(rows(flow, "lines")) == 2
+
+
+def test_a_text_that_a_sink_cannot_store_fails_its_message_alone(filled, warehouse):
+    flow = with_sink(filled(Lines, [b"a", b"b\0", b"inside \0**"]), warehouse[0])
+    run(flow)
+    assert [message_id for message_id, _ in stored(warehouse)] == ["1"]
+    assert {*kinds(flow).values()} == {"ColumnError"}
+
+
+def test_a_run_leases_nothing_while_the_sink_is_unavailable(filled, warehouse):
+    sink, store = warehouse
+    away = store.away(sink)
+    flow = with_sink(filled(Lines, [b"a"]), away)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(away), "patience", away.patience._replace(within_s=0.5))
+        with pytest.raises(SinkAwayError):
+            begun(flow)
+    assert flow.source.backlog().messages == 1
