@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pipeline_platform import Message, Pipeline, PipelineError, Producer, TableBatcher
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration import platform_definitions, sink_resource
+from pipeline_platform.sinks.iceberg import IcebergSink
 from pipeline_platform.sinks.postgres import PostgresSink
 
 
@@ -54,6 +55,20 @@ def test_a_url_may_come_from_the_environment(postgres_url, monkeypatch):
     resource = sink_resource(PostgresSink)(name="warehouse", url=dg.EnvVar("WAREHOUSE_URL"))
     with dg.build_resources({"warehouse": resource}) as resources:
         assert resources.warehouse == PostgresSink(name="warehouse", url=postgres_url)
+
+
+def test_properties_and_keys_of_sinks_are_config(monkeypatch):
+    monkeypatch.setenv("CATALOG_TOKEN", "secret-token")
+    properties = {"type": "rest", "uri": "http://127.0.0.1:1", "token": dg.EnvVar("CATALOG_TOKEN")}
+    resources = {
+        "lakehouse": sink_resource(IcebergSink)(name="lakehouse", namespace="shop", properties=properties),
+        "by_number": sink_resource(PostgresSink)(
+            name="by_number", url="postgresql://h/d", key=["number"], order="version"
+        ),
+    }
+    with dg.build_resources(resources) as made:
+        assert made.lakehouse.properties == {**properties, "token": "secret-token"}
+        assert made.by_number.key == ("number",)
 
 
 def test_wrong_sinks_are_refused(queue):
