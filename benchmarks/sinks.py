@@ -52,11 +52,18 @@ def publication(receive_id: str, read: Callable[[], Iterator[pa.RecordBatch]]) -
 
 
 def compare(
-    name: str, peer: str, rows: int, rounds: int, ours: Callable[[str], object], bare: Callable[[], object]
+    name: str,
+    peer: str,
+    rows: int,
+    rounds: int,
+    ours: Callable[[str], object],
+    bare: Callable[[], object],
+    empty: Callable[[], object] = lambda: None,
 ) -> None:
     """Call a sink and its peer in turn; print rates and the median of their ratios."""
     ratios = []
     for number in range(rounds + 1):
+        empty()
         began = time.perf_counter()
         ours(f"{name}-{number}")
         between = time.perf_counter()

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 RECEIVE: Final = "pipeline-platform.receive-id"
 """Property of a snapshot's summary with the id of the receive."""
 _PROPERTIES: Final = {
-    "format-version": "2",
     # Without these, each commit adds a small manifest to the list and a copy of the metadata to the folder, forever.
     "commit.manifest-merge.enabled": "true",
     "write.metadata.delete-after-commit.enabled": "true",
@@ -36,8 +35,7 @@ _PROPERTIES: Final = {
 """Properties of a new table, which may be changed."""
 _FILE_BYTES: Final = 2**27
 """Most bytes of rows in memory, which become a file per window."""
-_CLOCKS: Final = timedelta(hours=1)
-"""Longest difference between the clocks of two hosts."""
+_CLOCKS: Final = timedelta(hours=1)  # longest difference between the clocks of two hosts
 
 
 class IcebergSink(Sink):
@@ -170,7 +168,7 @@ class IcebergSink(Sink):
 
         try:
             yield
-        except (SinkError, SinkAwayError, CommitFailedException, ValidationException):
+        except (SinkError, CommitFailedException, ValidationException):
             raise
         # Without its cause: a client may quote a token or a password.
         except Exception as error:
@@ -208,30 +206,32 @@ def _goes_back_to(table: Table, time: datetime) -> bool:
 
 def _has_rows(table: Table, publication: Publication) -> bool:
     """Whether a table has rows of a receive."""
-    from pyiceberg.expressions import And, EqualTo, In
+    wanted = _rows_of([publication.receive_id], publication.windows)
+    return bool(table.scan(wanted, selected_fields=("receive_id",), limit=1).to_arrow().num_rows)
 
-    wanted = And(EqualTo("receive_id", publication.receive_id), In("window", publication.windows))
-    return table.scan(wanted, selected_fields=("receive_id",), limit=1).to_arrow().num_rows > 0
+
+def _rows_of(receive_ids: Sequence[str], windows: Sequence[str]) -> Any:
+    """Return a filter for rows of receives in windows."""
+    from pyiceberg import expressions
+
+    among: Any = expressions.In  # mypy's plugin of pydantic misreads its signature
+    return expressions.And(among("window", windows), among("receive_id", receive_ids))
 
 
 def _commit(table: Table, publication: Publication, files: Sequence[DataFile], *, replaces: Sequence[str]) -> None:
     """Add files to a table, and remove the rows of replaced receives, in one commit."""
-    from pyiceberg.expressions import And, In
-
     with table.transaction() as transaction:
         if replaces:
-            transaction.delete(And(In("window", publication.windows), In("receive_id", replaces)))
-        with transaction.update_snapshot(
-            snapshot_properties={RECEIVE: publication.receive_id}
-        ).merge_append() as append:
+            transaction.delete(_rows_of(replaces, publication.windows))
+        summary = {RECEIVE: publication.receive_id}
+        with transaction.update_snapshot(snapshot_properties=summary).merge_append() as append:
             for file in files:
                 append.append_data_file(file)
 
 
 def _by_window(publication: Publication) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
     """Yield rows of one window each, with bounded memory."""
-    kept: dict[str, list[pa.RecordBatch]] = {}
-    size = 0
+    kept, size = dict[str, list[pa.RecordBatch]](), 0
     for batch in publication.rows():
         for window in batch["window"].unique().to_pylist():
             kept.setdefault(window, []).append(batch.filter(pc.equal(batch["window"], window)))

@@ -20,7 +20,7 @@ from pipeline_platform.lake.tables import SYSTEM
 from pipeline_platform.sinks.contract import Publication, Sink
 from pipeline_platform.testing import promises, sink_publisher
 from pipeline_platform.testing.promises import Check, Promise
-from pipeline_platform.testing.sink_publisher import NEVER, Interrupted
+from pipeline_platform.testing.sink_publisher import NEVER, Interrupted, no_rows
 
 T = TypeVar("T")
 
@@ -142,7 +142,7 @@ class SinkTrial(promises.Trial):
         With `NEVER` it does not stop; it got there when it has read the last batch.
         """
         batches = [*publication.rows()]
-        work = Interrupted(type(self.sink), self.options, replace(publication, rows=tuple), batches, stop_before)
+        work = Interrupted(type(self.sink), self.options, replace(publication, rows=no_rows), batches, stop_before)
         command = [sys.executable, "-c", f"from {sink_publisher.__name__} import main; main()"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
