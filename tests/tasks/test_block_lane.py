@@ -1,7 +1,7 @@
 """The lane of blocks: the same rules as for rows, and faults isolated by row."""
 
 import random
-from datetime import datetime, time, timedelta
+from datetime import time, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -350,39 +350,6 @@ def test_repeats_are_not_handled_again(lake):
     manifest = handled(lake, ObedientBlocks, b"1", b"2", repeats=repeats)
 
     assert outcomes(lake, "obedient", manifest) == {"m0": "handled", "m1": "duplicate"}
-
-
-@pytest.mark.parametrize(("pipeline", "kept"), [(ObedientBlocks, "1"), (Preparing, "looked up 1")])
-def test_the_testing_kit_takes_blocks(pipeline, kept):
-    result = test_batch(pipeline, ["1", "raise"])
-
-    (ok,), (failed,) = result.successful, result.failed
-    assert (ok.message_id, ok.batcher, ok.data) == ("0", "kept", {"text": kept})
-    assert (failed.message_id, failed.data, failed.reason) == ("1", b"raise", "as told")
-    assert result.actions == ["ack", "ack"]
-
-
-class Day(BaseModel):
-    at: datetime
-
-
-class Far(Pipeline):
-    name = "far"
-    producer = Obedient.producer
-    batchers = {"kept": TableBatcher(schema=Day)}
-
-    def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
-        rows = messages.append_column(
-            "at", pa.array([253_402_318_799_000_000] * messages.num_rows).cast(pa.timestamp("us", "UTC"))
-        )
-        return rows.drop_columns("batcher").append_column("batcher", pa.array(["kept"] * messages.num_rows))
-
-
-def test_a_time_out_of_pythons_range_fails_its_row(lake):
-    assert outcomes(lake, "far", handled(lake, Far, b"1")) == {"m0": "failed"}
-
-    (message,) = test_batch(Far, ["1"]).failed
-    assert (message.failure.kind, message.failure.stage) == ("ColumnError", "lake")
 
 
 def test_a_lane_is_chosen_by_annotation_and_an_unknown_one_is_refused():

@@ -233,12 +233,6 @@ def test_a_retried_message_that_fails_is_recorded_as_failed(lake):
     assert outcomes(lake, "failing", manifest) == {"m0": "failed"}
 
 
-def test_a_retried_message_that_succeeds_closes_its_failure(lake):
-    manifest = handled(lake, Failing, b"ok", ack_policy=DRIVEN_AGAIN)
-    (event,) = rows_of(lake, "failing", manifest, "failed")
-    assert (event["message_id"], event["state"], event["data"]) == ("m0", "closed", None)
-
-
 HOUR = timedelta(hours=1)
 
 

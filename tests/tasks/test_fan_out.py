@@ -35,12 +35,6 @@ def test_a_list_of_rows_is_one_message_that_is_handled(lake):
     assert manifest.totals.handled.total() == manifest.rows("outcomes") == 2
 
 
-def test_an_empty_list_is_handled_and_leaves_no_row(lake):
-    manifest = handled(lake, Families, b"", b"plain")
-    assert outcomes(lake, "families", manifest) == {"m0": "handled", "m1": "handled"}
-    assert [row["message_id"] for row in rows_of(lake, "families", manifest, "lake")] == ["m1"]
-
-
 def test_a_message_waits_for_children_that_wait_for_a_batch(lake):
     manifest = handled(lake, Families, b"lake=a left=b left=c", b"plain")
     assert outcomes(lake, "families", manifest) == {"m1": "handled"}

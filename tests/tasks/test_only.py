@@ -13,7 +13,7 @@ import pytest
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.testing import DummySource
 from pipeline_platform.testing import test_batch as trial
-from tests.fixtures.small_lake import DRIVEN_AGAIN, WINDOW, Memory, Row, handled, numbered, outcomes, rows_of
+from tests.fixtures.small_lake import WINDOW, Memory, Row, handled, numbered, outcomes, rows_of
 
 
 def wanted(message: Message) -> Any:
@@ -131,38 +131,6 @@ def test_a_predicate_that_misbehaves_fails_only_its_message(lake, pipeline, odd,
     assert (failure["kind"], failure["stage"], failure["data"]) == (kind, "only", odd)
 
 
-def test_a_retry_evaluates_the_predicate_only_for_messages_that_it_failed(lake):
-    deliveries = [
-        Memory(deliveries_=numbered(b"other"), on_failure="ack").deliveries(
-            message_id=["m0"], data=[b"other"], ack_id=["m0"], ack_ref=stage, attempt=[2], redelivered=False
-        )
-        for stage in ("handle_message", "only", "receive_messages")
-    ]
-
-    class Plain(Rows):
-        name = "plain"
-        transform = Pipeline.transform
-        prepare_messages = Pipeline.prepare_messages
-
-    found = []
-    for delivery in deliveries:
-        source = Retried(delivered=delivery)
-        manifest = handled(lake, Plain, source=source, ack_policy=DRIVEN_AGAIN)
-        found += outcomes(lake, "plain", manifest).values()
-        assert [row["state"] for row in rows_of(lake, "plain", manifest, "failed")] == ["closed"]
-
-    assert found == ["handled", "skipped", "skipped"]
-
-
-class Retried(Memory):
-    """Delivers a given batch."""
-
-    delivered: Any
-
-    def read(self, share: Any, receive_id: str) -> Any:
-        yield self.delivered
-
-
 class Two(Rows):
     """Two producers, one of which has a predicate."""
 
@@ -179,24 +147,6 @@ def test_the_predicate_of_a_producer_applies_to_its_source(lake, source, outcome
     manifest = handled(lake, Two, source=Memory(name=source, deliveries_=numbered(b"other")))
 
     assert outcomes(lake, "two", manifest) == {"m0": outcome}
-
-
-class Paced:
-    """Permits for some messages, then none."""
-
-    def __init__(self, permits: int) -> None:
-        self.permits, self.waited = permits, 0.0
-
-    def each(self, messages: list[Message]) -> Any:
-        for message in messages[: self.permits]:
-            self.permits -= 1
-            yield message
-
-
-def test_a_filtered_message_takes_no_permit(lake):
-    manifest = handled(lake, Rows, b"other 1", b"other 2", b"a", b"b", pace=Paced(1))
-
-    assert outcomes(lake, "rows", manifest) == {"m0": "skipped", "m1": "skipped", "m2": "handled", "m3": "returned"}
 
 
 @pytest.mark.parametrize("pipeline", [Rows, InOrder, BySource, InThreads, Blocks])

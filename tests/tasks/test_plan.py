@@ -62,23 +62,21 @@ SEEN: list[tuple[BatchInfo, list[int]]] = []
 FAILED: list[str | None] = []
 
 
-def planned(lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush") -> tuple[list[RowRange], Manifest]:
+def planned(lake: Lake, *payloads: str, careful: bool = False) -> tuple[list[RowRange], Manifest]:
     """Return the files of staged parcels and the manifest of their plan."""
     whole = ranges(
         handled(lake, Boxes, *(payload.encode() for payload in payloads)), "boxes", staged_table("r1", "box")
     )
     (options,) = Boxes.batchers.values()
-    cut = CutBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", options, whole, rest)
+    cut = CutBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", options, whole, "flush")
     return whole, done(cut, careful=careful)
 
 
-def boxed(
-    lake: Lake, *payloads: str, careful: bool = False, rest: Any = "flush"
-) -> tuple[list[tuple[str, str, list[int]]], Manifest]:
+def boxed(lake: Lake, *payloads: str, careful: bool = False) -> tuple[list[tuple[str, str, list[int]]], Manifest]:
     """Return key, trigger and weights of each box, in order, and the manifest."""
     SEEN.clear()
     FAILED.clear()
-    whole, plan = planned(lake, *payloads, careful=careful, rest=rest)
+    whole, plan = planned(lake, *payloads, careful=careful)
     files = ranges(plan, "boxes", plan_table("r1", "box"))
     task = HandleBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", whole, files)
     manifest = done(task)
@@ -88,11 +86,6 @@ def boxed(
 def test_a_splitter_gets_the_same_data_as_handle_batch_and_cannot_change_it(lake):
     boxes, _ = boxed(lake, "a 6 -", "b 9 -", "a 4 spoil", "a 1 -", "b 2 -")
     assert boxes == [("a", "size", [6, 4]), ("b", "size", [9, 2]), ("a", "flush", [1])]
-
-
-def test_the_last_batch_has_the_trigger_of_the_rest(lake):
-    boxes, _ = boxed(lake, "a 6 -", "a 4 -", "b 1 -", rest="timeout")
-    assert boxes == [("a", "size", [6, 4]), ("b", "timeout", [1])]
 
 
 @pytest.mark.parametrize("portion", [1, 2, 10**6])

@@ -106,12 +106,6 @@ def test_what_handle_failed_changes_is_recorded_but_for_the_data(lake):
     assert rows_of(lake, "renaming", backfill, "outcomes")[0]["action"] == "noop"
 
 
-def test_a_retried_and_rescued_message_closes_its_failure(lake):
-    manifest = handled(lake, Rescuing, b"fail back", ack_policy=DRIVEN_AGAIN)
-    (event,) = rows_of(lake, "rescuing", manifest, "failed")
-    assert event["state"] == "closed"
-
-
 def test_a_rescued_message_has_its_own_ack_actions(lake):
     class Acknowledging(Rescuing):
         name = "acknowledging"

@@ -7,7 +7,7 @@ import pytest
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.testing import test_batch as trial
-from tests.fixtures.small_lake import DRIVEN_AGAIN, WINDOW, Keeping, Memory, Row, handled, outcomes, rows_of
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, handled, outcomes, rows_of
 
 
 class Skipping(Keeping):
@@ -61,12 +61,6 @@ def test_a_skipped_message_is_decided_and_in_no_table(lake, callback):
     (report,) = manifest.reports
     assert (report.skipped, report.handled) == ({WINDOW: 1}, {WINDOW: 1})
     assert report.skip_reasons == {f"in {callback}": 1}
-
-
-def test_a_skipped_retry_closes_its_failure(lake):
-    manifest = handled(lake, Skipping, b"handle_message", ack_policy=DRIVEN_AGAIN)
-
-    assert [row["state"] for row in rows_of(lake, "skipping", manifest, "failed")] == ["closed"]
 
 
 def test_a_skipped_message_keeps_its_own_ack_action(lake):
