@@ -1,8 +1,9 @@
 """Erasing of messages: nothing of them is left in any file, and no other message is affected."""
 
 import threading
-from itertools import count
 from typing import Any
+
+import pytest
 
 from pipeline_platform.lake import erasing
 from pipeline_platform.lake.compaction import compact
@@ -60,13 +61,6 @@ def test_failed_messages_are_erased_by_a_text_in_their_payload(tables):
     assert places(tables, ANNA) == set()
     assert places(tables, BEN) != set()
     assert (ids(tables, "failed"), ids(tables, "messages")) == (["ben-2"], ["ben-1", "ben-2"])
-
-
-def test_messages_are_erased_by_their_ids(tables):
-    erased = erase(tables, message_ids=["anna-1", "anna-2", "unknown"])
-
-    assert (erased.ids, erased.is_complete) == (["anna-1", "anna-2"], True)
-    assert places(tables, ANNA) == set()
 
 
 def test_ids_of_another_source_stay(local):
@@ -169,32 +163,28 @@ def test_a_replay_handles_the_other_messages_and_keeps_the_erased_outcome(local)
     assert erase(local, message_ids=["anna-1"]).rows == {}
 
 
-def test_a_replay_in_progress_ends_before_the_erasure(local, monkeypatch):
-    run = replay(local).work()
+def retry(tables: Tables) -> Run:
+    failed = FailedMessages(name="memory", lake=tables.lake, pipeline="visits", windows=(LATER,))
+    return Run(tables, failed, "retry", origin="failed", windows=(LATER,))
+
+
+def ended(run: Run) -> None:
+    run.decide().publish()
+    run.ledger.remove(run.receive.receive_id)
+
+
+@pytest.mark.parametrize(("kind", "failures"), [(replay, [("ben-2", 1)]), (retry, [("ben-2", 1), ("ben-2", 2)])])
+def test_a_run_in_progress_ends_before_the_erasure(local, monkeypatch, kind, failures):
+    run = kind(local).work()
     monkeypatch.setattr(erasing, "_POLL_S", 0.01)
-    thread = threading.Timer(0.3, lambda: (run.decide().publish(), run.ledger.remove("replay")))
+    thread = threading.Timer(0.3, ended, [run])
     thread.start()
     erased = erase(local, 60, containing=ANNA)
     thread.join()
     assert erased.is_complete
     assert places(local, ANNA) == set()
     assert ids(local, "persons") == ["ben-1"]
-
-
-def test_a_retry_in_progress_ends_before_the_erasure(local, monkeypatch):
-    failed = FailedMessages(name="memory", lake=local.lake, pipeline="visits", windows=(LATER,))
-    run = Run(local, failed, "retry", origin="failed", windows=(LATER,)).work()
-    monkeypatch.setattr(erasing, "_POLL_S", 0.01)
-    thread = threading.Timer(0.3, lambda: (run.decide().publish(), run.ledger.remove("retry")))
-    thread.start()
-    erased = erase(local, 60, containing=ANNA)
-    thread.join()
-    assert erased.is_complete
-    assert places(local, ANNA) == set()
-    assert sorted((row["message_id"], row["attempt"]) for row in visible(local, "failed")) == [
-        ("ben-2", 1),
-        ("ben-2", 2),
-    ]
+    assert sorted((row["message_id"], row["attempt"]) for row in visible(local, "failed")) == failures
     assert outcomes(local)["anna-2"] == "erased"
 
 
@@ -203,9 +193,7 @@ def test_a_retry_that_begins_during_the_erasure_brings_no_row_back(local, monkey
 
     def meanwhile(*given: Any) -> Any:
         if not threads:  # before the failures are rewritten
-            failed = FailedMessages(name="memory", lake=local.lake, pipeline="visits", windows=(LATER,))
-            run = Run(local, failed, "retry", origin="failed", windows=(LATER,)).work()
-            threads.append(threading.Timer(0.5, lambda: (run.decide().publish(), run.ledger.remove("retry"))))
+            threads.append(threading.Timer(0.5, ended, [retry(local).work()]))
             threads[0].start()
         return rewrite(*given)
 
@@ -215,11 +203,6 @@ def test_a_retry_that_begins_during_the_erasure_brings_no_row_back(local, monkey
     threads[0].join()
     assert erased.is_complete
     assert places(local, ANNA) == set()
-
-
-def test_a_retry_afterwards_finds_no_failure(local):
-    erase(local, containing=ANNA)
-    assert FailedMessages(name="memory", lake=local.lake, pipeline="visits").open_by_window() == {LATER: 1}
 
 
 # Receives in progress
@@ -257,20 +240,6 @@ def test_a_receive_that_begins_during_the_erasure_keeps_its_files(local, monkeyp
     assert ids(local, "persons") == ["a9", "ben-1"]
 
 
-def test_commits_of_others_during_the_erasure_are_kept(local, monkeypatch):
-    rewrite, numbers = erasing.rewrite, count()
-
-    def meanwhile(*given: Any) -> Any:
-        number = next(numbers)
-        receive(local, f"c{number}", (f"n{number}", payload(BEN, age=number))).finish()
-        return rewrite(*given)
-
-    monkeypatch.setattr(erasing, "rewrite", meanwhile)
-    assert erase(local, containing=ANNA).is_complete
-    assert places(local, ANNA) == set()
-    assert ids(local, "persons") == ["ben-1", *(f"n{number}" for number in range(next(numbers)))]
-
-
 def test_receives_that_follow_each_other_at_the_same_time_lose_and_double_no_message(local, monkeypatch):
     monkeypatch.setattr(erasing, "_POLL_S", 0.01)
     is_over, numbers = threading.Event(), list[int]()
@@ -291,6 +260,3 @@ def test_receives_that_follow_each_other_at_the_same_time_lose_and_double_no_mes
     assert places(local, ANNA) == set()
     for table in ("persons", "visits", "messages"):
         assert [id_ for id_ in ids(local, table) if id_.startswith("n")] == [f"n{number:03}" for number in numbers]
-
-
-# Files that no commit names

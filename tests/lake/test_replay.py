@@ -172,11 +172,6 @@ def test_a_replay_that_dies_half_way_is_finished_by_publishing_again(tables, mon
     assert len(visible(tables, "messages")) == 2
 
 
-def test_a_replay_acknowledges_nothing_at_the_source(tables):
-    Run(tables, Memory(deliveries_=(("a", b"a"),)), "r1").finish()
-    assert source_of(tables).acknowledge("ack", "q", ["a"]) == []
-
-
 def test_a_replay_of_removed_messages_is_refused_by_window(tables):
     Run(tables, Memory(deliveries_=(("a", b"a"), ("b", b"b"))), "r1").finish()
     source = source_of(tables)
