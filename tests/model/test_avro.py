@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 from fastavro import parse_schema, schemaless_writer
-from msgspec import Struct
+from msgspec import Struct, defstruct
 from pydantic import BaseModel
 
 from pipeline_platform.model.failure import PayloadError
@@ -86,26 +86,8 @@ class Order(BaseModel):
     lines: list[Line]
 
 
-class LineStruct(Struct):
-    sku: str
-    count: int
-
-
-class OrderStruct(Struct):
-    number: int
-    total: float
-    token: bytes
-    note: str | None
-    state: Status
-    at: datetime
-    heard: datetime
-    day: date
-    opens: time
-    id: UUID
-    tax: Decimal
-    tags: list[str]
-    prices: dict[str, float]
-    lines: list[LineStruct]
+LineStruct = defstruct("LineStruct", Line.__annotations__.items())
+OrderStruct = defstruct("OrderStruct", {**Order.__annotations__, "lines": list[LineStruct]}.items())
 
 
 @pytest.mark.parametrize(("model", "line"), [(Order, Line), (OrderStruct, LineStruct)])

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline_platform.model.options import Batcher, Processors, TableBatcher
 from pipeline_platform.model.partition import as_given
-from pipeline_platform.model.pipeline import Pipeline, PipelineError
+from pipeline_platform.model.pipeline import Pipeline
 from tests.fixtures.built import build
 from tests.fixtures.small_lake import Row
 
@@ -24,14 +24,6 @@ def other(message: object, more: int = 2) -> int:
     return more
 
 
-async def waits(message: object) -> int:
-    return 1
-
-
-def yields(message: object) -> Any:
-    yield 1
-
-
 class Called:
     """A callable object."""
 
@@ -43,22 +35,6 @@ class Called:
 def test_a_function_of_a_message_or_source_is_valid(given):
     assert build(partition_by=given).partitioning() == given
     assert Processors(partition_by=given).partition_by == given
-
-
-@pytest.mark.parametrize("given", ["sorce", b"source", 3, True, lambda: 1, lambda a, b: 1, waits, yields, ["source"]])
-def test_an_invalid_partition_by_is_refused_by_the_options_and_the_class(given):
-    for make in (Processors, Batcher):
-        with pytest.raises(PipelineError) as refused:
-            make(partition_by=given)
-        assert str(refused.value).startswith(f"{make.__name__}.partition_by: must be 'source' or a function")
-    with pytest.raises(PipelineError, match=r"^Flights\.partition_by: must be 'source' or a function"):
-        build(partition_by=given)
-
-
-def test_a_method_is_refused_because_it_needs_an_instance():
-    with pytest.raises(PipelineError, match=r"Flights\.partition_by: "):
-        build(partition_by=lambda self, message: 1)
-    assert build(partition_by=staticmethod(one)).partitioning() is one
 
 
 def test_the_most_specific_partition_by_applies_and_table_batchers_have_none():
