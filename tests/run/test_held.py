@@ -159,14 +159,6 @@ def test_a_held_message_cannot_be_retried_before_the_failure_that_holds_it(fille
     assert failures(flow, Selection()) == 3
 
 
-def test_a_replay_holds_again(filled):
-    flow = filled(Held, payloads(12, at_4="always"))
-    run(flow)
-    run(flow, "messages")
-    assert numbers(flow)["1"] == [1]
-    assert failures(flow, Selection()) == 3
-
-
 def test_batches_behind_a_failure_are_held(filled):
     flow = filled(HeldBatches, payloads(24, at_4="fail"))
     run(flow)
@@ -186,14 +178,6 @@ def test_a_rate_limit_does_not_end_a_hold(filled):
     flow = filled(Limited, payloads(24, at_4="fail"))
     run(flow)
     assert numbers(flow) == {"0": [*range(0, 24, 3)], "1": [1], "2": [*range(2, 24, 3)]}
-
-
-def test_a_failure_precedes_the_messages_that_it_holds_in_each_retry(filled):
-    flow = filled(Held, payloads(12, at_4="always"))
-    run(flow)
-    for _ in range(2):
-        run(flow, "failed")
-        assert numbers(flow)["1"] == [1]
 
 
 def test_a_retry_of_a_part_begins_with_the_failure_that_holds_the_others(filled):
