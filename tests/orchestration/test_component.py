@@ -136,13 +136,6 @@ def test_the_document_shows_what_is_written(project):
     assert yaml.safe_load(shown) == yaml.safe_load((project / "orders" / "defs.yaml").read_text())
 
 
-def test_components_that_give_a_resource_different_options_are_refused(project):
-    scaffold(project, "orders", lake={"root": "/one"})
-    scaffold(project, "payments", lake={"root": "/two"})
-
-    assert "the components of Orders and Payments give the resource 'lake' different options" in refusal(project)
-
-
 def test_a_variable_is_handed_on_by_its_name(project, monkeypatch):
     scaffold(project, "orders", SourceKind.rabbitmq, control={"url": {"env": "SHOP_CONTROL"}})
     monkeypatch.setenv("ORDERS_RABBITMQ", "amqp://user:a-secret@localhost")
