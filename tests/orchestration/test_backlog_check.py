@@ -13,12 +13,10 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.backlog_check import backlog_check
-from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import Backlog
-from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
-from tests.fixtures.sensor import Asked, Place
+from tests.fixtures.sensor import Asked, Place, definitions_at
 
 WARN = dg.AssetCheckSeverity.WARN
 
@@ -39,7 +37,7 @@ class Hourly(Told):
 
 def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = None) -> Any:
     """Return the check's evaluation in the UI after a tick, which this function reports as the daemon does."""
-    definitions = platform_definitions([pipeline], resources_at(str(place.folder), "nowhere"))
+    definitions = definitions_at(place.folder, pipeline)
     context = dg.build_sensor_context(
         instance=place.instance,
         resources={"queue": queue or place.queue, "control": place.control},
