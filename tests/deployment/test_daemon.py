@@ -318,14 +318,16 @@ def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions
     deployed.until("its run has ended", lambda: done(deployed.instance) and not open_failures(deployed))
 
 
-def run_at_work(deployed: Deployed, payloads: list[str]) -> tuple[str, int]:
-    """Send messages and wait until a run handles all of them; return the run's id and its process."""
-    deployed.queue.enqueue(payload.encode() for payload in payloads)
+def run_at_work(deployed: Deployed, pipeline: str = "told", messages: int = 0) -> tuple[str, int]:
+    """Wait until a run of a pipeline handles messages, at least this many; return its id and its process."""
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
 
     def at_work() -> Any:
-        held = [claim.run_id for claim in control.in_flight("told") if claim.messages == len(payloads)]
-        return (held[0], pid) if held and (pid := handling_in(deployed.instance, held[0])) else None
+        for claim in control.in_flight(pipeline):
+            if claim.messages >= max(messages, 1) and (pid := handling_in(deployed.instance, claim.run_id)):
+                run = deployed.instance.get_run_by_id(claim.run_id)
+                return (claim.run_id, pid) if run and not run.is_finished else None
+        return None
 
     found: tuple[str, int] = deployed.until("a run handles the messages", at_work)
     return found
@@ -340,7 +342,8 @@ def texts(deployed: Deployed, *beginnings: str) -> list[str]:
 def test_a_killed_run_is_completed_by_the_next(deployed):
     gate = deployed.folder / "killed"
     payloads = [f"wait for {gate}", *(f"late {n}" for n in range(60))]
-    run_id, pid = run_at_work(deployed, payloads)
+    deployed.queue.enqueue(payload.encode() for payload in payloads)
+    run_id, pid = run_at_work(deployed, messages=len(payloads))
     os.kill(pid, signal.SIGKILL)
     gate.touch()
     deployed.until("the next run has done it", lambda: deployed.left() == 0)

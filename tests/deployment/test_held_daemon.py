@@ -3,37 +3,19 @@
 import os
 import signal
 from collections import defaultdict
-from typing import Any
 
 import polars as pl
 import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kinesis import KinesisSource
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.contract import Source
-from tests.deployment.test_daemon import Deployed, deployment, handling_in
+from tests.deployment.test_daemon import Deployed, deployment, run_at_work
 from tests.fixtures.kinesis import split
+from tests.fixtures.location import write_location
 
-LOCATION = """
-from handling import Accounts
-from pipeline_platform.connectors.kafka import KafkaSource
-from pipeline_platform.connectors.kinesis import KinesisSource
-from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
-from pipeline_platform.orchestration import platform_definitions, source_resource
-from pipeline_platform.run import lease
-
-lease.CLAIM_S = 4.0
-RESOURCES = {{
-    "lake": LakeResource(root="{folder}/lake"),
-    "control": ControlResource(url="sqlite:///{folder}/control.sqlite"),
-    "spark": SparkResource(remote="warm", state_folder="{spark}"),
-    "log": source_resource({kind})(**{options}),
-}}
-defs = platform_definitions([Accounts], RESOURCES)
-"""
 HANDLING = """
 import time
 from datetime import timedelta
@@ -55,7 +37,7 @@ class Accounts(Pipeline):
     processors = Processors(concurrency=2, on_failure="hold")
     partition_by = "source"
     retry = Retry(max_attempts=50, backoff=timedelta(seconds=1))
-    batchers = {{"lines": TableBatcher(schema=Line)}}
+    batchers = {"lines": TableBatcher(schema=Line)}
 
     def handle_message(self, message, context):
         text = message.data.decode()
@@ -99,12 +81,7 @@ def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_kill
 ):
     source: Source = request.getfixturevalue(server)
     fixed, gate = tmp_path / "fixed", tmp_path / "gate"
-    place: dict[str, Any] = {"folder": tmp_path, "spark": warm_spark.folder, "kind": type(source).__name__}
-    place["options"] = {name: getattr(source, name) for name in source.model_fields_set}
-    location = tmp_path / "accounts" / "location.py"
-    location.parent.mkdir()
-    location.write_text(LOCATION.format(**place))
-    location.with_name("handling.py").write_text(HANDLING.format())
+    location = write_location(tmp_path, "accounts", warm_spark.folder, HANDLING, "Accounts", source)
 
     def send(texts: list[str], first: int) -> None:
         numbered = [f"{text} {number % 3} {number}".strip() for number, text in enumerate(texts, first)]
@@ -123,13 +100,7 @@ def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_kill
         texts = [""] * 30
         texts[0] = f"wait for {gate}"  # in partition 0
         send(texts, 60)
-        control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-
-        def at_work() -> Any:
-            held = [claim.run_id for claim in control.in_flight("accounts") if claim.messages]
-            return held and handling_in(deployed.instance, held[0])
-
-        os.kill(deployed.until("a run handles the messages", at_work), signal.SIGKILL)
+        os.kill(run_at_work(deployed, "accounts")[1], signal.SIGKILL)
         gate.touch()
         expected = {0: [*range(0, 90, 3)], 1: [1, 4, 7], 2: [*range(2, 90, 3)]}
         deployed.until("a later run handles them", lambda: handled(deployed) == expected)

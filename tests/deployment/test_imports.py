@@ -58,12 +58,6 @@ def test_a_request_to_end_is_not_lost_in_an_import(deaf):
     assert deaf in sys.modules, "what was begun is loaded, not torn"
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_request_to_end_is_lost_in_a_plain_import(deaf):
-    __import__(deaf)
-    assert deaf in sys.modules, "as if nobody had asked: the day that Python hands it on, `import_apart` is of no use"
-
-
 def test_an_exception_of_an_import_is_raised():
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_apart("json", "no_such_module")
