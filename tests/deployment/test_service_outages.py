@@ -6,10 +6,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from threading import Thread
-from typing import Any
 
 import dagster as dg
 import polars as pl
@@ -17,29 +15,13 @@ import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
-from pipeline_platform.control.store import ControlStore
 from servers.server import free_ports
-from tests.deployment.test_daemon import Deployed, deployment, done, handling_in
+from tests.deployment.test_daemon import Deployed, deployment, done, run_at_work
 from tests.fixtures.fake_schema_registry import framed
 from tests.fixtures.kafka_source import patiently_send
+from tests.fixtures.location import write_location
 from tests.model.test_avro import encoded, field
 
-LOCATION = """
-from handling import {pipeline}
-from {module} import {source}
-from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
-from pipeline_platform.orchestration import platform_definitions, source_resource
-from pipeline_platform.run import lease
-
-lease.CLAIM_S = 4.0
-RESOURCES = {{
-    "lake": LakeResource(root="{folder}/lake"),
-    "control": ControlResource(url="sqlite:///{folder}/control.sqlite"),
-    "spark": SparkResource(remote="warm", state_folder="{spark}"),
-    "orders_queue": source_resource({source})(**{options}),
-}}
-defs = platform_definitions([{pipeline}], RESOURCES)
-"""
 ORDERS = """
 from pydantic import BaseModel
 
@@ -100,39 +82,10 @@ class Payments(Pipeline):
 """
 
 
-@contextmanager
-def located(folder: Path, spark: Path, handling: str, pipeline: str, source: Any) -> Iterator[Deployed]:
-    """Yield a daemon with one location: a pipeline and its source."""
-    file = folder / "orders" / "location.py"
-    file.parent.mkdir()
-    file.with_name("handling.py").write_text(handling)
-    options = source.model_dump(exclude_defaults=True, mode="json")
-    place = {"module": type(source).__module__.rpartition(".")[0], "source": type(source).__name__}
-    file.write_text(LOCATION.format(**place, folder=folder, spark=spark, pipeline=pipeline, options=options))
-    with deployment(folder, spark, files=[file]) as started:
-        yield started
-
-
 def numbers(deployed: Deployed, pipeline: str, table: str = "lake") -> list[int]:
     """Return the numbers in a table, sorted; empty without a table."""
     folder = deployed.folder / "lake" / pipeline / table
     return sorted(pl.read_delta(str(folder))["number"]) if (folder / "_delta_log").exists() else []
-
-
-def killed_while(deployed: Deployed, pipeline: str) -> str:
-    """Kill the process of a run that calls callbacks, and return the run's id."""
-    control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")
-
-    def found() -> Any:
-        for claim in control.in_flight(pipeline):
-            if claim.messages and (pid := handling_in(deployed.instance, claim.run_id)):
-                run = deployed.instance.get_run_by_id(claim.run_id)
-                return (claim.run_id, pid) if run and not run.is_finished else None
-        return None
-
-    run_id, pid = deployed.until("a run calls callbacks", found)
-    os.kill(pid, signal.SIGKILL)
-    return str(run_id)
 
 
 def skip_reasons(instance: dg.DagsterInstance, sensor: str) -> list[str]:
@@ -158,14 +111,16 @@ def test_while_a_schema_registry_is_away_no_message_fails_and_afterwards_each_is
         patiently_send(source, [framed(schema_id, encoded(row, {"number": number})) for number in among])
 
     url = fake_schema_registry.url
-    with located(tmp_path, warm_spark.folder, ORDERS.format(url=url), "Orders", source) as deployed:
+    location = write_location(tmp_path, "orders", warm_spark.folder, ORDERS.format(url=url), "Orders", source)
+    with deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
         send(schemas[0], range(150))
         deployed.until("the first are stored", lambda: len(numbers(deployed, "orders")) == 150)
         fake_schema_registry.stop()
         ends = time.monotonic() + 60
         send(schemas[0], range(150, 300))
         send(schemas[1], range(300, 450))
-        run_id = killed_while(deployed, "orders")
+        run_id, pid = run_at_work(deployed, "orders")
+        os.kill(pid, signal.SIGKILL)
         time.sleep(max(0.0, ends - time.monotonic()))
         fake_schema_registry.start()
         deployed.until("all are stored", lambda: len(set(numbers(deployed, "orders"))) == 450, within_s=400)
@@ -211,7 +166,8 @@ def test_a_producer_with_a_breaker_pauses_while_its_target_is_down_and_resumes_b
     source = RabbitmqSource(name="orders_queue", url=rabbitmq_server, queue=rabbitmq_queue())
     (port,) = free_ports(1)
     handling = PAYMENTS.format(port=port)
-    with target(port) as start, located(tmp_path, warm_spark.folder, handling, "Payments", source) as deployed:
+    location = write_location(tmp_path, "orders", warm_spark.folder, handling, "Payments", source)
+    with target(port) as start, deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
         payloads = [json.dumps({"number": number}).encode() for number in range(200)]
         source.send(payloads, [{"message_id": f"m{number}"} for number in range(200)])
 
@@ -220,7 +176,8 @@ def test_a_producer_with_a_breaker_pauses_while_its_target_is_down_and_resumes_b
             return [reason for reason in reasons if "messages failed; next attempt at" in reason]
 
         deployed.until("the breaker is open, and a tick says so", paused)
-        run_id = killed_while(deployed, "payments")
+        run_id, pid = run_at_work(deployed, "payments")
+        os.kill(pid, signal.SIGKILL)
         reasons = len(paused())
         deployed.until("the breaker is open again", lambda: len(paused()) > reasons)
         assert numbers(deployed, "payments") == []

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from typing import Any
 
 import psycopg
 import pytest
@@ -11,39 +10,14 @@ from psycopg import sql
 from pyiceberg.table import StaticTable
 
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
-from tests.deployment.test_daemon import deployment, handling_in
-from tests.fixtures.postgres import administrator
-
-LOCATION = """
-from handling import Lines
-from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
-from pipeline_platform.orchestration import platform_definitions, sink_resource, source_resource
-from pipeline_platform.run import lease
 from pipeline_platform.sinks.iceberg import IcebergSink
 from pipeline_platform.sinks.postgres import PostgresSink
+from tests.deployment.test_daemon import deployment, run_at_work
+from tests.fixtures.location import write_location
+from tests.fixtures.postgres import administrator
 
-lease.CLAIM_S = 4.0
-RESOURCES = {{
-    "lake": LakeResource(root="{folder}/lake"),
-    "control": ControlResource(url="sqlite:///{folder}/control.sqlite"),
-    "spark": SparkResource(remote="warm", state_folder="{spark}"),
-    "queue": source_resource(TableQueue)(name="queue", url="sqlite:///{folder}/lines.sqlite", lease_s=4.0),
-    "warehouse": {sink},
-}}
-defs = platform_definitions([Lines], RESOURCES)
-"""
 URL = "postgresql://"
 """Start of the address of the database, which contains the rows or the catalog."""
-SINKS = {
-    "postgresql": 'sink_resource(PostgresSink)(name="warehouse", url="postgresql://{address}")',
-    "iceberg": """sink_resource(IcebergSink)(
-        name="warehouse",
-        namespace="public",
-        properties={{"type": "sql", "uri": "postgresql+psycopg://{address}", "warehouse": "{folder}/warehouse"}},
-    )""",
-}
 FOUND = {
     "postgresql": "SELECT text FROM lines_lines",
     "iceberg": "SELECT metadata_location FROM iceberg_tables",
@@ -78,20 +52,21 @@ class Lines(Pipeline):
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", SINKS)
+@pytest.mark.parametrize("kind", FOUND)
 def test_the_sink_has_each_row_once_after_a_killed_run_and_an_outage(
     tmp_path, warm_spark, postgres_url, postgres_server, kind
 ):
     gate, address = tmp_path / "gate", postgres_url.removeprefix(URL)
-    place = {"folder": tmp_path, "spark": warm_spark.folder}
-    place["sink"] = SINKS[kind].format(folder=tmp_path, address=address)
     (tmp_path / "warehouse").mkdir()
-    location = tmp_path / "lines" / "location.py"
-    location.parent.mkdir()
-    location.write_text(LOCATION.format(**place))
-    location.with_name("handling.py").write_text(HANDLING)
-    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/lines.sqlite")
+    catalog = {"type": "sql", "uri": f"postgresql+psycopg://{address}", "warehouse": f"{tmp_path}/warehouse"}
+    sinks = {
+        "postgresql": PostgresSink(name="warehouse", url=postgres_url),
+        "iceberg": IcebergSink(name="warehouse", namespace="public", properties=catalog),
+    }
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/lines.sqlite", lease_s=4.0)
     queue.create()
+    spark = warm_spark.folder
+    location = write_location(tmp_path, "lines", spark, HANDLING, "Lines", queue, sinks[kind])
     sent = list[str]()
 
     def send(*texts: str) -> None:
@@ -124,13 +99,7 @@ def test_the_sink_has_each_row_once_after_a_killed_run_and_an_outage(
         deployed.until("the rows are stored", has_all)
 
         send(f"wait for {gate}", *(f"late {number}" for number in range(50)))
-        control = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-
-        def at_work() -> Any:
-            held = [claim.run_id for claim in control.in_flight("lines") if claim.messages]
-            return held and handling_in(deployed.instance, held[0])
-
-        os.kill(deployed.until("a run handles the messages", at_work), signal.SIGKILL)
+        os.kill(run_at_work(deployed, "lines")[1], signal.SIGKILL)
         gate.touch()
         deployed.until("a later run stores its rows", has_all)
 

@@ -14,26 +14,9 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from tests.deployment.test_daemon import Deployed, deployment, done, handling_in
+from tests.deployment.test_daemon import Deployed, deployment, done, run_at_work
+from tests.fixtures.location import write_location
 
-LOCATION = """
-import dagster as dg
-
-from handling import Lines
-from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource
-from pipeline_platform.orchestration import platform_definitions, source_resource
-from pipeline_platform.run import lease
-
-lease.CLAIM_S = 4.0
-RESOURCES = {{
-    "lake": LakeResource(root="{shared}/lake"),
-    "control": ControlResource(url="sqlite:///{shared}/control.sqlite"),
-    "spark": SparkResource(remote="warm", state_folder="{spark}"),
-    "queue": source_resource(TableQueue)(name="queue", url="sqlite:///{shared}/{name}.sqlite", lease_s=4.0),
-}}
-defs = platform_definitions([Lines], RESOURCES)
-"""
 HANDLING = """
 import time
 from pathlib import Path
@@ -70,18 +53,15 @@ def deployed(tmp_path, warm_spark):
     """Yield a daemon and a web server with both locations and empty queues."""
     files = []
     for name, column in (EAST, WEST):
-        place = {"name": name, "column": column, "shared": tmp_path, "spark": warm_spark.folder}
-        files.append(tmp_path / name / "location.py")
-        files[-1].parent.mkdir()
-        files[-1].write_text(LOCATION.format(**place))
-        files[-1].with_name("handling.py").write_text(HANDLING.format(**place))
-        queue(tmp_path, name).create()
+        handling = HANDLING.format(name=name, column=column)
+        (source := queue(tmp_path, name)).create()
+        files.append(write_location(tmp_path, name, warm_spark.folder, handling, "Lines", source))
     with deployment(tmp_path, warm_spark.folder, files=files) as started:
         yield started
 
 
 def queue(folder: Path, name: str) -> TableQueue:
-    return TableQueue(name="queue", url=f"sqlite:///{folder}/{name}.sqlite")
+    return TableQueue(name="queue", url=f"sqlite:///{folder}/{name}.sqlite", lease_s=4.0)
 
 
 def rows(deployed: Deployed, name: str) -> list[str]:
@@ -114,11 +94,7 @@ def test_locations_that_share_all_leave_each_others_runs_claims_and_receives_alo
     queue(deployed.folder, "east_late").enqueue(text.encode() for text in sent["east_late"])
     queue(deployed.folder, "east").enqueue(text.encode() for text in sent["east"])
 
-    def held() -> Any:
-        found = [claim.run_id for claim in control.in_flight("east") if claim.messages == 150]
-        return (found[0], pid) if found and (pid := handling_in(deployed.instance, found[0])) else None
-
-    run_id, pid = deployed.until("a run of one location handles its messages", held, within_s=200)
+    run_id, pid = run_at_work(deployed, "east", messages=150)
 
     def west_takes(beginning: str) -> None:
         more = [f"{beginning} {n}" for n in range(150)]
