@@ -116,15 +116,15 @@ def iceberg(url: str, folder: Path, rows: pa.Table, file: Path, rounds: int, rec
                 sink.publish(publication(receive_id, lambda: parquet.ParquetFile(file).iter_batches(65_536)))
 
             compare("IcebergSink", "append", len(rows), rounds, publish, lambda: bare.append(rows))
-            one = rows.slice(0, 1)
+            single = rows.slice(0, 1)
 
             def publish_each(name: str) -> None:
                 for number in range(receives):
-                    sink.publish(publication(f"{name}-of-one-{number}", lambda: iter(one.to_batches())))
+                    sink.publish(publication(f"{name}-of-a-row-{number}", lambda: iter(single.to_batches())))
 
             def append_each() -> None:
                 for _ in range(receives):
-                    bare.append(one)
+                    bare.append(single)
 
             compare("IcebergSink, receives of a row", "append", receives, rounds, publish_each, append_each)
 
