@@ -1,6 +1,6 @@
 """Receiving and acknowledging Kinesis messages, compared with plain boto3 in the same number of processes.
 
-Run it as `python -m benchmarks.kinesis --messages 100000 --bytes 250`. It starts a server, which needs Node. Both sides
+Run it as `python -m benchmarks.kinesis --messages 20000 --bytes 250`. It starts a server, which needs Node. Both sides
 read the same shards with the same calls. Ours also writes Parquet and stores positions; plain boto3 keeps everything in
 memory.
 """
@@ -34,7 +34,7 @@ SHARDS, WINDOW = 4, "2026-01-01T0000"
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--messages", type=int, default=100_000)
+    options.add_argument("--messages", type=int, default=20_000)
     options.add_argument("--bytes", type=int, default=250)
     options.add_argument("--tasks", type=int, default=2)
     options.add_argument("--rounds", type=int, default=5)
