@@ -1,8 +1,11 @@
 """Requests of runs to an object store by their number of messages, counted in the log of a local S3 server.
 
-Run it as `python -m benchmarks.requests [--runs N] [--delay MS]`. Each size has its own lake, in which runs follow each
-other: the more commits a table has since its checkpoint, the more a run reads. With a delay, each request waits before
-it reaches the server, as with a distant store; then the seconds of each step are printed.
+Run it as `python -m benchmarks.requests [--runs N] [--delay MS] [--files N]`. Each size has its own lake, in which runs
+follow each other: the more commits a table has since its checkpoint, the more a run reads. With a delay, each request
+waits before it reaches the server, as with a distant store; then the seconds of each step are printed.
+
+These runs neither fail nor get redeliveries. With `--files` only the requests are counted with which a run looks up
+redelivered messages in as many files of `outcomes`, and counts the failures in as many files of `failed`.
 """
 
 from __future__ import annotations
@@ -17,17 +20,25 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+
 from benchmarks.events import Events, payloads
 from benchmarks.whole_run import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import server as spark_server
+from pipeline_platform.tasks.handle.repeats import Scan
 from servers import s3, sqs
 from servers.__main__ import FOLDER
 from servers.server import free_ports
@@ -62,6 +73,34 @@ def requests(
                 took[step.__name__] = time.monotonic() - started
             assert not flow.ledger.unfinished()
             yield len(server.requests()) - before, took
+
+
+def of_files(server: s3.S3, number: int) -> dict[str, int]:
+    """Return the requests of a look-up of duplicates and of a count of failures, in a number of files."""
+    options = {**sqs.ENVIRONMENT, "AWS_REGION": sqs.REGION, "AWS_ENDPOINT_URL": server.address}
+    tables = Tables(Lake(root=f"s3://{s3.BUCKET}/files", storage_options=options), Events)
+    tables.ensure()
+    looked_in = []
+    for name, column, value in (("outcomes", "outcome", "handled"), ("failed", "state", "open")):
+        table = tables[name]
+        columns = pa.schema([field for field in table.schema if field.name != "window"])
+        parts = (
+            (name, WINDOW, pa.Table.from_pylist([{"source": "queue", "message_id": str(n), column: value}], columns))
+            for n in range(number)
+        )
+        files = [file for part in parts for file in write_rows(tables.lake, table.pipeline, "bench", [part])]
+        with table.look() as handle:
+            table.swap(handle, "bench", files)
+        looked_in += [RowRange(table.path(f.path), f.window, 0, f.rows, 0, f.bytes) for f in files]
+    columns = pa.schema([(name, pa.string()) for name in (*MESSAGE_KEY, "outcome")])
+    look_up = Scan(tables.lake, [looked_in[:number]], columns)
+    failures = FailedMessages(name="queue", lake=tables.lake, pipeline=Events.name)
+    made = {}
+    for name, work in {"look-up": lambda: [*look_up(0)], "count of failures": failures.by_window}.items():
+        before = len(server.requests())
+        work()
+        made[name] = len(server.requests()) - before
+    return made
 
 
 @contextmanager
@@ -103,8 +142,14 @@ def main() -> None:
     parser.add_argument(
         "--delay", type=int, help="delay of each request in milliseconds; only for runs of 100 messages"
     )
+    parser.add_argument("--files", type=int, help="count the requests for files only")
     arguments = parser.parse_args()
     delay = arguments.delay
+    if arguments.files:
+        with s3.serve(FOLDER) as server:
+            for name, count in of_files(server, arguments.files).items():
+                print(f"{name} in {arguments.files} files: {count} requests")
+        return
     with tempfile.TemporaryDirectory() as folder, s3.serve(FOLDER) as server, far(server, (delay or 0) / 1_000) as slow:
         spark_server.start(Path(folder))
         try:

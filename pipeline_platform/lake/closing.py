@@ -66,7 +66,7 @@ def closed_manually(failed: FailedMessages) -> Iterator[tuple[str, Failures]]:
 
 def _closing(failed: FailedMessages, reason: str) -> Iterator[tuple[str, pa.Table]]:
     end = {"state": "closed", "kind": BY_HAND, "reason": reason, "due_at": None, "at": datetime.now(UTC)}
-    for window, paths in failed.paths().items():
+    for window, paths in failed.open_files().items():
         for rows in failure_events.chosen(failed.lake, paths, failed.selection).rows(*ATTEMPT_KEY, "receive_id"):
             yield window, filled(rows, FAILED, **end)
 

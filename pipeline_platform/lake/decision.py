@@ -8,7 +8,7 @@ A fence is a commit to the same table: a receive that is fenced can never decide
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import NamedTuple, Self
 
@@ -20,15 +20,8 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import filled, receive_ids, row_groups
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.rewriting import OthersDecisions, Reopened, Replacement, published
-from pipeline_platform.lake.tables import (
-    DECIDED,
-    FENCED,
-    KEEP_TRANSACTIONS,
-    CommitConflictError,
-    Table,
-    Tables,
-    side_by_side,
-)
+from pipeline_platform.lake.table_properties import SURELY_KEPT
+from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, Table, Tables, side_by_side
 from pipeline_platform.sinks.contract import Publication, SinkAwayError
 from pipeline_platform.source.patience import patiently
 
@@ -65,7 +58,9 @@ def state_at(handle: DeltaTable, table: Table, receive_id: str, record: Receive 
     The rows of a receive show it if the receive is older than the transactions that the table keeps.
     """
     state = table.transaction_version(handle, receive_id)
-    return DECIDED if state is None and record is not None and _holds(table, handle, record) else state
+    if state is not None or record is None or table.has_seen_all_of(receive_id):
+        return state
+    return DECIDED if _holds(table, handle, record) else None
 
 
 def state_of(table: Table, receive_id: str, record: Receive | None) -> int | None:
@@ -77,9 +72,11 @@ def state_of(table: Table, receive_id: str, record: Receive | None) -> int | Non
 
 
 def _holds(table: Table, handle: DeltaTable, receive: Receive) -> bool:
-    """Whether the table has rows of a receive that is older than the transactions that the table keeps."""
-    if datetime.now(UTC) - receive.started_at <= KEEP_TRANSACTIONS - timedelta(days=1):
+    """Whether the table has, or had, rows of a receive that is older than the transactions that the table keeps."""
+    if datetime.now(UTC) - receive.started_at <= SURELY_KEPT:
         return False
+    if Ledger(table.lake, table.pipeline).was_published(receive):
+        return True
     stored = table.files(handle, receive.windows)
     return any(receive.receive_id in receive_ids(table.lake, table.path(file.path)) for file in stored)
 
@@ -184,7 +181,7 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
 def _rows_of(table: Table, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a receive's files with the columns of their table."""
     for file in files:
-        for rows in row_groups(table.lake, table.path(file.path)):
+        for rows in row_groups(table.lake, table.path(file.path), size=file.bytes):
             windows = pa.repeat(file.window, rows.num_rows)
             yield from filled(rows, table.schema).append_column("window", windows).to_batches(_SINK_ROWS)
 

@@ -92,9 +92,9 @@ def grouped(failed: FailedMessages, now: datetime, *, closed: bool = False) -> G
 
     Failures are due as of `now`. With `closed`, return closed failures instead of open ones.
     """
-    look = failure_events.closed if closed else failure_events.chosen
+    look, files = (failure_events.closed, failed.paths()) if closed else (failure_events.chosen, failed.open_files())
     found, messages = _Groups(), 0
-    for window, paths in sorted(failed.paths().items()):
+    for window, paths in sorted(files.items()):
         failures = look(failed.lake, paths, failed.selection)
         for rows in failures.rows("message_id", "state", "due_at", "kind", "reason", "at"):
             messages += rows.num_rows

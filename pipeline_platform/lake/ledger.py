@@ -15,6 +15,9 @@ from pipeline_platform.lake.storage import Lake
 Origin = Literal["source", "failed", "messages"]
 """Origin of the messages of a receive: the source, open failures, or messages that were received before."""
 
+_PUBLISHED = "published"
+"""Empty file in the folder of a published receive that stays unfinished."""
+
 
 class ReceiveError(Exception):
     """The record or a manifest of a receive cannot be read. Names the file and the way out."""
@@ -157,6 +160,14 @@ class Ledger:
             except (pa.ArrowException, OSError, ValueError, KeyError) as error:
                 raise self._unreadable(path, f"manifest ({len(content)} bytes, {type(error).__name__})") from error
         return self._known[path]
+
+    def note_published(self, receive: Receive) -> None:
+        """Note that a receive is published and stays unfinished. A replay may then remove all its rows from a table."""
+        self._lake.write(f"{self.folder(receive.receive_id)}/{_PUBLISHED}", b"")
+
+    def was_published(self, receive: Receive) -> bool:
+        """Whether `note_published` was called."""
+        return self._lake.read(f"{self.folder(receive.receive_id)}/{_PUBLISHED}") is not None
 
     def replace_files(self, receive: Receive, replaced: dict[File, File | None]) -> None:
         """Replace files of a receive by others, or by nothing if no row is left."""

@@ -1,6 +1,7 @@
 """Tables of batchers that were removed or now have `table=False`: retention and replays still apply to them."""
 
-from pipeline_platform.lake.tables import RETENTION, Table, Tables
+from pipeline_platform.lake.table_properties import RETENTION
+from pipeline_platform.lake.tables import Table, Tables
 
 
 def removed_batchers(tables: Tables) -> list[str]:

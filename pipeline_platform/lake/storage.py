@@ -24,6 +24,8 @@ AWAY_S = 120
 _PATIENCE = {"max_retries": "1000", "retry_timeout": f"{AWAY_S}s", "backoff_config.max_backoff": "5s"}
 _BRIEF = {"max_retries": "0", "timeout": "5s"}
 """Options for calls of delta-rs that block all other threads, including lease renewal; the caller retries them."""
+SMALL = 2**20
+"""Size in bytes up to which a file of an object store is read at once: a request takes longer than its bytes."""
 _MISREAD = re.compile(r"[%#?*\[\]{}|^\\\x00-\x1f\x7f]")
 """Characters that delta-rs decodes, parses as parts of a URL or rejects, or that Spark parses as a pattern."""
 _LEFT: list[pafs.FileSystem] = []
@@ -148,9 +150,23 @@ class Lake(BaseModel):
             os.makedirs(os.path.dirname(self._at(path)), exist_ok=True)
         return self._filesystem.open_output_stream(self._at(path))
 
-    def open_input(self, path: str) -> pa.NativeFile:
-        """Open a file for random access."""
-        return self._filesystem.open_input_file(self._at(path))
+    def open_input(self, path: str, size: int | None = None) -> pa.NativeFile:
+        """Open a file for random access.
+
+        A small file of an object store is read at once: in one request if its `size` in bytes is given, else in two.
+        """
+        if self.is_local:
+            return self._filesystem.open_input_file(self._at(path))
+        file = self._filesystem.open_input_file(self._at(path)) if size is None else self._open_of_size(path, size)
+        if file.size() > SMALL:
+            return file
+        with file:
+            return pa.BufferReader(file.read_buffer())
+
+    def _open_of_size(self, path: str, size: int) -> pa.NativeFile:
+        from pyarrow.dataset import ParquetFileFormat  # PyArrow's only function that opens a file without its size
+
+        return ParquetFileFormat().make_fragment(self._at(path), self._filesystem, file_size=size).open()
 
     def write(self, path: str, content: bytes) -> None:
         """Write a whole file. On a local disk it appears under its name once it is complete and synced."""

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from pipeline_platform.lake import schema_changes
 from pipeline_platform.lake.file_times import time_of_files
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.table_properties import outdated, properties
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import described
@@ -63,14 +64,6 @@ _CUT = "error sending request"
 """Text of delta-rs's error for a connection lost during a request that it does not retry."""
 
 _COLOUR = re.compile(r"\x1b\[[\d;]*m")
-
-RETENTION = "delta.setTransactionRetentionDuration"
-"""Property of every table that a run creates."""
-KEEP_TRANSACTIONS = timedelta(days=2)
-"""Time for which a table keeps the transaction of a receive. Rows show the decision of an older one. Each commit reads
-all transactions, and a continuous run adds one each second."""
-KEEP_LOG = "interval 7 days"
-"""Time for which a table keeps its commits. Maintenance removes unreferenced files after the same time."""
 
 
 class CommitConflictError(Exception):
@@ -163,16 +156,13 @@ class Table:
     def _create(self) -> None:
         from deltalake import DeltaTable, Schema
 
-        days = f"interval {KEEP_TRANSACTIONS.days} days"
-        # Reading a checkpoint takes as many requests as reading about seven commits.
-        often = {} if self.lake.is_local else {"delta.checkpointInterval": "10"}
         with self._committing(-1):
             DeltaTable.create(
                 self.uri,
                 schema=Schema.from_arrow(self.schema),
                 mode="ignore",
                 partition_by=["window"],
-                configuration={RETENTION: days, "delta.logRetentionDuration": KEEP_LOG, **often},
+                configuration=properties(is_local=self.lake.is_local),
                 storage_options=self.lake.patient_options,
             )
 
@@ -184,6 +174,13 @@ class Table:
     def _widen(self, handle: DeltaTable) -> None:
         self.check_types(handle)
         schema_changes.widen(handle, schema_changes.as_stored(self.schema, handle), self._committing)
+        self._update_properties(handle)
+
+    def _update_properties(self, handle: DeltaTable) -> None:
+        if changed := outdated(handle.metadata().configuration):
+            with self._committing(handle.version()):
+                # delta-rs applies the retention of transactions, but does not know the name here.
+                handle.alter.set_table_properties(changed, raise_if_not_exists=False)
 
     def files(self, handle: DeltaTable, windows: Iterable[str] | None = None) -> list[File]:
         """Return the files of some windows, or of all, as of this handle."""
@@ -219,10 +216,14 @@ class Table:
         """Return the last known state of a receive that started in this process, without reading the table."""
         return self._transactions.get(receive_id, (0, None))[1]
 
+    def has_seen_all_of(self, receive_id: str) -> bool:
+        """Whether `transaction_version` has read all commits since the start of a receive."""
+        return receive_id in self._transactions
+
     def transaction_version(self, handle: DeltaTable, receive_id: str) -> int | None:
         """Return the state of a receive as of this handle; reads only new commits if it started in this process."""
         with suppress(LogExpiredError, KeyError):
-            version, state = self._transactions[receive_id]
+            version, state = self._transactions.pop(receive_id)
             for action in self._actions_since(handle, version):
                 if (txn := action.get("txn")) and txn["appId"] == receive_id:
                     state = txn["version"]

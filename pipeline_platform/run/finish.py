@@ -92,6 +92,8 @@ def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bo
         # Of a live run, too: what this run looks up or replays must be published before it is acknowledged here.
         steps.publish(flow, decided)
     if not is_live:
+        if decided:
+            flow.ledger.note_published(decided)
         _expect_other_run(flow, record)
     return False
 

@@ -241,16 +241,19 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     is_over = source.acknowledges_by_id or not unpublished
     if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
         acknowledged = messages  # by `finish`
-    left = messages - acknowledged - lost
+    left, is_kept = messages - acknowledged - lost, True
     errors = [error for error in (letters.error, *not_taken.errors, *answer.errors) if error]
     if left == answer.withheld:  # those are delivered again
         try:
             patiently(lambda: _finish(flow, receive, manifest), source.patience)
             if not letters.unsent:
                 flow.ledger.remove(receive.receive_id)
+                is_kept = False
         except SourceError as error:
             acknowledged = acknowledged if source.acknowledges_by_id else 0
             left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
+    if is_kept and manifest.files:
+        flow.ledger.note_published(receive)
     if is_over and not letters.unsent and not not_taken.messages:
         if unhandled := totals.duplicates.total() + totals.released:
             # They took next to no time: with them, the next run would be sized as if callbacks were faster.

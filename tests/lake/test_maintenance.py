@@ -17,6 +17,7 @@ from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
 from pipeline_platform.lake.maintenance import SAFE_AGE, is_crowded, maintain, over_before
 from pipeline_platform.lake.replay import ReplayedMessages
+from pipeline_platform.lake.table_properties import KEEP_LOG
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.options import Producer, Retention
@@ -165,6 +166,24 @@ def test_transactions_beyond_the_tables_property_are_forgotten(tables, monkeypat
     maintain(tables, FOR_EVER)
     assert table.open().transaction_version("old") is None
     assert table.open().transaction_version("new") == 1
+
+
+def test_commits_that_are_old_enough_are_removed_from_the_log_and_the_table_stays_as_it_was(tables):
+    for number in range(4):
+        finish(tables, f"r{number}", f"m{number}")
+    maintain(tables, FOR_EVER)  # commits before the last checkpoint that is old enough are removed
+    for path in Path(tables.lake.root).rglob("_delta_log/*"):
+        age(path, KEEP_LOG * 2)
+    finish(tables, "r4", "m4")
+    before = {name: tables[name].version() for name in tables.names}
+
+    maintain(tables, FOR_EVER)
+
+    for name in ("messages", "outcomes", "kept"):
+        log = Path(tables[name].uri, "_delta_log")
+        versions = sorted(int(path.name[:20]) for path in log.glob("*.json"))
+        assert (versions[0], len(versions)) == (before[name] - 1, 3), "the checkpoint, the last round, its compaction"
+    assert sorted(row["text"] for row in visible(tables, "kept")) == [f"m{number}" for number in range(5)]
 
 
 # Retention

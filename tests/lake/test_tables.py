@@ -10,13 +10,14 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
-from deltalake import QueryBuilder
+from deltalake import DeltaTable, QueryBuilder, Schema
 from pydantic import BaseModel, Field
 
 from pipeline_platform.lake.compaction import compact
 from pipeline_platform.lake.decision import decide, publish, state_of
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.table_properties import LOG_RETENTION, RETENTION
 from pipeline_platform.lake.tables import (
     DECIDED,
     OUTCOMES,
@@ -61,6 +62,29 @@ def test_ensuring_an_existing_table_commits_nothing(table):
     table.ensure()
 
     assert table.open().version() == 0
+
+
+@pytest.mark.parametrize(
+    ("of_release", "now"),
+    [
+        ({RETENTION: "interval 30 days"}, {RETENTION: "interval 3 hours", LOG_RETENTION: "interval 48 hours"}),
+        (
+            {RETENTION: "interval 9 days", LOG_RETENTION: "interval 40 days"},
+            {RETENTION: "interval 9 days", LOG_RETENTION: "interval 40 days"},
+        ),
+        ({}, {}),  # not created by a run
+    ],
+    ids=["of release 0.3.0", "changed by an operator", "of others"],
+)
+def test_tables_of_an_earlier_release_keep_commits_and_transactions_for_as_short_as_new_ones(lake, of_release, now):
+    table = with_columns(lake, n=pa.int64())
+    schema = Schema.from_arrow(table.schema)
+    DeltaTable.create(table.uri, schema=schema, partition_by=["window"], configuration=of_release)
+
+    for _ in range(2):
+        table.ensure()
+
+    assert (table.open().metadata().configuration, table.version()) == (now, int(now != of_release))
 
 
 def test_a_new_field_is_a_column_before_anything_is_committed(lake):
@@ -302,6 +326,19 @@ def test_deciding_and_publishing_after_the_transaction_expired_changes_nothing(l
     publish(tables, run.receive, run.ledger.manifest(run.receive))
 
     assert len(visible(tables, "outcomes")) == len(visible(tables, "kept")) == 3
+
+
+def test_a_published_receive_that_stays_unfinished_is_not_published_again_after_a_replay(lake, forgetful):
+    tables = Tables(lake, Keeping)
+    run = aged(Run(tables, Memory(deliveries_=numbered(b"a", b"b")), "r1").work().decide().publish(), days=31)
+    run.ledger.note_published(run.receive)
+    with tables["kept"].look() as handle:  # a replay replaced its rows
+        tables["kept"].swap(handle, "replay", [], removed=tables["kept"].files(handle))
+    forgetful()
+
+    publish(tables, run.receive, run.ledger.manifest(run.receive))
+
+    assert visible(tables, "kept") == []
 
 
 def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, monkeypatch):

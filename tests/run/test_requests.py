@@ -1,12 +1,19 @@
 """Number of requests of a run to an object store."""
 
+import pyarrow as pa
+
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.tasks.handle.repeats import Scan
 from tests.fixtures.flow import run
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.s3 import counting, lake_on
+from tests.fixtures.small_lake import WINDOW, Keeping, put
 
 
 def test_a_run_makes_as_many_requests_however_many_were_before_it(tasks_here, tmp_path, own_s3_server):
@@ -24,3 +31,25 @@ def test_a_run_makes_as_many_requests_however_many_were_before_it(tasks_here, tm
 
     assert made[9] < made[7], "a checkpoint came between"
     assert max(made[9:]) <= 140
+
+
+def test_a_small_file_is_read_in_one_request(own_s3_server):
+    tables, files = Tables(lake_on(own_s3_server), Keeping), 12
+    tables.ensure()
+    for number in range(files):
+        of_message = {"source": "memory", "message_id": f"m{number}", "attempt": 1}
+        put(tables["outcomes"], f"r{number}", {**of_message, "outcome": "failed"})
+        put(tables["failed"], f"r{number}", {**of_message, "state": "open"})
+    outcomes = tables["outcomes"]
+    with outcomes.look() as handle:
+        ranges = [RowRange(outcomes.path(f.path), f.window, 0, f.rows, 0, f.bytes) for f in outcomes.files(handle)]
+
+    with counting(own_s3_server) as looked_up:
+        rows = [row for batch in Scan(tables.lake, [ranges], pa.schema([("outcome", pa.string())]))(0) for row in batch]
+    with counting(own_s3_server) as counted:
+        failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping").by_window()
+
+    assert (sum(map(len, rows)), failures[WINDOW].open) == (files, files)
+    assert len(looked_up()) == files
+    data = [request for request in counted() if "window%3D" in request or "window=" in request]
+    assert len(data) == files, counted()

@@ -1,0 +1,275 @@
+"""Growth of a pipeline over sixty days: the cost of a run, a tick, maintenance and the commands.
+
+Run it as `python -m benchmarks.months [--days N] [--rounds N] [--plot FILE]`.
+
+Each round is a receive from the queue to the acknowledgement, by the product's own steps, with a new flow as in a new
+process. One message in 20 fails, and an operator closes the failures of the day before. Maintenance runs each night.
+There are 96 rounds a day by default: a continuous run may have 86,400. `benchmarks.long_logs` measures tables with as
+many commits as that leaves.
+
+The clocks of Python are simulated. delta-rs reads the clock of the machine, which is ahead of the simulated clock. So
+before each maintenance the retentions of the tables are prolonged by this lead, and files get their simulated time.
+Seconds are of the processor time of this process, without callback processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+from pydantic import BaseModel
+
+from pipeline_platform import Message, Pipeline, Producer, TableBatcher
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake import decision, inspection, maintenance
+from pipeline_platform.lake.closing import close
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.table_properties import KEEP_LOG, KEEP_TRANSACTIONS, LOG_RETENTION, RETENTION
+from pipeline_platform.lake.tables import Tables
+from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.message import MESSAGE_KEY
+from pipeline_platform.model.windows import window_key
+from pipeline_platform.orchestration.sensors.producer_state import state_of
+from pipeline_platform.run import begin as begin_module
+from pipeline_platform.run import handling, steps
+from pipeline_platform.run.flow import Flow, looked_at
+from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.trace import deliveries_of
+from pipeline_platform.tasks.handle.repeats import Scan
+
+MESSAGES = 20
+"""Messages of a round; one fails."""
+SAMPLES = 5
+"""Rounds that are measured on a day."""
+Figures = dict[str, float]
+
+
+class Row(BaseModel):
+    """Columns of the batcher's table."""
+
+    text: str
+
+
+class Busy(Pipeline):
+    """Stores texts."""
+
+    name = "busy"
+    producer = Producer(source="queue")
+    batchers = {"kept": TableBatcher(schema=Row)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Fail for one of the payloads."""
+        if message.data == b"0":
+            raise ValueError(f"the order {message.message_id} is invalid")
+        return message.put_batcher("kept").put_data(Row(text=message.data.decode()))
+
+
+class Clock(datetime):
+    """The simulated clock."""
+
+    now_s = 0.0
+
+    @classmethod
+    def now(cls, tz: Any = None) -> datetime:  # type: ignore[override]
+        """Return the simulated time."""
+        return datetime.fromtimestamp(cls.now_s, tz)
+
+
+_REAL_TIME = time.time
+
+
+class Months:
+    """A deployment in a folder, and its simulated time."""
+
+    def __init__(self, folder: Path, days: int, rounds: int) -> None:
+        self.folder, self.rounds = folder, rounds
+        Clock.now_s = _REAL_TIME() - days * 86_400
+        self.queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
+        self.queue.create()
+        self.control = ControlStore(f"sqlite:///{folder}/control.sqlite", now=lambda: Clock.now_s)
+        self.lake = Lake(root=f"{folder}/lake")
+
+    def flow(self) -> Flow:
+        """Return a flow as a new process has it."""
+        return Flow(BoundProducer(Busy), self.queue, self.lake, self.control, lambda: None)  # type: ignore[arg-type, return-value]
+
+    def round(self) -> None:
+        """Perform a receive with messages of now."""
+        self.queue.enqueue([str(number).encode() for number in range(MESSAGES)])
+        flow, window = self.flow(), window_key(Clock.now(UTC))
+        receive = begin_module.begin(flow, origin="source", run_id="run", windows=[window], demand=MESSAGES)
+        for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish, steps.acknowledge):
+            step(flow, receive)
+
+    def day(self) -> None:
+        """Perform the rounds of a day, then close failures."""
+        for _ in range(self.rounds):
+            self.round()
+            Clock.now_s += 86_400 / self.rounds
+        close(self.flow().tables, self._failed(), "anna@host", "seen")
+
+    def night(self) -> Figures:
+        """Maintain the tables as if delta-rs had the simulated clock."""
+        behind, flow = timedelta(seconds=_REAL_TIME() - Clock.now_s), self.flow()
+        for name in flow.tables.names:
+            hours = {RETENTION: KEEP_TRANSACTIONS + behind, LOG_RETENTION: KEEP_LOG + behind}
+            properties = {name: f"interval {keep // timedelta(hours=1)} hours" for name, keep in hours.items()}
+            flow.tables[name].open().alter.set_table_properties(properties, raise_if_not_exists=False)
+        for path in self.folder.rglob("*"):
+            if path.is_file() and path.stat().st_mtime > Clock.now_s + 3_600:
+                os.utime(path, (Clock.now_s, Clock.now_s))
+        with mock.patch.object(maintenance, "SAFE_AGE", maintenance.SAFE_AGE + behind):
+            return spent("maintenance", lambda: maintenance.maintain(flow.tables, Busy.retention, Clock.now(UTC)))
+
+    def measure(self) -> Figures:
+        """Return the figures of now."""
+        looked = looked_at(Busy, self.lake, self.control)
+        tables, failed = looked.tables, self._failed()
+        run = min(spent("run", self.round)["run"] for _ in range(SAMPLES))
+        tick = min(spent("tick", self._tick)["tick"] for _ in range(SAMPLES))
+        message_id = self._some_message()
+        with tables["outcomes"].look() as handle:
+            since = Clock.now(UTC) - handling.CLOCKS
+            recent = [file for file in tables["outcomes"].files(handle) if file.committed_at >= since]
+            files = [RowRange(f"busy/outcomes/{f.path}", f.window, 0, f.rows, 0, f.bytes) for f in recent]
+        columns = pa.schema([(name, pa.string()) for name in (*MESSAGE_KEY, "outcome")])
+        return {
+            "run": run,
+            "tick": tick,
+            **spent("look-up", lambda: [*Scan(self.lake, [files], columns)(0)]),
+            "files looked up": len(files),
+            **spent("status", lambda: _status(tables, failed)),
+            **spent("failures list", lambda: inspection.grouped(failed, Clock.now(UTC))),
+            **spent("trace", lambda: deliveries_of(looked, message_id)),
+            "log entries": len([*self.folder.glob("lake/busy/*/_delta_log/*.json")]),
+            "checkpoint kB": self._checkpoints() / 1_000,
+            "files of tables": len([*self.folder.glob("lake/busy/*/window=*/*.parquet")]),
+            "control store kB": sum(path.stat().st_size for path in self.folder.glob("control.sqlite*")) / 1_000,
+        }
+
+    def _tick(self) -> None:
+        state_of(BoundProducer(Busy), self.queue, self.control, None)
+
+    def _failed(self) -> FailedMessages:
+        return FailedMessages(name="queue", lake=self.lake, pipeline="busy")
+
+    def _some_message(self) -> str:
+        table = self.flow().tables["outcomes"]
+        with table.look() as handle:
+            newest = max(table.files(handle), key=lambda file: file.committed_at)
+        with self.lake.open_input(table.path(newest.path)) as file:
+            return str(pa.parquet.read_table(file)["message_id"][0])
+
+    def _checkpoints(self) -> int:
+        newest: dict[Path, int] = {}
+        for path in sorted(self.folder.glob("lake/busy/*/_delta_log/*.checkpoint.parquet")):
+            newest[path.parent] = path.stat().st_size
+        return sum(newest.values())
+
+
+def _status(tables: Tables, failed: FailedMessages) -> None:
+    """Read from the lake what `pipeline-platform status` shows."""
+    failed.by_window()
+    tables.refusals()
+    inspection.coming_back(tables["outcomes"])
+
+
+def spent(name: str, work: Callable[[], object]) -> Figures:
+    """Return the seconds of processor time of some work."""
+    before = time.process_time()
+    work()
+    return {name: time.process_time() - before}
+
+
+@contextmanager
+def simulated() -> Iterator[None]:
+    """Let Python's clocks show the simulated time, and run tasks in this process."""
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(time, "time", _now_s))
+        for module in (begin_module, decision, handling):
+            stack.enter_context(mock.patch.object(module, "datetime", Clock))
+        stack.enter_context(mock.patch.object(SparkWork, "run", _run_here))
+        yield
+
+
+def _now_s() -> float:
+    return Clock.now_s
+
+
+def _run_here(work: SparkWork, task: Any, shares: int, _messages: int | None = None) -> Manifest:
+    return work.run_here(task, shares)
+
+
+def simulate(folder: Path, days: int, rounds: int) -> dict[int, Figures]:
+    """Return the figures by day."""
+    months, series = Months(folder, days, rounds), {}
+    looks = {1, 2, 3, 5, *range(10, days, 10), days}
+    with simulated():
+        for day in range(1, days + 1):
+            months.day()
+            night = months.night()
+            if day in looks:
+                series[day] = months.measure() | night
+                print(day, {name: round(value, 4) for name, value in series[day].items()}, flush=True)
+    return series
+
+
+def report(series: Mapping[int, Figures]) -> str:
+    """Return a table with a row for each figure, and its growth since the tenth day."""
+    days, names = [*series], [*series[min(series)]]
+    tenth = min((day for day in days if day >= 10), default=days[0])
+    lines = [f"| day | {' | '.join(map(str, days))} | growth since day {tenth} |", "|-" * (len(days) + 2) + "|"]
+    for name in names:
+        values = [series[day][name] for day in days]
+        shown = [f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3f}" for value in values]
+        lines.append(f"| {name} | {' | '.join(shown)} | {values[-1] / max(series[tenth][name], 1e-9):.2f} |")
+    return "\n".join(lines)
+
+
+def plot(series: Mapping[int, Figures], path: Path) -> None:
+    """Draw the figures by day."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    names = [*series[min(series)]]
+    figure, axes = plt.subplots((len(names) + 2) // 3, 3, sharex=True, figsize=(10, 8), layout="constrained")
+    for ax, name in zip(axes.flat, names, strict=False):
+        ax.plot([*series], [figures[name] for figures in series.values()], color="#08519c", marker=".")
+        ax.set_ylim(bottom=0)
+        ax.set_title(name, loc="left", fontsize=9)
+    for ax in axes[-1]:
+        ax.set_xlabel("day")
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    """Simulate, and print the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--days", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=96, help="rounds a day")
+    parser.add_argument("--plot", type=Path, help="file for the curves")
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="months-") as folder:
+        series = simulate(Path(folder), given.days, given.rounds)
+    print(f"\n{report(series)}")
+    if given.plot:
+        plot(series, given.plot)
+
+
+if __name__ == "__main__":
+    main()
