@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pipeline_platform.lake.compaction import compact, drop_bounds, several
 from pipeline_platform.lake.failure_events import open_failures
 from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.log_length import limit_log
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import CommitConflictError, Table, Tables
@@ -62,6 +63,7 @@ def maintain(
         log(f"Skipped retention and vacuum: {error}")
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
+    needed = {"outcomes": min((receive.base for receive in under_way), default=None)}
     deduplicate_for = max(producer.options.deduplicate_for for producer in BoundProducer.all_of(tables.pipeline))
     # A replay reads decided messages from `outcomes`, for as long as messages are kept.
     outcomes = None if retention.messages is None else max(retention.messages, deduplicate_for)
@@ -80,6 +82,7 @@ def maintain(
                 drop_bounds(table)
                 with table.look() as handle:
                     table.shorten_log(handle)
+                    limit_log(table, needed.get(table.name))
                     if not unreadable:
                         hours = math.ceil(age / timedelta(hours=1))
                         # Full, because files of crashed tasks are not in any log.

@@ -11,6 +11,7 @@ import dagster as dg
 
 from pipeline_platform.control import demand
 from pipeline_platform.lake.compaction import UnreadableFileError, compact_window
+from pipeline_platform.lake.log_length import limit_log
 from pipeline_platform.lake.maintenance import CROWDED
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
@@ -162,12 +163,15 @@ class Rounds:
         print(f"Round {self.done}: {totals.received} messages, {failed} failed, {seconds:.2f} s", file=sys.stderr)  # noqa: T201
 
     def _compact(self) -> None:
-        """Compact the files of the window: each round adds one to each table, and many files slow down commits."""
+        """Compact the files of the window, and limit the log: each round adds one to each, which slows down commits."""
+        under_way, _ = self.flow.ledger.under_way()
+        needed = {"outcomes": min((receive.base for receive in under_way), default=None)}
         for table in map(self.flow.tables.__getitem__, self.flow.tables.names):
             try:
                 compact_window(table, self.context.partition_keys[-1])
             except UnreadableFileError as error:  # maintenance reports it
                 self.context.log.warning(str(error))
+            limit_log(table, needed.get(table.name))
 
     def _report(self) -> str | None:
         """Report the rounds since the last report to Dagster; return the reason for which the run is to fail."""

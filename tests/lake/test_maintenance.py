@@ -11,7 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake import compaction, maintenance, writer
+from pipeline_platform.lake import compaction, log_length, maintenance, writer
 from pipeline_platform.lake.compaction import compact
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.ledger import Ledger
@@ -184,6 +184,23 @@ def test_commits_that_are_old_enough_are_removed_from_the_log_and_the_table_stay
         versions = sorted(int(path.name[:20]) for path in log.glob("*.json"))
         assert (versions[0], len(versions)) == (before[name] - 1, 3), "the checkpoint, the last round, its compaction"
     assert sorted(row["text"] for row in visible(tables, "kept")) == [f"m{number}" for number in range(5)]
+
+
+@pytest.mark.parametrize(("needed_from", "first"), [(None, 8), (5, 4), (2, 0)])
+def test_a_long_log_on_a_disk_is_limited_to_a_checkpoint_that_is_not_needed(tables, monkeypatch, needed_from, first):
+    monkeypatch.setattr(log_length, "MOST_COMMITS", 2)
+    tables.ensure()
+    kept = tables["kept"]
+    for number in range(10):
+        put(kept, f"r{number}", {"text": str(number)})
+        if number in (3, 7):
+            kept.open().create_checkpoint()
+
+    log_length.limit_log(kept, needed_from)
+
+    names = sorted(path.name for path in Path(kept.uri, "_delta_log").glob("0*"))
+    assert (int(names[0][:20]), names[0].endswith(".checkpoint.parquet") or not first) == (first, True)
+    assert sorted(row["text"] for row in visible(tables, "kept")) == [str(number) for number in range(10)]
 
 
 # Retention
