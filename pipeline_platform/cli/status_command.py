@@ -178,13 +178,14 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> _Rows:
     if isinstance(instance, str):
         return {"runs in Dagster": instance}
     from pipeline_platform.launcher.run_process import never_begins
-    from pipeline_platform.orchestration.jobs import runs_of
+    from pipeline_platform.orchestration.jobs import tags_of
+    from pipeline_platform.orchestration.run_queries import runs_with
     from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 
     try:
         if isinstance(instance, Exception):
             raise instance
-        records = instance.get_run_records(runs_of(pipeline, UNDER_WAY))
+        records = runs_with(instance, UNDER_WAY, tags_of(pipeline))
         lost = [
             record.dagster_run.run_id[:8] for record in records if never_begins(record, instance, datetime.now(UTC))
         ]

@@ -203,17 +203,20 @@ class Claims(Database):
         receive_ids: Sequence[str] | None = None,
         since: datetime | None = None,
     ) -> list[Ended]:
-        """Return acknowledged receives of a pipeline or of one of its producers, latest first.
+        """Return acknowledged receives of a key of a pipeline, latest first.
 
         Args:
-            pipeline: Name of the pipeline, which includes its producers, or `<pipeline>/<producer>`.
+            pipeline: Key of a producer, or of the pipeline, which does not include its producers.
             last: Greatest number of receives to return.
-            receive_ids: Return these receives only.
+            receive_ids: Return these receives only, also of the pipeline's producers.
             since: Return receives acknowledged since this time only.
         """
-        query = sa.select(_ENDED).where(_is_of(pipeline, _ENDED)).order_by(_ENDED.c.ended_at.desc()).limit(last)
-        if receive_ids is not None:
-            query = query.where(_ENDED.c.receive_id.in_(receive_ids))
+        query = sa.select(_ENDED).order_by(_ENDED.c.ended_at.desc()).limit(last)
+        if receive_ids is None:
+            # Not by a prefix, for which no database uses the index: the table has hundreds of thousands of rows.
+            query = query.where(_ENDED.c.pipeline == pipeline)
+        else:
+            query = query.where(_is_of(pipeline, _ENDED), _ENDED.c.receive_id.in_(receive_ids))
         if since is not None:
             query = query.where(_ENDED.c.ended_at >= round(since.timestamp() * SECOND))
         with self.reading() as connection:

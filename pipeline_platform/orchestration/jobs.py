@@ -18,6 +18,13 @@ _RANGE = "dagster/asset_partition_range"
 NO_RETRIES = {"dagster/max_retries": "0"}
 """Dagster does not retry runs: the next run finishes a decided receive, and releases an undecided one."""
 
+_JOBS: dict[Origin, tuple[str, str]] = {
+    "source": ("pull", "Pulls messages from the source."),
+    "failed": ("retry", "Retries the open failures of the chosen windows."),
+    "messages": ("replay", "Replays all messages of the chosen windows; the new rows replace the old ones."),
+}
+"""Names of jobs after the pipeline's, with descriptions, by origin of their runs."""
+
 
 class RunTags(NamedTuple):
     """Tag keys of a pipeline. A run may contain several pipelines, so each has keys of its own.
@@ -51,17 +58,21 @@ def producer_tag(producer: BoundProducer) -> dict[str, str]:
     return {RunTags.of(producer.pipeline).producer: producer.name} if producer.name else {}
 
 
-def runs_of(pipeline: type[Pipeline], statuses: Sequence[dg.DagsterRunStatus], *origins: Origin) -> dg.RunsFilter:
-    """Return a filter for runs of a pipeline with one of the statuses and one of the origins, or any origin."""
-    return dg.RunsFilter(tags={RunTags.of(pipeline).origin: list(origins or get_args(Origin))}, statuses=list(statuses))
+def tags_of(pipeline: type[Pipeline], *origins: Origin) -> dict[str, Sequence[str]]:
+    """Return the tags of the runs of a pipeline with one of the origins, or any origin."""
+    return {RunTags.of(pipeline).origin: list(origins or get_args(Origin))}
 
 
-def runs_by_producer(producer: BoundProducer, statuses: Sequence[dg.DagsterRunStatus]) -> dg.RunsFilter:
-    """Return a filter for runs with a claim of a producer. Retries and replays count for an only producer, too."""
+def tags_by_producer(producer: BoundProducer) -> dict[str, str | Sequence[str]]:
+    """Return the tags of runs with a claim of a producer. Retries and replays count for an only producer, too."""
     if producer.name:
-        tags = {RunTags.of(producer.pipeline).origin: "source", **producer_tag(producer)}
-        return dg.RunsFilter(tags=tags, statuses=list(statuses))
-    return runs_of(producer.pipeline, statuses, *(("failed", "messages") if producer.is_whole_pipeline else ()))
+        return {RunTags.of(producer.pipeline).origin: "source", **producer_tag(producer)}
+    return {**tags_of(producer.pipeline, *(("failed", "messages") if producer.is_whole_pipeline else ()))}
+
+
+def job_of(pipeline: type[Pipeline], origin: Origin) -> str:
+    """Return the name of the job that has the runs of an origin."""
+    return f"{pipeline.name}_{_JOBS[origin][0]}"
 
 
 def receive_config(
@@ -142,19 +153,14 @@ def pipeline_jobs(pipeline: type[Pipeline], assets: dg.AssetsDefinition) -> list
     """Build `<pipeline>_pull`, `<pipeline>_retry` (open failures) and `<pipeline>_replay` (everything)."""
     # A run reports its checks itself; that of the backlog looks at the source, and every run would do that twice.
     selection = dg.AssetSelection.assets(*assets.keys).without_checks()
-    jobs: dict[Origin, tuple[str, str]] = {
-        "source": ("pull", "Pulls messages from the source."),
-        "failed": ("retry", "Retries the open failures of the chosen windows."),
-        "messages": ("replay", "Replays all messages of the chosen windows; the new rows replace the old ones."),
-    }
     replay = {"messages": {REPLAY_TAG: pipeline.name}}
     return [
         dg.define_asset_job(
-            f"{pipeline.name}_{name}",
+            job_of(pipeline, origin),
             selection=selection,
             description=description,
             executor_def=dg.in_process_executor,
             tags={RunTags.of(pipeline).origin: origin, **NO_RETRIES, **replay.get(origin, {})},
         )
-        for origin, (name, description) in jobs.items()
+        for origin, (_, description) in _JOBS.items()
     ]

@@ -9,7 +9,8 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.orchestration.asset_windows import window_now
-from pipeline_platform.orchestration.jobs import runs_of
+from pipeline_platform.orchestration.jobs import tags_of
+from pipeline_platform.orchestration.run_queries import runs_with
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_to_lease
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.stopping import is_to_end
@@ -80,8 +81,8 @@ class RoundsEnd:
     def _waiting_run(self) -> str | None:
         """Return why other runs need this run to end."""
         instance, flow, run_id = self._context.instance, self._flow, self._context.run.run_id
-        for run in instance.get_runs(runs_of(flow.pipeline, UNDER_WAY, "failed", "messages"), limit=1):
-            return f"run {run.run_id}, a retry or replay, is active"
+        for record in runs_with(instance, UNDER_WAY, tags_of(flow.pipeline, "failed", "messages")):
+            return f"run {record.dagster_run.run_id}, a retry or replay, is active"
         if flow.pipeline.takes_turns(leases_partitions=flow.source.leases_partitions):
             for other, _, _ in runs_to_lease(flow.producer, instance, flow.control):
                 if other != run_id:

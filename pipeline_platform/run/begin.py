@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline_platform.lake.failure_events import ALL, Selection
 from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
 from pipeline_platform.run.finish import finish_others
@@ -140,7 +141,10 @@ def _check_lake(flow: Flow) -> None:
         PipelineError: The tables are missing, for example because the lake is not mounted or not restored.
     """
     name = flow.pipeline.name
-    if flow.tables["outcomes"].exists() or not (finished := flow.control.ended(name, last=1)):
+    keys = {name, *(producer.key for producer in BoundProducer.all_of(flow.pipeline))}
+    if flow.tables["outcomes"].exists() or not (
+        finished := [end for key in keys for end in flow.control.ended(key, last=1)]
+    ):
         return
     raise PipelineError(
         f"{name}: the lake {flow.lake.root} has no table {name}/outcomes, but the control store {flow.control} "

@@ -4,8 +4,10 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,14 +55,37 @@ def test_acknowledged_receives_are_kept_for_some_days(store, clock, claim):
     store.claim("flights/east", "b", "run", wanted=1, capacity=1, lease_s=60)
     store.finish("b")
     assert store.in_flight("flights", of_all=True) == []
-    assert [ended.receive_id for ended in store.ended("flights", last=5)] == ["b", "a"]
+    ended = {key: [each.receive_id for each in store.ended(key, last=5)] for key in ("flights", "flights/east")}
+    assert ended == {"flights": ["a"], "flights/east": ["b"]}
+    assert [each.receive_id for each in store.ended("flights", receive_ids=["a", "b", "x"])] == ["b", "a"]
     assert store.ended("flights", receive_ids=["a"]) == [("a", "run", 40, NOON, NOON + timedelta(seconds=5))]
     assert store.ended("trains") == []
 
     clock.now += KEEP_ENDED.total_seconds()
     claim(receive_id="c", wanted=1)
     store.finish("c")
-    assert [ended.receive_id for ended in store.ended("flights")] == ["c", "b"]
+    assert [each.receive_id for each in store.ended("flights")] == ["c"]
+
+
+def test_acknowledged_receives_are_found_by_an_index(tmp_path):
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    statements: list[str] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "control_ended" in statement and statement.startswith(("SELECT", "DELETE")):
+            plan = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            statements.extend(row[3] for row in plan)
+
+    store.ended("flights")
+    sa.event.listen(store._engine(), "before_cursor_execute", explain)
+    store.ended("flights", since=NOON)
+    store.ended("flights", last=500)
+    store.ended("flights", receive_ids=["a"])
+    store.claim("flights", "a", "run", wanted=1, capacity=1, lease_s=60)
+    store.finish("a")
+
+    assert len(statements) > 4
+    assert [step for step in statements if "SCAN" in step] == []
 
 
 receives = st.sampled_from("abcd")

@@ -18,8 +18,9 @@ from pipeline_platform.lake.failed import Counts, FailedMessages
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.jobs import job_of, tags_of
 from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.run_queries import Tags, newest_runs, runs_with
 from pipeline_platform.orchestration.sensors.producer_state import judged
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import SourceError
@@ -224,19 +225,19 @@ def _answers(questions: Mapping[tuple[str, str], Callable[[], Any]]) -> _Answers
 def _looks(
     pipeline: type[Pipeline], instance: dg.DagsterInstance, answers: _Answers, options: Alerts, since: datetime
 ) -> Iterator[_Look]:
-    name, origin = pipeline.name, RunTags.of(pipeline).origin
-    runs: dict[str, dict[str, Any]] = {value: {"tags": {origin: value}} for value in get_args(Origin)}
-    for of, which in (runs | {"maintenance": {"job_name": f"{name}_maintenance"}}).items():
-        yield _Look(name, "runs", of, _red(instance, since, which))
+    name = pipeline.name
+    for origin in get_args(Origin):
+        yield _Look(name, "runs", origin, _red(instance, since, job_of(pipeline, origin), tags_of(pipeline, origin)))
+    yield _Look(name, "runs", "maintenance", _red(instance, since, f"{name}_maintenance", {}))
     yield from _of_failures(pipeline, answers["failures", name], options)
     for producer in BoundProducer.all_of(pipeline):
         yield from _of_source(producer, answers["source", producer.source])
 
 
-def _red(instance: dg.DagsterInstance, since: datetime, which: dict[str, Any]) -> str | None:
+def _red(instance: dg.DagsterInstance, since: datetime, job: str, tags: Tags) -> str | None:
     """Return that the newest of the selected runs failed, or another run since the last tick; None otherwise."""
-    newest = instance.get_run_records(dg.RunsFilter(**which, statuses=_ENDED), limit=1)
-    since_then = instance.get_run_records(dg.RunsFilter(**which, statuses=_RED, updated_after=since), limit=1)
+    newest = newest_runs(instance, job, _ENDED, tags, 1)
+    since_then = [run for run in runs_with(instance, _RED, tags, since) if tags or run.dagster_run.job_name == job]
     red = [record.dagster_run for record in (*newest, *since_then) if record.dagster_run.status in _RED]
     return f"Run {red[0].run_id} of {red[0].job_name} failed." if red else None
 

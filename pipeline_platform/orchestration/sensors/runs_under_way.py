@@ -16,7 +16,8 @@ from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.launcher.run_process import never_begins
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.jobs import RunTags, producer_tag, runs_by_producer
+from pipeline_platform.orchestration.jobs import RunTags, job_of, producer_tag, tags_by_producer
+from pipeline_platform.orchestration.run_queries import newest_runs, runs_with
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -123,7 +124,7 @@ def runs_to_lease(
     known = {claim.run_id for claim in (*control.in_flight(producer.key), *control.over(producer.key))}
     return [
         (run.run_id, run.tags[tags.origin], int(run.tags[tags.demand]))
-        for record in instance.get_run_records(runs_by_producer(producer, UNDER_WAY))
+        for record in runs_with(instance, UNDER_WAY, tags_by_producer(producer))
         if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
     ]
 
@@ -180,11 +181,8 @@ def empty_in_a_row(producer: BoundProducer, instance: dg.DagsterInstance) -> int
 
 def ended_early(producer: BoundProducer, instance: dg.DagsterInstance, since: datetime) -> bool:
     """Whether a pull failed or was canceled since a time: its unacknowledged messages will be redelivered."""
-    statuses = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED]
-    tags = RunTags.of(producer.pipeline)
-    pulls = {tags.origin: "source", **producer_tag(producer)}
-    ended = dg.RunsFilter(tags=pulls, statuses=statuses, updated_after=since)
-    runs = [record.dagster_run for record in instance.get_run_records(ended, limit=demand.LOOK_BACK)]
+    red, tags = [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED], RunTags.of(producer.pipeline)
+    runs = [record.dagster_run for record in runs_with(instance, red, _tags(producer, "source"), since)]
     return any(run.tags.get(tags.published) != run.run_id for run in runs)
 
 
@@ -193,19 +191,24 @@ def was_filled(producer: BoundProducer, instance: dg.DagsterInstance) -> bool:
 
     Re-executions do not count: they have a copy of their parent's tags.
     """
-    tags = RunTags.of(producer.pipeline)
-    pulls = {tags.origin: "source", **producer_tag(producer)}
-    newest = instance.get_run_records(dg.RunsFilter(tags=pulls), limit=demand.LOOK_BACK)
+    tags, newest = RunTags.of(producer.pipeline), _newest(producer, instance, "source", dg.DagsterRunStatus)
     run = next((run for record in newest if (run := record.dagster_run).parent_run_id is None), None)
     return run is not None and 0 < int(run.tags.get(tags.demand, 0)) <= int(run.tags.get(tags.received, 0))
 
 
-def _newest(producer: BoundProducer, instance: dg.DagsterInstance, origin: Origin = "source") -> Sequence[dg.RunRecord]:
-    """Return the newest completed runs of an origin."""
-    ended = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
-    tags = {RunTags.of(producer.pipeline).origin: origin, **producer_tag(producer)}
-    of_origin = dg.RunsFilter(tags=tags, statuses=ended)
-    return instance.get_run_records(of_origin, limit=demand.LOOK_BACK)
+def _newest(
+    producer: BoundProducer,
+    instance: dg.DagsterInstance,
+    origin: Origin = "source",
+    statuses: Iterable[dg.DagsterRunStatus] = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE),
+) -> Sequence[dg.RunRecord]:
+    """Return the newest runs of an origin with one of the statuses: completed runs by default."""
+    job, tags = job_of(producer.pipeline, origin), _tags(producer, origin)
+    return newest_runs(instance, job, list(statuses), tags, demand.LOOK_BACK)
+
+
+def _tags(producer: BoundProducer, origin: Origin) -> dict[str, str]:
+    return {RunTags.of(producer.pipeline).origin: origin, **producer_tag(producer)}
 
 
 def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str], rounds_tag: str = "") -> dict[str, str]:

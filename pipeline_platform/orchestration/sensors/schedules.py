@@ -16,7 +16,8 @@ from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
-from pipeline_platform.orchestration.jobs import run_request, runs_of
+from pipeline_platform.orchestration.jobs import run_request, tags_of
+from pipeline_platform.orchestration.run_queries import runs_with
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
 
 _NIGHT = 2
@@ -176,7 +177,7 @@ def _to_drive(
 
 def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
     """Return the id of a run that retries failures of the pipeline, or will; None if there is none."""
-    records = instance.get_run_records(runs_of(pipeline, UNDER_WAY, "failed"))
+    records = runs_with(instance, UNDER_WAY, tags_of(pipeline, "failed"))
     end_claims(instance, control, pipeline.name)
     live = {claim.run_id for claim in control.in_flight(pipeline.name)}
     dead = {claim.run_id for claim in control.over(pipeline.name)} - live
