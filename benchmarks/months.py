@@ -1,11 +1,12 @@
 """Growth of a pipeline over sixty days: the cost of a run, a tick, maintenance and the commands.
 
-Run it as `python -m benchmarks.months [--days N] [--rounds N] [--plot FILE]`.
+Run it as `python -m benchmarks.months [--days N] [--rounds N] [--before N] [--plot FILE]`.
 
 Each round is a receive from the queue to the acknowledgement, by the product's own steps, with a new flow as in a new
 process. One message in 20 fails, and an operator closes the failures of the day before. Maintenance runs each night.
 There are 96 rounds a day by default: a continuous run may have 86,400. `benchmarks.long_logs` measures tables with as
-many commits as that leaves.
+many commits as that leaves. With `--before`, the windows of earlier days are written at once, as maintenance leaves
+them: a file per hour and table.
 
 The clocks of Python are simulated. delta-rs reads the clock of the machine, which is ahead of the simulated clock. So
 before each maintenance the retentions of the tables are prolonged by this lead, and files get their simulated time.
@@ -39,6 +40,7 @@ from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.table_properties import KEEP_LOG, KEEP_TRANSACTIONS, LOG_RETENTION, RETENTION
 from pipeline_platform.lake.tables import Tables
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.model.windows import window_key
@@ -102,6 +104,22 @@ class Months:
         self.control = ControlStore(f"sqlite:///{folder}/control.sqlite", now=lambda: Clock.now_s)
         self.lake = Lake(root=f"{folder}/lake")
 
+    def fill(self, days: int) -> None:
+        """Add the compacted windows of earlier days: a file per hour and table, in one commit per table."""
+        flow, now = self.flow(), Clock.now(UTC)
+        flow.tables.ensure()
+        for name in flow.tables.names:
+            columns = pa.schema([field for field in flow.tables[name].schema if field.name != "window"])
+            rows = [
+                {"source": "queue", "message_id": f"{number}", "attempt": 1, "outcome": "handled", "state": "closed"}
+                for number in range(MESSAGES if name != "failed" else 1)
+            ]
+            table = pa.Table.from_pylist([{key: row.get(key) for key in columns.names} for row in rows], columns)
+            parts = ((name, window_key(now - timedelta(hours=hour)), table) for hour in range(1, 24 * days))
+            files = [file for part in parts for file in write_rows(self.lake, "busy", "earlier", [part])]
+            with flow.tables[name].look() as handle:
+                flow.tables[name].swap(handle, "earlier", files)
+
     def flow(self) -> Flow:
         """Return a flow as a new process has it."""
         return Flow(BoundProducer(Busy), self.queue, self.lake, self.control, lambda: None)  # type: ignore[arg-type, return-value]
@@ -144,7 +162,7 @@ class Months:
         with tables["outcomes"].look() as handle:
             since = Clock.now(UTC) - handling.CLOCKS
             recent = [file for file in tables["outcomes"].files(handle) if file.committed_at >= since]
-            files = [RowRange(f"busy/outcomes/{f.path}", f.window, 0, f.rows, 0, f.bytes) for f in recent]
+            files = [RowRange(f"busy/outcomes/{f.path}", f.window, 0, f.rows, 0) for f in recent]
         columns = pa.schema([(name, pa.string()) for name in (*MESSAGE_KEY, "outcome")])
         return {
             "run": run,
@@ -213,17 +231,19 @@ def _run_here(work: SparkWork, task: Any, shares: int, _messages: int | None = N
     return work.run_here(task, shares)
 
 
-def simulate(folder: Path, days: int, rounds: int) -> dict[int, Figures]:
-    """Return the figures by day."""
+def simulate(folder: Path, days: int, rounds: int, before: int = 0) -> dict[int, Figures]:
+    """Return the figures by day, after a number of days whose windows are compacted."""
     months, series = Months(folder, days, rounds), {}
     looks = {1, 2, 3, 5, *range(10, days, 10), days}
     with simulated():
+        if before:
+            months.fill(before)
         for day in range(1, days + 1):
             months.day()
             night = months.night()
             if day in looks:
-                series[day] = months.measure() | night
-                print(day, {name: round(value, 4) for name, value in series[day].items()}, flush=True)
+                series[before + day] = months.measure() | night
+                print(before + day, {name: round(value, 4) for name, value in series[before + day].items()}, flush=True)
     return series
 
 
@@ -262,10 +282,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--days", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=96, help="rounds a day")
+    parser.add_argument("--before", type=int, default=0, help="earlier days, whose windows are written at once")
     parser.add_argument("--plot", type=Path, help="file for the curves")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="months-") as folder:
-        series = simulate(Path(folder), given.days, given.rounds)
+        series = simulate(Path(folder), given.days, given.rounds, given.before)
     print(f"\n{report(series)}")
     if given.plot:
         plot(series, given.plot)

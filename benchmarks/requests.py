@@ -85,13 +85,17 @@ def of_files(server: s3.S3, number: int) -> dict[str, int]:
         table = tables[name]
         columns = pa.schema([field for field in table.schema if field.name != "window"])
         parts = (
-            (name, WINDOW, pa.Table.from_pylist([{"source": "queue", "message_id": str(n), column: value}], columns))
+            (
+                name,
+                WINDOW,
+                pa.Table.from_pylist([{"source": "queue", "message_id": str(n), "attempt": 1, column: value}], columns),
+            )
             for n in range(number)
         )
         files = [file for part in parts for file in write_rows(tables.lake, table.pipeline, "bench", [part])]
         with table.look() as handle:
             table.swap(handle, "bench", files)
-        looked_in += [RowRange(table.path(f.path), f.window, 0, f.rows, 0, f.bytes) for f in files]
+        looked_in += [RowRange(table.path(f.path), f.window, 0, f.rows, 0) for f in files]
     columns = pa.schema([(name, pa.string()) for name in (*MESSAGE_KEY, "outcome")])
     look_up = Scan(tables.lake, [looked_in[:number]], columns)
     failures = FailedMessages(name="queue", lake=tables.lake, pipeline=Events.name)

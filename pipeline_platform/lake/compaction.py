@@ -105,7 +105,7 @@ def _readable(table: Table, file: File, columns: pa.Schema) -> Iterator[pa.Recor
         UnreadableFileError: The file is truncated or damaged.
     """
     try:
-        for rows in row_groups(table.lake, table.path(file.path), columns, file.bytes):
+        for rows in row_groups(table.lake, table.path(file.path), columns):
             yield from rows.cast(columns).to_batches()
     except (pa.ArrowException, OSError) as error:
         raise UnreadableFileError.of(table, file, error) from error

@@ -22,8 +22,6 @@ from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Refused, Share, Source
 
 _COUNTED = "_open_failures.json"
-_Sizes = Mapping[str, Mapping[str, int]]
-"""Sizes of files in bytes by path, oldest first, by window."""
 
 
 class LakeSource(Source):
@@ -105,15 +103,11 @@ class FailedMessages(LakeSource):
 
     def paths(self) -> dict[str, list[str]]:
         """Return the paths of the table's files by window."""
-        return {window: [*sizes] for window, sizes in self._sizes().items()}
-
-    def _sizes(self) -> _Sizes:
-        files = self._files("failed", FAILED)
-        return {window: {file.path: file.bytes for file in stored} for window, stored in files.items()}
+        return {window: [file.path for file in files] for window, files in self._files("failed", FAILED).items()}
 
     def by_window(self) -> dict[str, Counts]:
         """Return the numbers of failures of each window with open failures, for any selection."""
-        return {window: counts for window, counts in self._count(self._sizes()).items() if counts.open}
+        return {window: counts for window, counts in self._count(self.paths()).items() if counts.open}
 
     def open_by_window(self) -> dict[str, int]:
         """Return the number of open failures by window, dead ones included; windows without any are omitted."""
@@ -121,7 +115,7 @@ class FailedMessages(LakeSource):
 
     def chosen_by_window(self) -> dict[str, int]:
         """Return the number of selected failures by window; windows without any are omitted."""
-        return self._chosen(self._sizes())
+        return self._chosen(self.paths())
 
     def sources(self) -> list[str]:
         """Return the sources of the selected failures."""
@@ -129,21 +123,21 @@ class FailedMessages(LakeSource):
         rows = (rows for paths in self.paths().values() for rows in self._of(paths, also_due).rows("source"))
         return sorted({source for some in rows for source in pc.unique(some["source"]).to_pylist()})
 
-    def _chosen(self, files: _Sizes) -> dict[str, int]:
+    def _chosen(self, files: Mapping[str, Sequence[str]]) -> dict[str, int]:
         selection, chosen, also_due = self.selection, {}, self._also_due()
         for window, counts in self._count(files).items():
             count = counts.open if also_due is not None else counts.at_most(selection)
             by_key = selection.message_id is not None or selection.source is not None
             if count and (selection.columns or by_key or selection.state == "due"):
-                count = self._of([*files[window]], also_due).count()
+                count = self._of(files[window], also_due).count()
             if count:
                 chosen[window] = count
         return chosen
 
     def open_files(self) -> dict[str, list[str]]:
         """Return the paths of the table's files by window, of all windows with open failures."""
-        sizes = self._sizes()
-        return {window: [*sizes[window]] for window, counts in self._count(sizes).items() if counts.open}
+        paths = self.paths()
+        return {window: paths[window] for window, counts in self._count(paths).items() if counts.open}
 
     def _also_due(self) -> pa.Array | None:
         """Return `keys_of` the held failures whose partition waits for no failure; None if due times alone decide."""
@@ -156,15 +150,15 @@ class FailedMessages(LakeSource):
         """Return the selected failures of a window's files."""
         return failure_events.chosen(self.lake, paths, self.selection, also_due)
 
-    def _count(self, files: _Sizes) -> dict[str, Counts]:
+    def _count(self, files: Mapping[str, Sequence[str]]) -> dict[str, Counts]:
         """Return the numbers of each window; count again only if its files differ from the stored count."""
         known = self._counted()
         counted = {}
-        for window, sizes in sorted(files.items()):
-            digest = sha256("\0".join(sorted(sizes)).encode()).hexdigest()
+        for window, paths in sorted(files.items()):
+            digest = sha256("\0".join(sorted(paths)).encode()).hexdigest()
             before, counts = known.get(window, ("", NONE))
             if before != digest:
-                counts = Counts(*failure_events.counts(open_failures(self.lake, sizes)))
+                counts = Counts(*failure_events.counts(open_failures(self.lake, paths)))
             counted[window] = digest, counts
         if counted.items() - known.items():
             others = {} if self.windows is None else known
@@ -192,11 +186,11 @@ class FailedMessages(LakeSource):
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Return a share for each window with selected failures, oldest first; a window is never divided."""
         shares = []
-        sizes = self._sizes()
-        for window, count in self._chosen(sizes).items():
+        paths = self.paths()
+        for window, count in self._chosen(paths).items():
             taken = min(count, demand)
             if taken > 0:
-                shares.append(Share(at={"paths": [*sizes[window]]}, window=window, messages=taken))
+                shares.append(Share(at={"paths": paths[window]}, window=window, messages=taken))
                 demand -= taken
         return shares
 

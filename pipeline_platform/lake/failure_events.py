@@ -1,7 +1,7 @@
 """Events of failed messages: the rank of an event, the latest event of a message, and selections of failures."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Literal, Self
@@ -74,13 +74,11 @@ _NEVER = 2**_DUE_BITS - 1
 _OPEN, _DEAD, _CLOSED = range(3)
 
 
-def events(
-    lake: Lake, path: str, *columns: str, message_id: str | None = None, size: int | None = None
-) -> Iterator[pa.Table]:
+def events(lake: Lake, path: str, *columns: str, message_id: str | None = None) -> Iterator[pa.Table]:
     """Yield columns of the events in a file by row groups, for all messages or for one id."""
     wanted = only(FAILED, *columns)
     if message_id is None:
-        return row_groups(lake, path, wanted, size)
+        return row_groups(lake, path, wanted)
     return rows_with(lake, path, "message_id", message_id, wanted)
 
 
@@ -96,14 +94,12 @@ class Events:
         paths: Files, oldest first.
         message_id: Only events of this id.
         source: Only events of this source.
-        sizes: Sizes of files in bytes, by path.
     """
 
     lake: Lake
     paths: Sequence[str]
     message_id: str | None = None
     source: str | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def _index(self) -> tuple[np.ndarray, np.ndarray, list[int]]:
@@ -161,7 +157,7 @@ class Events:
 
     def _read(self, path: str, *columns: str) -> Iterator[pa.Table]:
         names = columns if self.source is None else dict.fromkeys([*columns, "source"])
-        for rows in events(self.lake, path, *names, message_id=self.message_id, size=self.sizes.get(path)):
+        for rows in events(self.lake, path, *names, message_id=self.message_id):
             yield rows if self.source is None else rows.filter(pc.equal(rows["source"], self.source))
 
 
@@ -201,14 +197,9 @@ class Failures:
         return map(self.selection.matching, self.events.rows(self.numbers, *names))
 
 
-def open_failures(lake: Lake, sizes: Mapping[str, int]) -> np.ndarray:
-    """Return the ranks of the open failures in all files of a window, dead ones included.
-
-    Args:
-        lake: Lake with the files.
-        sizes: Sizes of the files in bytes, by path, oldest first.
-    """
-    found = Events(lake, [*sizes], sizes=sizes)
+def open_failures(lake: Lake, paths: Sequence[str]) -> np.ndarray:
+    """Return the ranks of the open failures in all files of a window, dead ones included."""
+    found = Events(lake, paths)
     ranks = found.ranks(found.latest())
     is_open: np.ndarray = ranks[_state(ranks) != _CLOSED]
     return is_open

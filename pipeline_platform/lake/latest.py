@@ -139,7 +139,7 @@ class _Merge:
 
     def _rows(self, file: File) -> Iterator[pa.Table]:
         """Yield the rows of a file, with their window, and without nulls in `deleted`."""
-        with stored_file(self.lake, self.source.path(file.path), self.read, size=file.bytes) as stored:
+        with stored_file(self.lake, self.source.path(file.path), self.read) as stored:
             for batch in stored.batches(_BATCH_ROWS):
                 rows = pa.Table.from_batches([batch]).cast(self.read)
                 rows = rows.append_column("window", pa.repeat(file.window, rows.num_rows))

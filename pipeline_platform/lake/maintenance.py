@@ -121,7 +121,8 @@ def over_before(time: datetime, windows: Iterable[str]) -> list[str]:
 
 
 def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
-    return len(open_failures(table.lake, {table.path(f.path): f.bytes for f in files if f.window == window})) > 0
+    paths = [table.path(file.path) for file in files if file.window == window]
+    return len(open_failures(table.lake, paths)) > 0
 
 
 def is_crowded(tables: Tables) -> bool:

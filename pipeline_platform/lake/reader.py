@@ -23,30 +23,20 @@ if TYPE_CHECKING:
 
 
 class RowRange(NamedTuple):
-    """Rows `start` to `stop` - 1 of a file.
-
-    Attributes:
-        path: Path of the file under the lake's root.
-        window: Window of the rows.
-        start: First row.
-        stop: Row after the last.
-        position: Position of the file's first row in the receive.
-        bytes: Size of the file; None if it is unknown, which takes another request to an object store.
-    """
+    """Rows `start` to `stop` - 1 of a file. `position` is the position of the file's first row in the receive."""
 
     path: str
     window: str
     start: int
     stop: int
     position: int
-    bytes: int | None = None
 
 
 def divide(files: Sequence[File], pipeline: str, shares: int) -> list[list[RowRange]]:
     """Divide the rows of files into at most `shares` parts of equal length, in order; no part is empty."""
     ranges, first = [], 0
     for file in files:
-        ranges.append(RowRange(f"{pipeline}/{file.table}/{file.path}", file.window, 0, file.rows, first, file.bytes))
+        ranges.append(RowRange(f"{pipeline}/{file.table}/{file.path}", file.window, 0, file.rows, first))
         first += file.rows
     return spread(ranges, shares)
 
@@ -99,7 +89,7 @@ def read_ranges(
     """
     stored = pa.schema([field for field in columns if field.name not in ("window", "position")])
     for wanted in ranges:
-        with stored_file(lake, wanted.path, stored, size=wanted.bytes) as file:
+        with stored_file(lake, wanted.path, stored) as file:
             first = 0
             for group, rows in enumerate(file.groups):
                 start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
@@ -113,9 +103,9 @@ def read_ranges(
                 first += rows
 
 
-def row_groups(lake: Lake, path: str, columns: pa.Schema | None = None, size: int | None = None) -> Iterator[pa.Table]:
-    """Yield the row groups of a file, with these columns or all stored columns; see `Lake.open_input` for `size`."""
-    with stored_file(lake, path, columns, size=size) as file:
+def row_groups(lake: Lake, path: str, columns: pa.Schema | None = None) -> Iterator[pa.Table]:
+    """Yield the row groups of a file, with these columns or all stored columns."""
+    with stored_file(lake, path, columns) as file:
         yield from map(file.group, range(len(file.groups)))
 
 
@@ -240,8 +230,8 @@ class StoredFile:
 
 @contextmanager
 def stored_file(
-    lake: Lake, path: str, schema: pa.Schema | None, dictionary: Sequence[str] = (), size: int | None = None
+    lake: Lake, path: str, schema: pa.Schema | None, dictionary: Sequence[str] = ()
 ) -> Iterator[StoredFile]:
     """Open a file to read the columns of a schema, or all stored columns; `dictionary` names dictionary columns."""
-    with lake.open_input(path, size) as file:
+    with lake.open_input(path) as file:
         yield StoredFile(pq.ParquetFile(file, read_dictionary=list(dictionary)), schema)

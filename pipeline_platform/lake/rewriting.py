@@ -226,6 +226,6 @@ def _rows(table: Table, path: str, *columns: str) -> Iterator[pa.Table]:
 
 def rewrite(table: Table, prefix: str, file: File, change: Callable[[pa.Table], pa.Table]) -> list[File]:
     """Rewrite a file by row groups; return no file if no row is left."""
-    groups = row_groups(table.lake, table.path(file.path), size=file.bytes)
+    groups = row_groups(table.lake, table.path(file.path))
     parts = ((table.name, file.window, change(rows)) for rows in groups)
     return write_rows(table.lake, table.pipeline, prefix, parts)

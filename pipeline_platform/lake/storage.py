@@ -150,23 +150,13 @@ class Lake(BaseModel):
             os.makedirs(os.path.dirname(self._at(path)), exist_ok=True)
         return self._filesystem.open_output_stream(self._at(path))
 
-    def open_input(self, path: str, size: int | None = None) -> pa.NativeFile:
-        """Open a file for random access.
-
-        A small file of an object store is read at once: in one request if its `size` in bytes is given, else in two.
-        """
-        if self.is_local:
-            return self._filesystem.open_input_file(self._at(path))
-        file = self._filesystem.open_input_file(self._at(path)) if size is None else self._open_of_size(path, size)
-        if file.size() > SMALL:
+    def open_input(self, path: str) -> pa.NativeFile:
+        """Open a file for random access. A small file of an object store is read at once, in two requests."""
+        file = self._filesystem.open_input_file(self._at(path))
+        if self.is_local or file.size() > SMALL:
             return file
         with file:
             return pa.BufferReader(file.read_buffer())
-
-    def _open_of_size(self, path: str, size: int) -> pa.NativeFile:
-        from pyarrow.dataset import ParquetFileFormat  # PyArrow's only function that opens a file without its size
-
-        return ParquetFileFormat().make_fragment(self._at(path), self._filesystem, file_size=size).open()
 
     def write(self, path: str, content: bytes) -> None:
         """Write a whole file. On a local disk it appears under its name once it is complete and synced."""

@@ -137,7 +137,7 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     outcomes = flow.tables["outcomes"]
     with outcomes.look() as handle:
         stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
-    known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0, file.bytes) for file in stored]
+    known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
     decisions = None
     if known:
         parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]

@@ -19,11 +19,12 @@ RowPositions = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class _Group(NamedTuple):
-    """A row group: its file, its number in the file, and the position of its first row."""
+    """A row group: its file, its number in the file, the position of its first row, and its window."""
 
-    file: RowRange
+    path: str
     number: int
     first: int
+    window: str
 
 
 class ByPosition:
@@ -80,11 +81,11 @@ class ByPosition:
 
     def _find_groups(self) -> Iterator[_Group]:
         for file in self._files:
-            with stored_file(self._lake, file.path, self._schema, size=file.bytes) as stored:
+            with stored_file(self._lake, file.path, self._schema) as stored:
                 groups = stored.groups
             first = file.position
             for number, rows in enumerate(groups):
-                yield _Group(file, number, first)
+                yield _Group(file.path, number, first, file.window)
                 first += rows
 
     def _from_group(self, number: int, columns: Sequence[str], positions: RowPositions) -> list[pa.Array]:
@@ -98,11 +99,11 @@ class ByPosition:
         return [column.combine_chunks() for column in part.columns]
 
     def _table(self, group: _Group, columns: Sequence[str]) -> pa.Table:
-        key = (group.file.path, group.number, columns[0])
+        key = (group.path, group.number, columns[0])
         if key in self._held:
             self._held.move_to_end(key)
             return self._held[key]
-        with stored_file(self._lake, group.file.path, only(self._schema, *columns), size=group.file.bytes) as stored:
+        with stored_file(self._lake, group.path, only(self._schema, *columns)) as stored:
             table = stored.group(group.number).combine_chunks()
         self._held[key] = table
         self._bytes += table.nbytes

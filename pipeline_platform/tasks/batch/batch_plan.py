@@ -99,7 +99,7 @@ class CutBatches(CallingStep):
             death = yield partial(self._write, block, killers)
 
     def _known(self) -> pa.Table:
-        tables = (row_groups(self.lake, file.path, CUT_BY, file.bytes) for file in self.staged)
+        tables = (row_groups(self.lake, file.path, CUT_BY) for file in self.staged)
         known = (
             to_be_cut(pa.concat_tables(groups), file.window) for groups, file in zip(tables, self.staged, strict=True)
         )

@@ -91,7 +91,7 @@ class HandleBatches(CallingStep):
     def _planned(self, index: int) -> Iterator[dict[str, Any]]:
         first = 0
         for file in self.plan:
-            with stored_file(self.lake, file.path, cutting.BATCHES, size=file.bytes) as stored:
+            with stored_file(self.lake, file.path, cutting.BATCHES) as stored:
                 for batches in stored.batches(1_024):
                     in_turn = np.arange(first, first + batches.num_rows) % self.tasks
                     tasks = pc.coalesce(batches.column("task"), pa.array(in_turn))

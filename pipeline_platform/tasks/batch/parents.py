@@ -55,13 +55,13 @@ class EndParents(HandleInOrder):
 def failed_keys(lake: Lake, ends: Sequence[RowRange]) -> pa.Array:
     """Return `keys_of` the source and id of the parents that failed."""
     columns = only(ENDS, *MESSAGE_KEY, "kind")
-    every = (rows for file in ends for rows in row_groups(lake, file.path, columns, file.bytes))
+    every = (rows for file in ends for rows in row_groups(lake, file.path, columns))
     failed = (keys_of(rows.filter(pc.is_valid(rows["kind"])), *MESSAGE_KEY) for rows in every)
     return pc.unique(pa.concat_arrays([pa.array([], pa.string()), *map(pc.unique, failed)]))
 
 
 def _read(lake: Lake, files: Sequence[RowRange], schema: pa.Schema) -> pa.Table:
-    tables = [rows for file in files for rows in row_groups(lake, file.path, schema, file.bytes)]
+    tables = [rows for file in files for rows in row_groups(lake, file.path, schema)]
     return pa.concat_tables([schema.empty_table(), *tables])
 
 
@@ -69,7 +69,7 @@ def _ends_between(lake: Lake, files: Sequence[RowRange], first: int, last: int) 
     """Return the ends, reduced by `that_count`, of the messages at positions `first` to `last`."""
     ends, held = [ENDS.empty_table()], 0
     for file in files:
-        with stored_file(lake, file.path, ENDS, size=file.bytes) as stored:
+        with stored_file(lake, file.path, ENDS) as stored:
             # A few rows at a time: thousands of failed children have a traceback each.
             for batch in stored.batches(_READ_ROWS, stored.groups_with("position", first, last)):
                 rows = pa.table(batch)

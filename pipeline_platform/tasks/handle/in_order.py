@@ -157,7 +157,7 @@ class DealPartitions:
         return rows.take(pa.array(np.argsort(waves, kind="stable")))
 
     def _read(self, file: RowRange) -> pa.Table:
-        rows = pa.concat_tables(row_groups(self.lake, file.path, FOUND, file.bytes))
+        rows = pa.concat_tables(row_groups(self.lake, file.path, FOUND))
         return rows.append_column("window", pa.repeat(file.window, rows.num_rows))
 
 
@@ -248,6 +248,6 @@ class HandleInOrder(Handle):
         if self.turns is not None:
             mine &= (pc.field("turn") >= self.turns[0]) & (pc.field("turn") < self.turns[1])
         for file in self.plan:
-            with stored_file(self.lake, file.path, DEALT, size=file.bytes) as stored:
+            with stored_file(self.lake, file.path, DEALT) as stored:
                 tables = [stored.group(group).filter(mine) for group in stored.groups_with("task", index, index)]
             yield pa.concat_tables([DEALT.empty_table(), *tables])

@@ -29,5 +29,5 @@ def write_filtered(recording: Recording, block: Block, skipped: Sequence[int]) -
 
 def filtered_positions(lake: Lake, files: Sequence[RowRange]) -> pa.Array:
     """Return all positions in files of `filtered_table`."""
-    tables = [rows for file in files for rows in row_groups(lake, file.path, _POSITIONS, file.bytes)]
+    tables = [rows for file in files for rows in row_groups(lake, file.path, _POSITIONS)]
     return pa.concat_tables([_POSITIONS.empty_table(), *tables])["position"].combine_chunks()
