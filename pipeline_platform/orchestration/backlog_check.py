@@ -32,14 +32,15 @@ def backlog_check(producer: BoundProducer) -> dg.AssetChecksDefinition:
     return backlog
 
 
-def look_at_backlog(context: Any, producer: BoundProducer) -> dg.AssetCheckEvaluation:
-    """Ask a producer's source for its backlog and return the evaluation of its check.
+def look_at_backlog(context: Any, producer: BoundProducer, *, is_tick: bool = False) -> dg.AssetCheckEvaluation:
+    """Ask a producer's source for its backlog and return the evaluation of its check. See `state_of` for `is_tick`.
 
     Raises:
         ControlStoreError: The control store does not answer.
     """
     source = source_of(context.resources, producer.source)
-    return evaluation_of(producer, state_of(producer, source, context.resources.control, context.instance))
+    control = context.resources.control
+    return evaluation_of(producer, state_of(producer, source, control, context.instance, is_tick=is_tick))
 
 
 def backlog_name(producer: BoundProducer) -> str:
@@ -72,7 +73,7 @@ def backlog_sensor(producer: BoundProducer) -> dg.SensorDefinition:
         required_resource_keys={producer.source, "control"},
     )
     def backlog(context: dg.SensorEvaluationContext) -> dg.SensorResult:
-        shown = look_at_backlog(context, producer)
+        shown = look_at_backlog(context, producer, is_tick=True)
         return dg.SensorResult(asset_events=[shown], skip_reason=shown.description)
 
     return backlog

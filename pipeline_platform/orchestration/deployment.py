@@ -17,7 +17,7 @@ from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
 from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places, check_together
-from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets
+from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets, resource_keys
 from pipeline_platform.orchestration.jobs import REFUSED, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
@@ -284,10 +284,15 @@ def pipeline_definitions(
         *(backlog_sensor(each) for each in producers if each.options.oldest_allowed or each.options.schedule),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
     ]
+    # Bound to the pipeline's own resources: Dagster describes a job with all resources of its definitions, so that the
+    # description of all jobs would grow with the square of the number of pipelines.
+    own = {key: resources[key] for key in (*resource_keys(pipeline), IO_MANAGER)}
+    jobs = [*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)]
+    bound = dg.Definitions(assets=[assets], jobs=jobs, resources=own)
     return dg.Definitions(
         assets=[assets],
         asset_checks=[*run_checks(pipeline), *map(backlog_check, producers)],
-        jobs=[*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)],
+        jobs=[bound.resolve_job_def(job.name) for job in jobs],
         sensors=[sensor for sensor in sensors if sensor.name not in named],
         schedules=[
             *(pull_schedule(producer, cron) for producer in producers if (cron := producer.options.schedule)),

@@ -36,6 +36,13 @@ def asset_keys(pipeline: type[Pipeline]) -> dict[str, dg.AssetKey]:
     return {table: dg.AssetKey([pipeline.name, table]) for table in ("messages", *pipeline.batchers, "failed")}
 
 
+def resource_keys(pipeline: type[Pipeline]) -> set[str]:
+    """Return the keys of the resources that a pipeline's ops use, beside the IO manager."""
+    sources = {producer.source for producer in BoundProducer.all_of(pipeline)}
+    letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
+    return {*sources, *letters, *sink_keys(pipeline).values(), "lake", "control", "spark", "acknowledger"}
+
+
 def pipeline_assets(pipeline: type[Pipeline]) -> dg.AssetsDefinition:
     """Build `<pipeline>/messages`, `<pipeline>/<batcher>` for each batcher and `<pipeline>/failed`.
 
@@ -108,11 +115,8 @@ def _size(options: Batcher) -> str:
 
 def _op(pipeline: type[Pipeline], name: str, **options: Any) -> Callable[..., dg.OpDefinition]:
     """Return the decorator of an op without outputs: ops share data through the lake, by receive."""
-    sources = {producer.source for producer in BoundProducer.all_of(pipeline)}
-    letters = {pipeline.dead_letters} if pipeline.dead_letters else set()
-    keys = {*sources, *letters, *sink_keys(pipeline).values(), "lake", "control", "spark", "acknowledger"}
     options = {"out": dg.Out(dg.Nothing, io_manager_key=IO_MANAGER), **options}
-    return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=keys, **options)
+    return dg.op(name=f"{pipeline.name}__{name}", required_resource_keys=resource_keys(pipeline), **options)
 
 
 @contextmanager

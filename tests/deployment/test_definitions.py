@@ -167,6 +167,26 @@ def test_each_job_has_its_origin_for_any_partition_and_accepts_config(kind, orig
     assert job.tags["dagster/max_retries"] == "0"
 
 
+class Other(Told):
+    """The same pipeline with another source."""
+
+    name = "other"
+    producer = Producer(source="others")
+
+
+def test_a_job_has_only_the_resources_of_its_pipeline():
+    """Dagster describes each job with all its resources."""
+    resources = {**resources_at("nowhere", "nowhere"), "others": source_resource(Closing)(name="others")}
+    defs = platform_definitions([Told, Other], resources)
+
+    bound = {job.name: {"queue", "others"} & {*job.resource_defs} for job in defs.resolve_all_job_defs()}
+    kinds = ("pull", "retry", "replay", "maintenance", "limits")
+    assert {name: keys for name, keys in bound.items() if name.startswith(("told_", "other_"))} == {
+        **{f"told_{kind}": {"queue"} for kind in kinds},
+        **{f"other_{kind}": {"others"} for kind in kinds},
+    }
+
+
 def test_messages_show_the_kind_of_their_source():
     defs = platform_definitions([Told], resources_at("nowhere", "nowhere"))
 

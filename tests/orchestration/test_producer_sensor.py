@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import threading
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +20,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.sensors import timely_calls
 from pipeline_platform.orchestration.sensors.producers import producer_sensor
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.pipelines_under_test import Told
@@ -28,6 +30,28 @@ ROOT = Path(__file__).parents[2]
 
 
 # Asking
+
+
+@pytest.mark.parametrize("knows_its_backlog", [True, False])
+def test_no_tick_filters_all_runs_by_their_tags(place, monkeypatch, knows_its_backlog):
+    """SQLite would read every run of the pipeline that Dagster keeps."""
+    source = place.queue if knows_its_backlog else Mute(name="queue", url=place.queue.url)
+    place.enqueue(170)
+    queries = []
+    for name in ("get_runs", "get_run_records"):
+        query = getattr(type(place.instance), name)
+
+        def asked(self: Any, filters: Any = None, *given: Any, query: Any = query, **options: Any) -> Any:
+            queries.append(filters)
+            return query(self, filters, *given, **options)
+
+        monkeypatch.setattr(type(place.instance), name, asked)
+
+    assert place.tick(source=source).run_requests
+    assert place.tick(source=source)
+
+    assert len(queries) > 4
+    assert [filters for filters in queries if filters and filters.tags] == []
 
 
 def test_it_asks_for_runs_by_demand_on_the_open_window(place):
@@ -233,6 +257,31 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_after_a_run_by_hand_that
     place.queued({TAGS.origin: "source"}, FAILURE)  # as of `asked_pull` from its page: nobody asked it for so many
 
     assert place.tick(source=Mute(name="queue", url=place.queue.url)).run_requests
+
+
+def test_a_source_that_hangs_delays_a_tick_for_a_short_time_and_a_late_answer_counts(place, monkeypatch):
+    monkeypatch.setattr(timely_calls, "WITHIN_S", 0.2)
+    released, asked = threading.Event(), []
+
+    class Hung(TableQueue):
+        def backlog_up_to(self, most: int | None) -> Backlog:
+            asked.append(released.wait(30))
+            return super().backlog_up_to(most)
+
+    hung = Hung(name="queue", url=place.queue.url)
+    place.enqueue(170)
+
+    def tick() -> tuple[bool, bool]:
+        place.cursor, started = Waiting(reported=datetime.now(UTC)).to_json(), time.monotonic()
+        requests = place.tick(source=hung).run_requests
+        return bool(requests), time.monotonic() - started < 5
+
+    assert [tick(), tick()] == [(False, True)] * 2
+    released.set()
+    while not asked:
+        time.sleep(0.01)
+    assert tick() == (True, True)
+    assert len(asked) == 1, "the source is not called again while a call has not returned"
 
 
 def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import dagster as dg
@@ -11,6 +12,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits, steps_of
+from pipeline_platform.orchestration.sensors.timely_calls import timely
 from pipeline_platform.source.backlog import ENDLESS, Backlog
 from pipeline_platform.source.contract import Source, SourceError
 
@@ -145,6 +147,7 @@ def state_of(
     *,
     seen: tuple[demand.InFlight, demand.Limits] | None = None,
     most: int | None = None,
+    is_tick: bool = False,
 ) -> ProducerState:
     """Return the current state of a producer.
 
@@ -155,11 +158,13 @@ def state_of(
         instance: The Dagster instance; None if it is unavailable: then only runs with a claim are known.
         seen: Messages in flight and limits, if the caller has them.
         most: Number up to which to count the backlog; None to count all.
+        is_tick: Whether a sensor asks, which waits for the source for a short time only.
     """
     options, now = producer.options, datetime.now(UTC)
     under_way, bounds = seen or (in_flight(producer, instance, control), limits(producer, control, now))
+    name, look = ("backlog", source.backlog) if most is None else ("backlog_up_to", partial(source.backlog_up_to, most))
     try:
-        backlog: Backlog | SourceError = source.backlog() if most is None else source.backlog_up_to(most)
+        backlog: Backlog | SourceError = timely(source, name, look) if is_tick else look()
     except SourceError as error:
         backlog = error
     ended = control.ended(producer.key, since=now - _RATE_OVER)

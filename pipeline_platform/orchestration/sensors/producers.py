@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -27,6 +28,7 @@ from pipeline_platform.orchestration.sensors.runs_under_way import (
     limits,
     was_filled,
 )
+from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, timely
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.telemetry.configuration import export
@@ -83,7 +85,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         bounds = limits(producer, control, now)
         # A tick that reports the check counts the whole backlog, for the check and its plot.
         most = None if is_to_report else demand.of_use(bounds, under_way)
-        state = state_of(producer, source, control, context.instance, seen=(under_way, bounds), most=most)
+        state = state_of(producer, source, control, context.instance, seen=(under_way, bounds), most=most, is_tick=True)
         left = _left(producer, control)
         alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
         turn = _awaits_turn(pipeline, control, alone=alone)
@@ -143,7 +145,7 @@ def _wait(context: dg.SensorEvaluationContext, source: Source, producer: BoundPr
         bounds = limits(producer, control, datetime.now(UTC))
         is_idle = bounds.paused is None and not control.in_flight(producer.key)
         if is_idle and bounds.patience < bounds.next_look and _is_thread_left(context.instance):
-            source.wait(_TICK_WAITS_S)
+            timely(source, "wait", partial(source.wait, _TICK_WAITS_S), _TICK_WAITS_S + WITHIN_S / 2)
 
 
 def _is_thread_left(instance: dg.DagsterInstance) -> bool:
