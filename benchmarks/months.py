@@ -122,7 +122,7 @@ class Months:
 
     def flow(self) -> Flow:
         """Return a flow as a new process has it."""
-        return Flow(BoundProducer(Busy), self.queue, self.lake, self.control, lambda: None)  # type: ignore[arg-type, return-value]
+        return Flow(BoundProducer(Busy), self.queue, self.lake, self.control, lambda: None)
 
     def round(self) -> None:
         """Perform a receive with messages of now."""
