@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
@@ -54,6 +56,7 @@ class Totals:
     """Counts, samples and output of one task, or of any number of tasks.
 
     Attributes:
+        published: Received messages by publication time in ms; see `TaskReport.count_published`.
         handled: Messages by window, like `failed`, `returned` and `duplicates`.
         skipped: Messages that a callback skipped, by window.
         skip_reasons: Skipped messages by reason or cause.
@@ -87,6 +90,7 @@ class Totals:
 
     received: int = 0
     redelivered: int = 0
+    published: Counter[int] = field(default_factory=Counter)
     handled: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
     returned: Counter[str] = field(default_factory=Counter)
@@ -143,6 +147,7 @@ class Totals:
         """Return the counts with the most frequent causes and batch keys, and bounded samples."""
         return replace(
             self,
+            published=Counter(),
             reasons=_most_frequent(by_cause(self.reasons), _KEYS),
             skip_reasons=_most_frequent(by_cause(self.skip_reasons), _KEYS),
             batch_keys={batcher: _most_frequent(keys, _KEYS) for batcher, keys in self.batch_keys.items()},
@@ -194,6 +199,18 @@ class TaskReport(Totals):
     redelivered_since: datetime | None = None
     published_until: datetime | None = None
     stopped: dict[str, str] = field(default_factory=dict)
+
+    def count_published(self, times: pa.Array) -> None:
+        """Count received messages by publication time, except messages without it.
+
+        To bound the counts, a time is rounded by at most a sixteenth of the age of its message.
+        """
+        published = times.drop_null().cast(pa.int64()).to_numpy() // 1000
+        age = np.maximum(time.time_ns() // 1_000_000 - published, 1)
+        grid = np.maximum(2 ** np.floor(np.log2(age)).astype(np.int64) // 8, 1)
+        rounded, counts = np.unique(published // grid * grid + grid // 2, return_counts=True)
+        for at, messages in zip(rounded.tolist(), counts.tolist(), strict=True):
+            self.published[at] += messages
 
     def count_keys(self, batcher: str, keys: pa.Array) -> None:
         """Count the batch keys of rows."""

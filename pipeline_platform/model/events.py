@@ -21,7 +21,7 @@ _TASK = ("pipeline", "receive_id", "run_id", "task")
 _OUTCOMES = ("handled", "skipped", "failed", "returned")
 
 EVENTS: Mapping[str, Fields] = {
-    "ask": Fields((*_PRODUCER, "source"), ("backlog", "in_flight", "demand", "runs")),
+    "ask": Fields((*_PRODUCER, "source"), ("backlog", "oldest", "in_flight", "demand", "runs")),
     "begin": Fields((*_PRODUCER, "run_id", "origin"), ("receive_id", "demand")),
     "receive": Fields((*_RUN, "demand"), ("received", "redelivered", "tasks")),
     "handle": Fields(_RUN, (*_OUTCOMES, "duplicates", "staged", "rescued", "tasks")),
@@ -29,7 +29,8 @@ EVENTS: Mapping[str, Fields] = {
     "parents": Fields(_RUN, (*_OUTCOMES, "rescued", "tasks")),
     "decide": Fields(_RUN, ("dropped", "tries")),
     "publish": Fields(_RUN, ("rows",)),
-    "acknowledge": Fields(_RUN, ("acknowledged", "lost", "unacknowledged", "letters", "tasks")),
+    "acknowledge": Fields(_RUN, ("acknowledged", "lost", "unacknowledged", "letters", "latency", "tasks")),
+    "count_failures": Fields(("pipeline",), ("open", "dead", "scheduled", "due")),
     "chunk": Fields((*_TASK, "messages"), (*_OUTCOMES, "staged")),
     "message": Fields((*_TASK, "message_id", "attempt"), ("failed",)),
     "batch": Fields((*_TASK, "batcher", "batch_id", "trigger", "messages"), ("ok", "failed")),

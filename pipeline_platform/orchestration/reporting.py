@@ -12,7 +12,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.failed import NONE, FailedMessages
+from pipeline_platform.lake.failed import NONE
 from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.replay import rows_by_window
@@ -21,7 +21,9 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.causes import by_cause
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.data_versions import VERSION, data_versions
+from pipeline_platform.orchestration.open_failures import count_failures
 from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
+from pipeline_platform.orchestration.stage_figures import StageFigures, metadata_of_stages, stages_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
@@ -63,14 +65,27 @@ class Results:
         totals: Counts and samples.
         rows: Rows written, by table and window. For a batcher without a table, messages that it handled.
         last_receives: Last receive that wrote rows or handled messages, by table or batcher.
+        stages: Figures by stage.
+        latency: Messages by seconds from their publication to their acknowledgement.
     """
 
     totals: Totals = field(default_factory=Totals)
     rows: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
     last_receives: dict[str, str] = field(default_factory=dict)
+    stages: dict[str, StageFigures] = field(default_factory=lambda: defaultdict(StageFigures))
+    latency: Counter[float] = field(default_factory=Counter)
 
-    def add(self, receive: Receive, manifest: Manifest) -> None:
+    def add(
+        self,
+        receive: Receive,
+        manifest: Manifest,
+        stages: Mapping[str, StageFigures],
+        answer: steps.Acknowledgement,
+    ) -> None:
         """Add the results of a receive."""
+        for stage, figures in stages.items():
+            self.stages[stage].add(figures)
+        self.latency.update(answer.latency)
         self.totals = Totals.of([self.totals, manifest.totals]).for_people()
         for file in manifest:
             self.rows[file.table][file.window] += file.rows
@@ -94,12 +109,12 @@ def acknowledge_and_report(
     """
     answer, results, red, run = None, Results(), None, {}
     if receive is not None:
-        manifest = flow.ledger.manifest(receive)
+        manifest, stages = flow.ledger.manifest(receive), stages_of(flow, receive)
         with alive(flow, receive):
             answer = steps.acknowledge(flow, receive, acknowledger)
         log_output(context, answer.not_taken.written)
         run = _of_run(receive, manifest)
-        results.add(receive, manifest)
+        results.add(receive, manifest, stages, answer)
         red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, results)
     figures, tables = {**figures_of(answer), **run}, ["messages", *flow.pipeline.batchers, "failed"]
     replaces = receive.receive_id if receive is not None and receive.replaces else ""
@@ -143,9 +158,8 @@ def report(
 
     `run` is metadata of the run, which fails if it `is_red`, and `replaces` the id of a receive that replaced rows.
     """
-    failed = FailedMessages(name=flow.source.name, lake=flow.lake, pipeline=flow.pipeline.name)
     windows, batchers, totals = context.partition_keys, list(flow.pipeline.batchers), results.totals
-    open_failures = failed.by_window()
+    open_failures = count_failures(flow.pipeline, flow.lake)
     received, failures = results.rows["messages"], of_failures(totals)
     skipped = {"reasons of skipped messages": _by_cause(totals.skip_reasons)} if totals.skip_reasons else {}
     for name in tables:
@@ -171,6 +185,7 @@ def report(
                     "returned": totals.returned[window],
                     "duplicates": totals.duplicates[window],
                     **run,
+                    **metadata_of_stages(results.stages, results.latency),
                 },
                 "failed": {
                     "open": still_open,
@@ -227,7 +242,6 @@ def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
         "batches": manifest.totals.batches,
         "messages per second": round(manifest.totals.received / seconds, 1) if seconds else 0.0,
         "seconds": round(seconds, 3),
-        **{f"seconds: {report.step}": round(report.seconds, 3) for report in manifest.reports if report.step},
         "origin": receive.origin,
         "receive_id": receive.receive_id,
         **({"producer": receive.producer} if receive.producer else {}),

@@ -21,6 +21,7 @@ from pipeline_platform.orchestration.rounds_plot import RoundsPlot
 from pipeline_platform.orchestration.run_checks import evaluation, figures_of, judge_answer
 from pipeline_platform.orchestration.run_receive import working_step
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits
+from pipeline_platform.orchestration.stage_figures import stages_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_others
@@ -140,7 +141,7 @@ class Rounds:
         with working_step(flow, receive, context):
             steps.receive_messages(flow, receive)
             steps.advance(flow, receive, Phase.PUBLISHED)
-            manifest = flow.ledger.manifest(receive)
+            manifest, stages = flow.ledger.manifest(receive), stages_of(flow, receive)
             with alive(flow, receive):
                 self._answer = steps.acknowledge(flow, receive, context.resources.acknowledger)
         acknowledged(receive)
@@ -154,7 +155,7 @@ class Rounds:
         self.done += 1
         self._acknowledged += self._answer.acknowledged
         for results in (self._unreported, self._of_run):
-            results.add(receive, manifest)
+            results.add(receive, manifest, stages, self._answer)
         self._plot.add(totals.received, seconds)
         if self.done % CROWDED == 0:
             self._compact()

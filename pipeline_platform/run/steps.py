@@ -4,7 +4,7 @@ Each step writes a manifest to the lake, so that a later process or run sees whi
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from pipeline_platform.lake.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport
+from pipeline_platform.model.latency import latency_of
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import batching, dead_letters, handling, notifying
@@ -45,6 +46,8 @@ class Acknowledgement(NamedTuple):
         errors: A sample of errors, for people.
         letters: Dead letters that were sent.
         not_taken: Messages for which the pipeline's own `acknowledge` raised, with the errors.
+        latency: Messages by seconds since their publication; empty for a source without publication times, for retries
+            and replays, and if a message is unacknowledged.
     """
 
     acknowledged: int
@@ -53,6 +56,7 @@ class Acknowledgement(NamedTuple):
     errors: list[str]
     letters: Letters = Letters()
     not_taken: NotTaken = NotTaken()
+    latency: Mapping[float, int] = {}
 
 
 def advance(flow: Flow, receive: Receive, phase: Phase) -> None:
@@ -212,7 +216,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
     with emitting("acknowledge", flow, receive) as event:
         answer = _acknowledge(flow, receive, acknowledger, event)
         event.add(acknowledged=answer.acknowledged, lost=answer.lost, unacknowledged=answer.unacknowledged)
-        event.add(letters=answer.letters.sent)
+        event.add(letters=answer.letters.sent, latency=answer.latency)
         return answer
 
 
@@ -265,7 +269,8 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
         flow.control.expire(receive.receive_id)
     losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]
     sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]
-    return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken)
+    latency = latency_of(totals.published, time.time()) if receive.origin == "source" and not left else {}
+    return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency)
 
 
 def _expect_published(state: ReceiveState, receive: Receive) -> None:

@@ -30,6 +30,12 @@ class Backlog(NamedTuple):
     at_least: bool = False
     others: str | None = None
 
+    def age(self, now: datetime) -> float | None:
+        """Return the age of the oldest message in seconds; 0 if none is waiting, None if it is unknown."""
+        if self.oldest is None:
+            return 0.0 if self.messages == 0 else None
+        return max(0.0, (now - self.oldest).total_seconds())
+
     @property
     def counted(self) -> int | None:
         """The number of messages for plots and metrics; None if unknown or without an end."""

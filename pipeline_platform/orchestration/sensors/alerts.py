@@ -14,16 +14,18 @@ import dagster as dg
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.failed import Counts, FailedMessages
+from pipeline_platform.lake.failed import Counts
 from pipeline_platform.lake.ledger import Origin
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import job_of, tags_of
+from pipeline_platform.orchestration.open_failures import count_failures
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.run_queries import Tags, newest_runs, runs_with
 from pipeline_platform.orchestration.sensors.producer_state import judged
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.telemetry.configuration import export
 
 _EVERY_S = 60
 _ANSWERS_WITHIN_S = 10.0
@@ -162,6 +164,7 @@ def alerts_sensor(pipelines: Sequence[type[Pipeline]], alerts: To) -> dg.SensorD
             raise ValueError(
                 f"platform_definitions(alerts=...): {to.env_var_name} is not set. Set it to the address of the webhook"
             )
+        export()
         started, now = time.monotonic(), datetime.now(UTC)
         known = _Known.from_json(context.cursor, now)
         answers = _answers(_questions(pipelines, context.resources))
@@ -200,10 +203,8 @@ _Answers: TypeAlias = Mapping[tuple[str, str], Any]
 
 def _questions(pipelines: Sequence[type[Pipeline]], resources: Any) -> dict[tuple[str, str], Callable[[], Any]]:
     sources = {producer.source for pipeline in pipelines for producer in BoundProducer.all_of(pipeline)}
-    names = [pipeline.name for pipeline in pipelines]
-    failed = {name: FailedMessages(name=name, lake=resources.lake, pipeline=name) for name in names}
     return {
-        **{("failures", name): failures.by_window for name, failures in failed.items()},
+        **{("failures", each.name): partial(count_failures, each, resources.lake) for each in pipelines},
         **{("source", source): partial(_backlog, resources, source) for source in sources},
     }
 

@@ -104,7 +104,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     bounds = _with_earlier_runs(bounds, producer, context.instance, backlog, left, waiting.asked)
     # A decided receive holds no messages but must be finished: it counts as one message.
-    held, waits = sum(max(1, claim.messages) for claim in left), backlog.counted
+    held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
     asks = demand.next_asks(backlog, bounds, under_way, waiting.waited(now))
     if asks[0].demand and turn:
@@ -118,7 +118,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
     noted = {"reported": waiting.reported, "shown": waiting.shown, **noted, "lost": zlib.crc32(backlog.lost.encode())}
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
-    event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, in_flight=under_way.messages)
+    event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, oldest=age, in_flight=under_way.messages)
     is_new_loss = bool(backlog.lost) and noted["lost"] != waiting.lost
     news = _news(left, held, f"{options.source}: {backlog.lost}" if is_new_loss else "")
     if not asks[0].demand:

@@ -19,6 +19,8 @@ from pipeline_platform.orchestration.asset_windows import NoWindowError, contigu
 from pipeline_platform.orchestration.jobs import run_request, tags_of
 from pipeline_platform.orchestration.run_queries import runs_with
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
+from pipeline_platform.telemetry.configuration import export
+from pipeline_platform.telemetry.spans import span
 
 _NIGHT = 2
 """Hour (UTC) of the nightly maintenance of all tables."""
@@ -137,7 +139,10 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
                 return dg.SkipReason(f"run {driving} is already retrying failures")
         except ControlStoreError as error:
             return dg.SkipReason(str(error))
-        waiting = _failed(pipeline, context.resources.lake, Selection(state="due", due_by=now))
+        export()
+        with span("count_failures", pipeline) as event:
+            waiting = _failed(pipeline, context.resources.lake, Selection(state="due", due_by=now))
+            event.add(due=sum(waiting.values()))
         if not waiting:
             return dg.SkipReason("no failure is due")
         runs = failed_in_a_row(BoundProducer(pipeline), context.instance, now, origin="failed")

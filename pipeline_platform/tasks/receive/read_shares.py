@@ -41,6 +41,7 @@ class ReadShares:
             for batch in self._batches(share):
                 report.received += batch.num_rows
                 published = batch.column("published_at")
+                report.count_published(published)
                 newest = report.published_until, pc.max(published).as_py()
                 report.published_until = max(filter(None, newest), default=None)
                 again = published.filter(batch.column("redelivered"))

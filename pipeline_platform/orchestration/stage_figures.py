@@ -1,0 +1,71 @@
+"""Figures of the stages of a pipeline, and the latency of its messages, as metadata of the asset `messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import dagster as dg
+
+from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.model.latency import SHARES, percentile
+from pipeline_platform.run.flow import Flow
+
+STAGES = "stages"
+"""Name of the metadata with the figures of stages."""
+
+
+@dataclass
+class StageFigures:
+    """Figures of a stage (`receive`, `handle` or `batch-<batcher>`) over some receives.
+
+    Attributes:
+        receives: Receives in which the stage had messages.
+        messages: Messages that it received, handled or batched.
+        batches: Batches that it handled.
+        seconds: Duration of the stage, summed over receives.
+        task_seconds: Duration of its tasks.
+    """
+
+    receives: int = 0
+    messages: int = 0
+    batches: int = 0
+    seconds: float = 0.0
+    task_seconds: float = 0.0
+
+    def add(self, other: StageFigures) -> None:
+        """Add the figures of further receives."""
+        for name, value in asdict(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+def stages_of(flow: Flow, receive: Receive) -> dict[str, StageFigures]:
+    """Return the figures of each stage that a receive has passed."""
+    found = {}
+    for stage in ("receive", "handle", *(f"batch-{name}" for name in flow.pipeline.batchers)):
+        manifest = flow.ledger.manifest(receive, stage)
+        if not manifest.reports:
+            continue
+        counts, is_batcher = manifest.totals.counts(), stage.startswith("batch-")
+        outcomes = sum(counts[name] for name in ("handled", "skipped", "failed", "returned"))
+        messages = counts["received"] or outcomes + counts["staged"] + counts["duplicates"]
+        seconds = sum(report.seconds for report in manifest.reports if report.step)
+        tasks = sum(report.seconds for report in manifest.reports if not report.step)
+        found[stage] = StageFigures(1, messages, counts["batches"] if is_batcher else 0, seconds, tasks)
+    handled = flow.ledger.manifest(receive, "handle")  # a batcher without a callback has no step
+    tables = {f"batch-{name}": handled.rows(name) for name in flow.pipeline.batchers}
+    return {stage: StageFigures(1, rows) for stage, rows in tables.items() if rows} | found
+
+
+def metadata_of_stages(stages: Mapping[str, StageFigures], latency: Mapping[float, int]) -> dict[str, Any]:
+    """Return mean seconds of each stage per receive and latency percentiles, which Dagster plots, and all figures."""
+    timed = {stage: each for stage, each in stages.items() if each.seconds}
+    seconds = {f"seconds: {stage}": round(each.seconds / each.receives, 3) for stage, each in timed.items()}
+    shown = {f"latency p{share * 100:g}, seconds": percentile(latency, share) for share in SHARES}
+    rounded = {stage: {name: round(value, 3) for name, value in asdict(each).items()} for stage, each in stages.items()}
+    return {
+        **seconds,
+        **(shown if latency else {}),
+        **({STAGES: dg.MetadataValue.json(rounded)} if rounded else {}),
+    }
