@@ -10,6 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from pipeline_platform.cli.status_data import RequestsStatus
 from pipeline_platform.model.bound_producer import BoundProducer
 
 if TYPE_CHECKING:
@@ -56,16 +57,16 @@ def known(instance: Instance) -> dg.DagsterInstance | None:
     return None if isinstance(instance, str | Exception) else instance
 
 
-def asking(producer: BoundProducer, instance: Instance) -> str:
-    """Return whether runs of a producer that is not paused are requested, in words that follow `is`."""
+def requests_of(producer: BoundProducer, instance: Instance) -> RequestsStatus:
+    """Return whether runs of a producer that is not paused are requested."""
     from pipeline_platform.orchestration.sensors.asking import not_asked_for
 
     if isinstance(instance, str):
-        return f"not paused; unknown whether runs are requested: {instance}"
+        return RequestsStatus(state="unknown", reason=instance)
     try:
         if isinstance(instance, Exception):
             raise instance
         why = not_asked_for(producer, instance)
     except Exception as error:  # any error of the instance's storage
-        return f"not paused; unknown whether runs are requested: Dagster does not answer ({type(error).__name__})"
-    return "active: runs are requested" if why is None else f"not paused, but no runs are requested: {why}"
+        return RequestsStatus(state="unknown", reason=f"Dagster does not answer ({type(error).__name__})")
+    return RequestsStatus(state="active" if why is None else "not_requested", reason=why)

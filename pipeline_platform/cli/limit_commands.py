@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance
+from pipeline_platform.cli.dagster_instance import Instance, dagster_instance, requests_of
 from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
@@ -79,7 +79,7 @@ def _resumed(opened: loading.Deployment, producer: BoundProducer, instance: Inst
         opened.sources[producer.source].backlog()
     except SourceError as error:
         return f"is not paused, but no runs are requested: {producer.source} {error.summary}: {error}"
-    return f"is {asking(producer, instance)}."
+    return f"is {requests_of(producer, instance)}."
 
 
 def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "") -> None:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import Instance, asking, dagster_instance, known
+from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.output import print_json
+from pipeline_platform.cli.status_data import (
+    DagsterRuns,
+    FailuresStatus,
+    InFlightStatus,
+    PipelineStatus,
+    ProducerStatus,
+    ReceivesStatus,
+    RunStatus,
+    Shared,
+    StatusOutput,
+)
+from pipeline_platform.cli.status_gathering import gather
 from pipeline_platform.cli.terminal import duration, plain, say
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.ledger import ReceiveError
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.contract import SourceError
-from pipeline_platform.spark.late_tasks import late_tasks
 
-if TYPE_CHECKING:
-    import dagster as dg
-
-    from pipeline_platform.orchestration.sensors.producer_state import ProducerState
-
-T = TypeVar("T")
 _Rows = dict[str, str | Text]
 
 
@@ -46,214 +43,142 @@ def status(
     messages yet are listed with their demand, as reported by the instance in DAGSTER_HOME. `runs in Dagster` counts its
     queued and started runs.
     """
-    console = Console()
     with dagster_instance() as instance, loading.opened(None, known(instance)) as opened:
-        wanted = [opened.pipeline(pipeline)] if pipeline else opened.pipelines.values()
-        if as_json:
-            found = {chosen.name: _rows(opened, chosen, instance) for chosen in wanted}
-            about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
-            typer.echo(json.dumps(about, default=str))
-            return
-        say(f"Control store: {opened.control}\nLake: {opened.lake.root}")
-        for chosen in wanted:
-            table = Table(title=chosen.name, title_justify="left", title_style="bold", box=None, show_header=False)
-            table.add_column(style="dim")
-            table.add_column()
-            for name, value in _rows(opened, chosen, instance).items():
-                style = value.style if isinstance(value, Text) else ""
-                table.add_row(name, Text(plain(str(value)), style))
-            console.print(table)
+        found = gather(opened, instance, [opened.pipeline(pipeline)] if pipeline else None)
+    if as_json:
+        print_json(found)
+        return
+    say(f"Control store: {found.control_store}\nLake: {found.lake}")
+    for table in tables(found):
+        Console().print(table)
 
 
-def _rows(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> _Rows:
-    return {
-        **_producers(opened, pipeline, instance),
-        **_runs(pipeline, instance),
-        **_receives(opened, pipeline),
-        **_failures(opened.lake, pipeline),
-        **_columns(opened.lake, pipeline),
-        **_coming_back(opened.lake, pipeline),
-    }
+def tables(found: StatusOutput) -> Iterator[Table]:
+    """Yield a table for each pipeline."""
+    for name, pipeline in found.pipelines.items():
+        table = Table(title=name, title_justify="left", title_style="bold", box=None, show_header=False)
+        table.add_column(style="dim")
+        table.add_column()
+        for label, value in _rows(pipeline, found.at).items():
+            table.add_row(label, Text(plain(str(value)), value.style if isinstance(value, Text) else ""))
+        yield table
 
 
-def _producers(opened: loading.Deployment, pipeline: type[Pipeline], instance: Instance) -> _Rows:
-    """Return backlog, limits and runs of each producer; then, if there are several, of retries and replays."""
-    from pipeline_platform.launcher.run_process import end_claims
-    from pipeline_platform.orchestration.sensors.producer_state import state_of
-    from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
-
-    rows, control = _Rows(), opened.control
-    _asking(instance, lambda asked: end_claims(asked, control, pipeline.name) if asked else None)
-    for producer in BoundProducer.all_of(pipeline):
-        looked = producer, opened.sources[producer.source], control
-        state = _asking(instance, lambda asked, looked=looked: state_of(*looked, asked))  # type: ignore[misc]
-        held = _in_flight(control, producer.key, state.in_flight.to_lease, opened.spark_ui)
-        asks = asking(producer, instance)
-        if isinstance(state.backlog, SourceError):
-            asks = f"not paused, but no runs are requested: the source {state.backlog.summary}"
-        own_rows = {"now": state.sentence, **_backlog(state), **_limits(control, producer, asks), **held}
-        name = f"{producer.name}: " if producer.name else ""
-        rows |= {f"{name}{label}": value for label, value in own_rows.items()}
-    if (whole := BoundProducer(pipeline)).is_whole_pipeline:
-        at_run_time = str(control.overrides(pipeline.name))
-        rows |= {"set at run time": at_run_time} if at_run_time else {}
-        to_lease = _asking(instance, lambda asked: in_flight(whole, asked, control)).to_lease
-        held = _in_flight(control, pipeline.name, to_lease, opened.spark_ui)
-        common_rows = {**_state(control, pipeline.name, "not paused"), **held}
+def _rows(pipeline: PipelineStatus, at: datetime) -> _Rows:
+    rows: _Rows = {}
+    for name, producer in pipeline.producers.items():
+        rows |= {f"{name}: {label}" if name else label: value for label, value in _producer(producer, at).items()}
+    if retries := pipeline.retries:
+        if retries.overrides:
+            rows["set at run time"] = _overrides(retries)
+        common_rows = {"state": _state(retries, "not paused"), **_in_flight(retries.in_flight, at)}
         rows |= {f"retries, replays: {label}": value for label, value in common_rows.items()}
+    rows |= {**_runs(pipeline.runs), **_receives(pipeline.receives), **_failures(pipeline.failures)}
+    if pipeline.changed_types:
+        rows["changed types"] = Text("\n".join(pipeline.changed_types.values()), style="red")
+    if found := pipeline.redelivered:
+        times = f"returned up to {found.deliveries:,} times without a decision"
+        text = f"{counted(found.messages, 'message')}, {times}, the oldest since window {found.first_window}"
+        rows["redelivered"] = Text(text, style="yellow")
     return rows
 
 
-def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
-    """Return the result of a function that uses Dagster if it answers. `runs in Dagster` shows why it does not."""
-    try:
-        return look(known(instance))
-    except SQLAlchemyError:
-        return look(None)
+def _producer(producer: ProducerStatus, at: datetime) -> _Rows:
+    rows: _Rows = {"now": producer.summary, **_backlog(producer, at)}
+    rows["state"] = _state(producer, str(producer.requests))
+    if producer.overrides:
+        rows["set at run time"] = _overrides(producer)
+    if limit := producer.rate_limit:
+        origin = ", set at run time" if limit.is_set_at_run_time else ""
+        rows["rate limit"] = f"{counted(limit.allowed_messages, 'message')} every {duration(limit.interval_s)}{origin}"
+        rows["permits"] = f"{limit.permits_left:,} left in the current interval"
+    else:
+        rows["rate limit"] = "none"
+    return rows | _in_flight(producer.in_flight, at)
 
 
-def _backlog(state: ProducerState) -> _Rows:
-    name, waiting, allowed = state.source, state.backlog, state.oldest_allowed
-    if isinstance(waiting, SourceError):
-        return {"backlog": Text(f"{name} {waiting.summary}: {waiting}", style="red")}
-    oldest: str | Text = "none waiting" if waiting.messages == 0 else "unknown: the source does not report it"
-    if waiting.oldest is not None:
-        age = datetime.now(UTC) - waiting.oldest
-        oldest = f"{duration(age.total_seconds())} ago"
-        if allowed is not None and age > allowed:
-            limit = duration(allowed.total_seconds())
-            oldest = Text(f"{oldest}, longer than oldest_allowed ({limit})", style="yellow")
-    lost = {"lost": Text(waiting.lost, style="red")} if waiting.lost else {}
-    free = waiting._replace(messages=state.at_source)  # "in flight" counts the others
-    backlog = f"unknown: {name} does not report it" if free.messages is None else f"{free} in {name}"
-    return {"backlog": backlog, "oldest": oldest, **lost}
+def _backlog(producer: ProducerStatus, at: datetime) -> _Rows:
+    backlog = producer.backlog
+    if backlog.error is not None:
+        return {"backlog": Text(backlog.error, style="red")}
+    oldest: str | Text = "none waiting" if backlog.messages == 0 else "unknown: the source does not report it"
+    if backlog.oldest_at is not None:
+        age_s, allowed_s = (at - backlog.oldest_at).total_seconds(), backlog.oldest_allowed_s
+        oldest = f"{duration(age_s)} ago"
+        if allowed_s is not None and age_s > allowed_s:
+            oldest = Text(f"{oldest}, longer than oldest_allowed ({duration(allowed_s)})", style="yellow")
+    is_unknown = backlog.messages is None and not backlog.is_endless
+    count = f"unknown: {producer.source} does not report it" if is_unknown else f"{backlog.text} in {producer.source}"
+    lost: _Rows = {"lost": Text(backlog.lost, style="red")} if backlog.lost else {}
+    return {"backlog": count, "oldest": oldest, **lost}
 
 
-def _state(control: ControlStore, key: str, otherwise: str) -> _Rows:
-    paused, stops_at = control.paused(key), control.draining(key)
-    if not paused:
-        return {"state": otherwise}
-    drains = f"; draining: runs start no messages after {stops_at:%H:%M:%S} UTC" if stops_at else ""
-    return {"state": Text(f"paused: {paused}{drains}", style="yellow")}
+def _state(shared: Shared, otherwise: str) -> str | Text:
+    return Text(str(shared.pause), style="yellow") if shared.pause else otherwise
 
 
-def _limits(control: ControlStore, producer: BoundProducer, asks: str) -> _Rows:
-    key, own = producer.key, producer.options.rate_limiting
-    rows = _state(control, key, asks)
-    if at_run_time := str(control.overrides(key)):
-        rows["set at run time"] = at_run_time
-    limit = control.rate_limiting(key, own)
-    if limit is None:
-        return {**rows, "rate limit": "none"}
-    left = control.spare(key, limit, timedelta(0)) or 0
-    every = duration(limit.interval.total_seconds())
-    origin = "" if limit == own else ", set at run time"
-    rows["rate limit"] = f"{loading.counted(limit.allowed_messages, 'message')} every {every}{origin}"
-    return {**rows, "permits": f"{left:,} left in the current interval"}
+def _overrides(shared: Shared) -> str:
+    return ", ".join(f"{name} {value:,}" for name, value in shared.overrides.items())
 
 
-def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> _Rows:
-    """Return the messages that runs have leased, and the demand of runs that have leased no messages yet."""
-    live, now = control.in_flight(key), datetime.now(UTC)
-    holding = [claim for claim in live if claim.run_id not in to_lease]
-    messages = sum(claim.messages for claim in holding)
-    rows: _Rows = {"in flight": f"{messages:,} messages in {loading.counted(len(holding), 'run')}"}
-    for claim in holding:
-        count, began = loading.counted(claim.messages, "message"), duration((now - claim.started_at).total_seconds())
-        left = duration((claim.expires_at - now).total_seconds())
-        rows[f"  run {claim.run_id[:8]}"] = f"{count}, started {began} ago, claim expires in {left}"
-        if spark_ui and (late := late_tasks(spark_ui, claim.receive_id)):
-            rows[f"  slow in {claim.run_id[:8]}"] = Text(late, style="yellow")
-    for claim in control.over(key):
-        count, since = loading.counted(claim.messages, "message"), duration((now - claim.expires_at).total_seconds())
-        rows[f"  run {claim.run_id[:8]}"] = Text(
-            f"{count}, crashed or stalled: claim expired {since} ago", style="yellow"
-        )
-    demands = {run_id: loading.counted(wanted, "message") for run_id, wanted in to_lease.items()}
-    return rows | {f"  run {run_id[:8]}": f"will lease up to {demand}" for run_id, demand in demands.items()}
+def _in_flight(in_flight: InFlightStatus, at: datetime) -> _Rows:
+    leased = [run for run in in_flight.runs if run.state == "leased"]
+    rows: _Rows = {"in flight": f"{in_flight.messages:,} messages in {counted(len(leased), 'run')}"}
+    for run in in_flight.runs:
+        rows[f"  run {run.run_id[:8]}"] = _run(run, at)
+        if run.slow_tasks:
+            rows[f"  slow in {run.run_id[:8]}"] = Text(run.slow_tasks, style="yellow")
+    return rows
 
 
-def _runs(pipeline: type[Pipeline], instance: Instance) -> _Rows:
-    """Return the active runs of the pipeline. Manual materialisations of assets count once they have received."""
-    if isinstance(instance, str):
-        return {"runs in Dagster": instance}
-    from pipeline_platform.launcher.run_process import never_begins
-    from pipeline_platform.orchestration.jobs import tags_of
-    from pipeline_platform.orchestration.run_queries import runs_with
-    from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
+def _run(run: RunStatus, at: datetime) -> str | Text:
+    count = counted(run.messages, "message")
+    if run.started_at is None or run.claim_expires_at is None:
+        return f"will lease up to {count}"
+    left_s = (run.claim_expires_at - at).total_seconds()
+    if run.state == "expired":
+        return Text(f"{count}, crashed or stalled: claim expired {duration(-left_s)} ago", style="yellow")
+    began = duration((at - run.started_at).total_seconds())
+    return f"{count}, started {began} ago, claim expires in {duration(left_s)}"
 
-    try:
-        if isinstance(instance, Exception):
-            raise instance
-        records = runs_with(instance, UNDER_WAY, tags_of(pipeline))
-        lost = [
-            record.dagster_run.run_id[:8] for record in records if never_begins(record, instance, datetime.now(UTC))
-        ]
-    except Exception as error:  # any error of the instance's storage; the other rows do not depend on it
-        reason = str(error).partition("\n")[0]
-        return {"runs in Dagster": Text(f"unavailable: {type(error).__name__}: {reason}", style="yellow")}
-    counts = Counter(record.dagster_run.status for record in records)
-    live = ", ".join(
-        f"{counts[status]:,} {status.value.lower().replace('_', ' ')}" for status in UNDER_WAY if counts[status]
-    )
+
+def _runs(runs: DagsterRuns) -> _Rows:
+    if runs.error is not None:
+        return {"runs in Dagster": Text(runs.error, style="yellow")}
+    live = ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in runs.by_state.items())
     rows: _Rows = {"runs in Dagster": live or "none under way"}
-    if lost:
-        text = f"{', '.join(lost)}: leased no messages; Dagster will mark the {'run' if len(lost) == 1 else 'runs'}"
-        rows["  crashed"] = Text(f"{text} as failed", style="yellow")
+    if runs.crashed:
+        text = f"{_ids(runs.crashed)}: leased no messages; Dagster will mark the "
+        rows["  crashed"] = Text(f"{text}{'run' if len(runs.crashed) == 1 else 'runs'} as failed", style="yellow")
     return rows
 
 
-def _receives(opened: loading.Deployment, pipeline: type[Pipeline]) -> _Rows:
-    from pipeline_platform.run.receive_state import Phase, ReceiveState
-
-    flow = opened.flow(pipeline)
-    found: dict[str, list[str]] = {"undecided receives": [], "unfinished receives": [], "unreadable receives": []}
-    for receive_id in flow.ledger.unfinished():
-        state = ReceiveState(flow, receive_id)
-        try:
-            if state.receive:
-                kind = "undecided receives" if state.phase < Phase.DECIDED else "unfinished receives"
-                phase = state.phase.name.lower()
-                found[kind].append(f"{receive_id[:8]} of run {state.receive.run_id[:8]} ({phase})")
-        except ReceiveError as error:
-            found["unreadable receives"].append(str(error))
-    unreadable = found.pop("unreadable receives")
-    rows: _Rows = {kind: ", ".join(receives) or "none" for kind, receives in found.items()}
-    if found["unfinished receives"]:
+def _receives(receives: ReceivesStatus) -> _Rows:
+    rows: _Rows = {}
+    for name, found in (("undecided", receives.undecided), ("unfinished", receives.unfinished)):
+        texts = [f"{each.receive_id[:8]} of run {each.run_id[:8]} ({each.phase})" for each in found]
+        rows[f"{name} receives"] = ", ".join(texts) or "none"
+    if receives.unfinished:
         why = "the next run finishes this; see the check `acknowledged`"
-        rows["unfinished receives"] = f"{', '.join(found['unfinished receives'])}; {why}"
-    if unreadable:
-        rows["unreadable receives"] = Text("\n".join(unreadable), style="red")
+        rows["unfinished receives"] = f"{rows['unfinished receives']}; {why}"
+    if receives.unreadable:
+        rows["unreadable receives"] = Text("\n".join(receives.unreadable), style="red")
     return rows
 
 
-def _failures(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
-    waiting = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
-    if not waiting:
+def _failures(failures: FailuresStatus) -> _Rows:
+    if not failures.open:
         return {"open failures": "none"}
-    windows = {f"  window {window}": _counted(counts.open, counts.dead) for window, counts in waiting.items()}
-    total = _counted(sum(counts.open for counts in waiting.values()), sum(counts.dead for counts in waiting.values()))
-    return {"open failures": Text(total, style="yellow"), **windows}
-
-
-def _columns(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
-    """Return models that do not fit their table, for which runs are refused."""
-    from pipeline_platform.lake.tables import Tables
-
-    refused = Tables(lake, pipeline).refusals()
-    return {"changed types": Text("\n".join(refused.values()), style="red")} if refused else {}
-
-
-def _coming_back(lake: Lake, pipeline: type[Pipeline]) -> _Rows:
-    from pipeline_platform.lake.inspection import coming_back
-    from pipeline_platform.lake.tables import Tables
-
-    found = coming_back(Tables(lake, pipeline)["outcomes"])
-    if found is None:
-        return {}
-    text = f"{loading.counted(found.messages, 'message')}, returned up to {found.deliveries:,} times without a decision"
-    return {"redelivered": Text(f"{text}, the oldest since window {found.oldest}", style="yellow")}
+    rows: _Rows = {"open failures": Text(_counted(failures.open, failures.dead), style="yellow")}
+    rows |= {f"  window {each.window}": _counted(each.open, each.dead) for each in failures.largest}
+    if others := failures.windows - len(failures.largest):
+        rows["  other windows"] = f"{others:,}, from {failures.first_window} to {failures.last_window}"
+    return rows
 
 
 def _counted(open_: int, dead: int) -> str:
     return f"{open_:,}, {dead:,} of them dead" if dead else f"{open_:,}"
+
+
+def _ids(run_ids: Iterable[str]) -> str:
+    return ", ".join(run_id[:8] for run_id in run_ids)

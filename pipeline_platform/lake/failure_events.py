@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Literal, Self
 
@@ -274,6 +274,11 @@ def rank(rows: pa.Table) -> pa.ChunkedArray:
 def seconds(time: datetime | None) -> int:
     """Return a time in the units of ranks; -1, before all others, for None."""
     return -1 if time is None else min(_NEVER - 1, int((time - _SINCE).total_seconds()))
+
+
+def time_of(seconds: int) -> datetime:
+    """Return the time of a number in the units of ranks."""
+    return _SINCE + timedelta(seconds=seconds)
 
 
 def _state(ranks: np.ndarray) -> np.ndarray:

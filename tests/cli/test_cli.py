@@ -125,15 +125,15 @@ def test_a_look_at_failures_and_outcomes_loads_no_pandas(keeping):
     assert looked_at.open_by_window() == {"2026-01-01T0000": 1}
     script = f"""
 import sys
-from pipeline_platform.cli.status_command import _coming_back, _failures
+from pipeline_platform.cli.status_gathering import failures_status, redelivered
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.small_lake import Keeping
 lake = Lake(root={keeping.lake.root!r})
-print(_failures(lake, Keeping)["open failures"], _coming_back(lake, Keeping))
+print(failures_status(lake, Keeping).open, redelivered(lake, Keeping))
 sys.exit("pandas" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "1 {}\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "1 None\n"), done.stderr
 
 
 def test_repair_names_what_cannot_be_read_and_takes_it_out_when_told(cli, keeping):

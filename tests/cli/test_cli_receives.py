@@ -53,7 +53,7 @@ def test_reading_commands_print_json(beside, tmp_path):
         for command in (["status"], ["show"], ["table-queue", "show", "queue"])
     )
 
-    assert status["pipelines"]["told"]["open failures"] == "none"
+    assert status["pipelines"]["told"]["failures"]["open"] == 0
     assert show["lake"] == f"{tmp_path}/lake"
     told = show["pipelines"]["told"]
     assert (told["processors"]["concurrency"], told["batchers"]["lines"]["table_schema"]) == (3, "Line")

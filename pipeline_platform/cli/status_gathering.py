@@ -1,0 +1,327 @@
+"""The state of a deployment's pipelines, gathered from the control store, the lake, the sources and Dagster."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from pipeline_platform.cli import loading
+from pipeline_platform.cli.dagster_instance import Instance, known, requests_of
+from pipeline_platform.cli.status_data import (
+    BacklogStatus,
+    DagsterRuns,
+    FailuresStatus,
+    InFlightStatus,
+    PauseStatus,
+    PipelineStatus,
+    ProducerStatus,
+    RateLimitStatus,
+    ReceivesStatus,
+    ReceiveStatus,
+    RedeliveredStatus,
+    RequestsStatus,
+    RunStatus,
+    Shared,
+    StatusOutput,
+    WindowFailures,
+    worst,
+)
+from pipeline_platform.cli.status_problems import problems_of
+from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failure_events import time_of
+from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.source.backlog import ENDLESS
+from pipeline_platform.source.contract import SourceError
+from pipeline_platform.spark.late_tasks import late_tasks
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+    from pipeline_platform.orchestration.sensors.producer_state import ProducerState
+
+T = TypeVar("T")
+LookingAt: TypeAlias = Callable[[str, str], object]
+"""Called in several threads with the name of a pipeline and what is looked at next; with an empty text at its end."""
+
+LARGEST = 5
+"""Number of windows with the most open failures that are named."""
+_AT_ONCE = 16
+"""Pipelines that are looked at in parallel: a slow source delays only its own pipeline."""
+
+
+def _ignore(pipeline: str, part: str) -> None:
+    """Do nothing."""
+
+
+def gather(
+    opened: loading.Deployment,
+    instance: Instance,
+    pipelines: Iterable[type[Pipeline]] | None = None,
+    *,
+    looking_at: LookingAt = _ignore,
+) -> StatusOutput:
+    """Return the state of some pipelines, or of all.
+
+    Args:
+        opened: The deployment.
+        instance: The Dagster instance, or why there is none.
+        pipelines: The pipelines; None for all.
+        looking_at: See `LookingAt`.
+
+    Raises:
+        ControlStoreError: The control store is unavailable.
+    """
+    chosen = list(opened.pipelines.values() if pipelines is None else pipelines)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(chosen)) or 1) as threads:
+        looks = {
+            pipeline.name: threads.submit(pipeline_status, opened, pipeline, instance, looking_at)
+            for pipeline in chosen
+        }
+        found = {name: look.result() for name, look in looks.items()}
+    return StatusOutput(
+        at=datetime.now(UTC),
+        state=worst([status.state for status in found.values()]),
+        control_store=str(opened.control),
+        lake=opened.lake.root,
+        pipelines=found,
+    )
+
+
+def pipeline_status(
+    opened: loading.Deployment,
+    pipeline: type[Pipeline],
+    instance: Instance,
+    looking_at: LookingAt = _ignore,
+) -> PipelineStatus:
+    """Return the state of a pipeline."""
+    from pipeline_platform.launcher.run_process import end_claims
+
+    def look(part: str) -> None:
+        looking_at(pipeline.name, part)
+
+    look("the control store")
+    _asking(instance, lambda asked: end_claims(asked, opened.control, pipeline.name) if asked else None)
+    producers = {}
+    for producer in BoundProducer.all_of(pipeline):
+        look(f"the source {producer.source}")
+        producers[producer.name] = _producer(opened, producer, instance)
+    look("the control store")
+    whole = BoundProducer(pipeline)
+    retries = _retries(opened, whole, instance) if whole.is_whole_pipeline else None
+    look("Dagster's storage")
+    runs = _runs(pipeline, instance)
+    look("the lake")
+    parts = {
+        "producers": producers,
+        "retries": retries,
+        "runs": runs,
+        "receives": receives_status(opened, pipeline),
+        "failures": failures_status(opened.lake, pipeline),
+        "changed_types": changed_types(opened.lake, pipeline),
+        "redelivered": redelivered(opened.lake, pipeline),
+    }
+    unrated = PipelineStatus(state=worst([]), problems=[], **parts)
+    problems = problems_of(pipeline, unrated)
+    look("")
+    state = worst([problem.health for problem in problems])
+    return unrated.model_copy(update={"state": state, "problems": problems})
+
+
+def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
+    """Return the result of a function that uses Dagster if it answers. `DagsterRuns.error` says why it does not."""
+    try:
+        return look(known(instance))
+    except SQLAlchemyError:
+        return look(None)
+
+
+def _producer(opened: loading.Deployment, producer: BoundProducer, instance: Instance) -> ProducerStatus:
+    from pipeline_platform.orchestration.sensors.producer_state import state_of
+    from pipeline_platform.orchestration.sensors.runs_under_way import failed_in_a_row
+
+    control, now = opened.control, datetime.now(UTC)
+    state = _asking(instance, lambda asked: state_of(producer, opened.sources[producer.source], control, asked))
+    pause = _pause(control, producer.key)
+    return ProducerStatus(
+        key=producer.key,
+        source=producer.source,
+        backlog=_backlog(state),
+        pause=pause,
+        requests=_requests(producer, state, pause, instance),
+        rate_limit=_rate_limit(control, producer),
+        overrides=_overrides(control, producer.key),
+        in_flight=_in_flight(control, producer.key, state.in_flight.to_lease, opened.spark_ui),
+        messages_per_s=round(state.rate, 3),
+        failed_runs=_asking(instance, lambda asked: failed_in_a_row(producer, asked, now).runs if asked else 0),
+        summary=state.sentence,
+    )
+
+
+def _retries(opened: loading.Deployment, whole: BoundProducer, instance: Instance) -> Shared:
+    from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
+
+    control = opened.control
+    to_lease = _asking(instance, lambda asked: in_flight(whole, asked, control)).to_lease
+    return Shared(
+        key=whole.key,
+        pause=_pause(control, whole.key),
+        overrides=_overrides(control, whole.key),
+        in_flight=_in_flight(control, whole.key, to_lease, opened.spark_ui),
+    )
+
+
+def _backlog(state: ProducerState) -> BacklogStatus:
+    allowed = None if state.oldest_allowed is None else state.oldest_allowed.total_seconds()
+    if isinstance(state.backlog, SourceError):
+        return BacklogStatus(
+            messages=None, oldest_allowed_s=allowed, error=f"{state.source} {state.backlog.summary}: {state.backlog}"
+        )
+    waiting = state.at_source  # "in flight" counts the others
+    is_endless = waiting is not None and waiting >= ENDLESS // 2
+    return BacklogStatus(
+        messages=None if is_endless else waiting,
+        is_endless=is_endless,
+        is_minimum=state.backlog.at_least,
+        is_maximum=state.backlog.counts_gaps,
+        oldest_at=state.backlog.oldest,
+        oldest_allowed_s=allowed,
+        lost=state.backlog.lost,
+    )
+
+
+def _requests(
+    producer: BoundProducer, state: ProducerState, pause: PauseStatus | None, instance: Instance
+) -> RequestsStatus:
+    if pause:
+        return RequestsStatus(state="draining" if pause.draining_until else "paused", reason=pause.reason)
+    if isinstance(state.backlog, SourceError):
+        return RequestsStatus(state="source", reason=f"the source {state.backlog.summary}")
+    return requests_of(producer, instance)
+
+
+def _pause(control: ControlStore, key: str) -> PauseStatus | None:
+    reason = control.paused(key)
+    return None if reason is None else PauseStatus(reason=reason, draining_until=control.draining(key))
+
+
+def _overrides(control: ControlStore, key: str) -> dict[str, int]:
+    return control.overrides(key).model_dump(exclude_none=True)
+
+
+def _rate_limit(control: ControlStore, producer: BoundProducer) -> RateLimitStatus | None:
+    own = producer.options.rate_limiting
+    if (limit := control.rate_limiting(producer.key, own)) is None:
+        return None
+    return RateLimitStatus(
+        allowed_messages=limit.allowed_messages,
+        interval_s=limit.interval.total_seconds(),
+        is_set_at_run_time=limit != own,
+        permits_left=control.spare(producer.key, limit, timedelta(0)) or 0,
+    )
+
+
+def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> InFlightStatus:
+    """Return the messages that runs have leased, and the demand of runs that have leased no messages yet."""
+    runs = [
+        RunStatus(
+            run_id=claim.run_id,
+            state=state,
+            messages=claim.messages,
+            receive_id=claim.receive_id,
+            started_at=claim.started_at,
+            claim_expires_at=claim.expires_at,
+            slow_tasks=late_tasks(spark_ui, claim.receive_id) if spark_ui and state == "leased" else "",
+        )
+        for state, claims in (("leased", control.in_flight(key)), ("expired", control.over(key)))
+        for claim in claims
+        if state == "expired" or claim.run_id not in to_lease
+    ]
+    runs += [RunStatus(run_id=run_id, state="to_lease", messages=demand) for run_id, demand in to_lease.items()]
+    return InFlightStatus(messages=sum(run.messages for run in runs if run.state == "leased"), runs=runs)
+
+
+def _runs(pipeline: type[Pipeline], instance: Instance) -> DagsterRuns:
+    """Return the active runs of the pipeline. Manual materialisations of assets count once they have received."""
+    if isinstance(instance, str):
+        return DagsterRuns(error=instance)
+    from pipeline_platform.launcher.run_process import never_begins
+    from pipeline_platform.orchestration.jobs import runs_of
+    from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
+
+    try:
+        if isinstance(instance, Exception):
+            raise instance
+        records, now = instance.get_run_records(runs_of(pipeline, UNDER_WAY)), datetime.now(UTC)
+        crashed = [record.dagster_run.run_id for record in records if never_begins(record, instance, now)]
+    except Exception as error:  # any error of the instance's storage; the other parts do not depend on it
+        reason = str(error).partition("\n")[0]
+        return DagsterRuns(error=f"unavailable: {type(error).__name__}: {reason}")
+    counts = Counter(record.dagster_run.status for record in records)
+    by_state = {status.value.lower(): counts[status] for status in UNDER_WAY if counts[status]}
+    return DagsterRuns(by_state=by_state, crashed=crashed)
+
+
+def receives_status(opened: loading.Deployment, pipeline: type[Pipeline]) -> ReceivesStatus:
+    """Return the unfinished receives of a pipeline."""
+    from pipeline_platform.run.receive_state import Phase, ReceiveState
+
+    flow = opened.flow(pipeline)
+    undecided, unfinished, unreadable = list[ReceiveStatus](), list[ReceiveStatus](), list[str]()
+    for receive_id in flow.ledger.unfinished():
+        state = ReceiveState(flow, receive_id)
+        try:
+            if receive := state.receive:
+                phase = state.phase
+                found = ReceiveStatus(receive_id=receive_id, run_id=receive.run_id, phase=phase.name.lower())
+                (undecided if phase < Phase.DECIDED else unfinished).append(found)
+        except ReceiveError as error:
+            unreadable.append(str(error))
+    return ReceivesStatus(undecided=undecided, unfinished=unfinished, unreadable=unreadable)
+
+
+def failures_status(lake: Lake, pipeline: type[Pipeline]) -> FailuresStatus:
+    """Return the numbers of open failures of a pipeline."""
+    by_window = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
+    counts = by_window.values()
+    largest = sorted(by_window, key=lambda window: (by_window[window].open, window), reverse=True)[:LARGEST]
+    due = min((each.due for each in counts if each.due is not None), default=None)
+    return FailuresStatus(
+        open=sum(each.open for each in counts),
+        dead=sum(each.dead for each in counts),
+        scheduled=sum(each.scheduled for each in counts),
+        due_at=None if due is None else time_of(due),
+        windows=len(by_window),
+        first_window=min(by_window, default=None),
+        last_window=max(by_window, default=None),
+        largest=[
+            WindowFailures(window=window, open=by_window[window].open, dead=by_window[window].dead)
+            for window in largest
+        ],
+    )
+
+
+def changed_types(lake: Lake, pipeline: type[Pipeline]) -> dict[str, str]:
+    """Return the batchers whose models do not fit their tables, for which runs are refused."""
+    from pipeline_platform.lake.tables import Tables
+
+    return Tables(lake, pipeline).refusals()
+
+
+def redelivered(lake: Lake, pipeline: type[Pipeline]) -> RedeliveredStatus | None:
+    """Return the messages that are returned again and again without a decision."""
+    from pipeline_platform.lake.inspection import coming_back
+    from pipeline_platform.lake.tables import Tables
+
+    found = coming_back(Tables(lake, pipeline)["outcomes"])
+    if found is None:
+        return None
+    return RedeliveredStatus(messages=found.messages, deliveries=found.deliveries, first_window=found.oldest)
