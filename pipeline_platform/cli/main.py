@@ -14,6 +14,7 @@ from pipeline_platform.cli import limit_commands as limits
 from pipeline_platform.cli import loading
 from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
+from pipeline_platform.cli.dashboard.command import dashboard
 from pipeline_platform.cli.erase_command import erase
 from pipeline_platform.cli.history_command import history
 from pipeline_platform.cli.new_command import new
@@ -43,6 +44,7 @@ app.add_typer(table_queue.app, name="table-queue")
 app.add_typer(failures.app, name="failures")
 for command in (
     status,
+    dashboard,
     receives,
     show,
     trace,

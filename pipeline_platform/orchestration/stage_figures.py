@@ -58,11 +58,16 @@ def stages_of(flow: Flow, receive: Receive) -> dict[str, StageFigures]:
     return {stage: StageFigures(1, rows) for stage, rows in tables.items() if rows} | found
 
 
+def latency_name(share: float) -> str:
+    """Return the name of the metadata with a percentile of the latency."""
+    return f"latency p{share * 100:g}, seconds"
+
+
 def metadata_of_stages(stages: Mapping[str, StageFigures], latency: Mapping[float, int]) -> dict[str, Any]:
     """Return mean seconds of each stage per receive and latency percentiles, which Dagster plots, and all figures."""
     timed = {stage: each for stage, each in stages.items() if each.seconds}
     seconds = {f"seconds: {stage}": round(each.seconds / each.receives, 3) for stage, each in timed.items()}
-    shown = {f"latency p{share * 100:g}, seconds": percentile(latency, share) for share in SHARES}
+    shown = {latency_name(share): percentile(latency, share) for share in SHARES}
     rounded = {stage: {name: round(value, 3) for name, value in asdict(each).items()} for stage, each in stages.items()}
     return {
         **seconds,

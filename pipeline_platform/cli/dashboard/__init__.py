@@ -1,0 +1,1 @@
+"""`pipeline-platform dashboard`: a live picture of pipelines."""

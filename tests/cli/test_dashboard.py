@@ -1,0 +1,237 @@
+"""`pipeline-platform dashboard`: the picture of real runs, and of deployments in trouble."""
+
+import io
+import threading
+import time
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import pytest
+from dagster._daemon.types import DaemonHeartbeat
+from rich.console import Console
+
+from pipeline_platform.cli.dashboard.command import follow, to_html
+from pipeline_platform.cli.dashboard.gathering import Gatherer
+from pipeline_platform.cli.dashboard.looks import Paced
+from pipeline_platform.cli.status_data import Health
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.orchestration.asset_windows import window_now
+from pipeline_platform.source.backlog import Backlog
+from tests.fixtures.dagster import Location
+from tests.fixtures.dashboards import deployment, fail_in_windows, text_of
+from tests.fixtures.pipelines_under_test import Bare, Beside, Steady, Told
+from tests.fixtures.small_lake import Memory
+
+
+def gatherer(location: Location, *pipelines: type[Pipeline], **sources: Any) -> Gatherer:
+    opened = deployment(location.root, location.control, *pipelines, queue=location.queue, **sources)
+    return Gatherer(opened, location.instance, pipelines)
+
+
+def beat(instance: dg.DagsterInstance, ago_s: float) -> None:
+    instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - ago_s, "SENSOR", None))
+
+
+def test_the_picture_shows_what_real_runs_did(location):
+    beat(location.instance, 5)
+    location.enqueue("one", "two", "letter a", "letter b", "fail 1", "fail 2")
+    run = location.run("told_pull")
+    location.enqueue("waits")
+
+    picture = gatherer(location, Told, Bare).picture(10)
+    told, bare = picture.pipelines
+
+    status = told.look.status
+    assert picture.daemon_silent_s is None
+    assert (status.state, status.failures.open, status.producers[""].backlog.messages) == (Health.FAILING, 2, 1)
+    assert sum(minute.messages for minute in told.minutes) == 6
+    assert sum(minute.failed for minute in told.minutes) == 2
+    assert (told.stages["handle"].rate, told.stages["letters"].rate) == (6 / 300, 2 / 300)
+    assert told.stages["letters"].batch == 1
+    assert told.stages["lines"].stored_in == "table"
+    assert all(told.stages[name].seconds > 0 for name in ("receive", "handle", "letters"))
+    assert 0 < told.stages["handle"].busy < 1
+    p50, p95, p99 = told.latency
+    assert 0 < p50 <= p95 <= p99 < 600
+    line = told.runs[0]
+    assert (line.run_id, line.state, line.origin, len(line.work)) == (run.run_id, "succeeded", "source", 1)
+    assert [(cause.messages, cause.cause) for cause in told.causes.causes] == [(2, "asked to fail")]
+    assert (bare.look.status.state, bare.runs, bare.latency) == (Health.HEALTHY, (), ())
+
+
+def test_a_second_picture_adds_later_reports_and_a_run_of_rounds_is_one_line(location):
+    shown = gatherer(location, Steady)
+    location.enqueue("first")
+    location.run("steady_pull", window_now(Steady))
+    assert shown.picture(10).pipelines[0].stages["handle"].rate == 1 / 300
+    location.enqueue("second", "third")
+    run = location.run("steady_pull", window_now(Steady), rounds=True)
+
+    steady = shown.picture(10).pipelines[0]
+
+    assert steady.stages["handle"].rate == 3 / 300
+    assert steady.runs[0].run_id == run.run_id
+    assert len(steady.runs) == 2
+
+
+def test_a_killed_daemon_and_a_crashed_run_are_named(location):
+    beat(location.instance, 121)
+    location.control.claim("told", "a" * 32, "run-crashed", wanted=7, capacity=100, lease_s=-1)
+
+    picture = gatherer(location, Told).picture(10)
+
+    assert 121 <= picture.daemon_silent_s < 240
+    lines = text_of(replace(picture, daemon_seen=picture.at - timedelta(seconds=121)))
+    assert "✗ daemon silent for 121 s" in lines[0]
+    assert [line for line in lines if line.startswith("run-cras") and line.endswith(" crashed, 7")]
+    assert any("no runs are requested" in line for line in lines)
+
+
+def test_a_source_that_hangs_delays_neither_the_picture_nor_other_pipelines(location):
+    ends = threading.Event()
+
+    class Hanging(Memory):
+        def backlog(self) -> Backlog:
+            ends.wait(60)
+            return Backlog(3)
+
+    shown = gatherer(location, Told, Beside, beside_queue=Hanging())
+    try:
+        began, (told, beside) = time.monotonic(), shown.picture(0.5).pipelines
+        while told.look.status is None and time.monotonic() - began < 50:
+            told, beside = shown.picture(0.5).pipelines
+        assert told.look.status is not None
+        assert (beside.look.status, beside.look.waits_for) == (None, "the source beside_queue")
+        assert any("waiting for the source beside_queue" in line for line in text_of(shown.picture(0)))
+    finally:
+        ends.set()
+    beside = shown.picture(10).pipelines[1]
+    assert (beside.look.status.producers[""].backlog.messages, beside.look.waits_for) == (3, "")
+
+
+def test_dagster_that_does_not_answer_leaves_the_control_store_and_the_lake(tmp_path, control):
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    control.claim("told", "a" * 32, "run-alive", wanted=7, capacity=100, lease_s=60)
+    opened = deployment(tmp_path, control, Told, queue=queue)
+
+    picture = Gatherer(opened, ConnectionError("refused"), [Told]).picture(10)
+
+    (told,) = picture.pipelines
+    assert picture.daemon_unknown == "Dagster does not answer (ConnectionError)"
+    assert [(run.run_id, run.state, run.messages) for run in told.runs] == [("run-alive", "working", 7)]
+    assert told.unknown == {"reports": "refused"}
+
+
+@pytest.mark.parametrize("pipelines", [(), (Told,)])
+def test_an_empty_deployment_has_a_picture(tmp_path, control, pipelines):
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    picture = Gatherer(deployment(tmp_path, control, *pipelines, queue=queue), "no instance yet", pipelines).picture(10)
+    lines = text_of(picture)
+    assert "daemon unknown: no instance yet" in lines[0]
+    assert any("no runs in the last 10 min" in line for line in lines) == bool(pipelines)
+    assert ("This deployment has no pipelines." in lines) != bool(pipelines)
+
+
+def test_failures_in_many_windows_are_one_line_and_only_the_newest_are_read(location, monkeypatch):
+    fail_in_windows(deployment(location.root, location.control).lake, "told", 1_441)
+
+    (told,) = (picture := gatherer(location, Told).picture(60)).pipelines
+
+    assert (told.look.status.failures.open, told.causes.messages) == (1_441, 50)
+    assert [cause.cause for cause in told.causes.causes] == ["order * has no price"]
+    lines = text_of(picture)
+    assert len(lines) < 25
+    assert any("1,441 open in 1,441 windows, 0 dead" in line for line in lines)
+    assert any("causes of the 50 newest failures" in line for line in lines)
+
+
+def test_thirty_pipelines_fit_on_a_screen_and_the_worst_come_first(location):
+    pipelines = [type(f"P{number}", (Told,), {"name": f"p{number:02}"}) for number in range(30)]
+    location.control.claim("p17", "a" * 32, "run-crashed", wanted=7, capacity=100, lease_s=-1)
+    beat(location.instance, 5)
+
+    picture = gatherer(location, *pipelines).picture(60)
+    screen = text_of(picture, 80, 24)
+
+    assert len(screen) <= 24
+    assert screen[2].startswith("p17 ")
+    assert "✗ failing" in screen[2]
+    assert sum(line.startswith("p") and "healthy" in line for line in text_of(picture, 120)[2:32]) == 29
+
+
+@pytest.mark.parametrize("width", [80, 130, 200])
+def test_lines_fit_the_terminal(location, width):
+    location.enqueue("letter a", *(f"fail {'x' * 300}" for _ in range(3)))
+    location.run("told_pull")
+    lines = text_of(gatherer(location, Told).picture(10), width)
+    assert max(map(len, lines)) <= width
+    for part in ("handle", "├─ letters", "└─ failures", "p95", "last hour", "causes of open failures"):
+        assert any(part in line for line in lines), part
+
+
+def test_a_page_needs_no_other_file_and_escapes_texts(location):
+    location.enqueue("fail")
+    location.run("told_pull")
+    (told,) = (picture := gatherer(location, Told).picture(10)).pipelines
+    cause = told.causes.causes[0]._replace(cause="<script>alert(1)</script>\x1b[2J")
+    told = replace(told, causes=told.causes._replace(causes=(cause,)))
+
+    html = to_html(replace(picture, pipelines=(told,)))
+
+    assert "<script" not in html
+    assert "&lt;script&gt;" in html
+    assert "\x1b" not in html
+    assert not any(reference in html for reference in ("http:", "https:", "src=", "href=", "@import", "url("))
+
+
+def test_work_is_repeated_after_a_time_in_proportion_to_its_cost(monkeypatch):
+    now = 100.0
+    monkeypatch.setattr("pipeline_platform.cli.dashboard.looks.time", SimpleNamespace(monotonic=lambda: now))
+    pace = Paced(0.1)
+    assert pace.is_due
+    pace.ended(0.5)
+    now = 104.9
+    assert not pace.is_due
+    now = 105.0
+    assert pace.is_due
+
+
+def test_the_command_prints_a_picture_or_writes_a_page(beside, tmp_path):
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    cli = beside(Told, Bare, queue=queue)
+
+    printed = cli("dashboard", "--once").stdout
+    written = cli("dashboard", "told", "--html", str(tmp_path / "page.html"))
+
+    assert "daemon unknown: DAGSTER_HOME is not set" in printed
+    assert "told" in printed
+    assert "bare" in printed
+    page = (tmp_path / "page.html").read_text()
+    assert written.exit_code == 0
+    assert "told" in page
+    assert "bare" not in page
+    assert cli("dashboard", "absent").exit_code == 2
+
+
+def test_a_live_picture_is_drawn_again_until_the_user_ends_it(tmp_path, control):
+    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+    shown = Gatherer(deployment(tmp_path, control, Told, queue=queue), "no instance yet", [Told])
+    pictures = iter([shown.picture(10), shown.picture(10)])
+
+    def picture(_: float) -> Any:
+        try:
+            return next(pictures)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    screen = io.StringIO()
+    follow(SimpleNamespace(picture=picture), Console(file=screen, force_terminal=True, width=80, height=24), 0.1)
+    assert screen.getvalue().count("no runs in the last 10 min") == 2
