@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 import yaml
 
+from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -136,7 +137,8 @@ def opened(
 
     from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 
-    built, named = load(module), location_of(module or chosen_module()).module
+    with waiting("the code of the deployment"):
+        built, named = load(module), location_of(module or chosen_module()).module
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
     sources = {producer.source for pipeline in built.pipelines for producer in BoundProducer.all_of(pipeline)}
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}

@@ -15,6 +15,7 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.run_progress import follow
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStore
@@ -103,10 +104,13 @@ def carry_out(
             say(f"would launch {job}: {describe(run)}")
         say(f"Dry run: launched none of {counted(len(runs), 'run')}.")
         return
-    launched = []
-    for started in launch_all(job, runs, loading.chosen_module(), log=lambda text: say(text, err=True)):
-        launched.append(started)
-        say(f"run {started.run_id} {describe(started)}")
+    launched = list[Launched]()
+    with progress(len(runs), lines=False) as show:
+        show(0, f"Launching {counted(len(runs), 'run')}")
+        for started in launch_all(job, runs, loading.chosen_module(), log=lambda text: say(text, err=True)):
+            launched.append(started)
+            say(f"run {started.run_id} {describe(started)}")
+            show(len(launched), f"Launched {len(launched):,} of {counted(len(runs), 'run')}")
     total = counted(sum(run.messages for run in launched), noun)
     say(f"{total} in {counted(len(launched), 'run')}.")
     if wait and not follow(pipeline, [run.run_id for run in launched]):

@@ -1,22 +1,22 @@
 """`pipeline-platform push`: send the lines of a file to a pipeline's source as messages."""
 
 import json
-import time
+import os
 from collections.abc import Iterator
 from typing import IO, Annotated, Any, NamedTuple
 
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Name
 from pipeline_platform.cli.limit_commands import chosen_producer
+from pipeline_platform.cli.options import Name
+from pipeline_platform.cli.progress import Show, progress
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import Source, SourceError
 
 _TOGETHER, _BYTES = 1_000, 8 * 2**20
 """Maximum messages and bytes per call of the source: also the range of lines that an error leaves uncertain."""
-_EVERY_S = 2.0
 
 _FILE = "File with one message per line; `-` for standard input. Empty lines are skipped."
 _METADATA = 'Lines are JSON: {"data": ..., "metadata": {...}}. By default, a line is a payload.'
@@ -46,21 +46,23 @@ def push(
             raise typer.BadParameter(several, param_hint="--producer")
         source = opened.sources[of.source]
         try:
-            sent = _push(source, file, of.pipeline.processors.max_message_bytes, from_line, has_metadata=metadata)
+            most = of.pipeline.processors.max_message_bytes
+            with progress(_size(file)) as show:
+                sent = _push(source, file, most, from_line, show, has_metadata=metadata)
         except SourceError as error:
             say(str(error), err=True)
             raise typer.Exit(1) from None
     say(f"Sent {loading.counted(sent, 'message')} to {source.name}.")
 
 
-def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> int:
+def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, show: Show, *, has_metadata: bool) -> int:
     """Send lines in portions, and return the number of messages sent.
 
     Raises:
         SourceError: The source does not accept messages, or refused some: names the line to continue from.
         BadParameter: A line is invalid: names the line to continue from.
     """
-    lines, sent, reported = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0, time.monotonic()
+    lines, sent = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0
     parts = portions(lines, lambda line: len(line.payload), _BYTES, _TOGETHER)
     while True:
         try:
@@ -79,9 +81,22 @@ def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, *, h
             before = f". Sent {loading.counted(sent, 'message')} before these lines. {way_out}" if sent else ""
             raise SourceError(f"{where} were not all accepted: {error}{before}") from None
         from_line = some[-1].number + 1
-        if time.monotonic() - reported > _EVERY_S:
-            say(f"Sent {loading.counted(sent, 'message')}, up to line {some[-1].number:,}.", err=True)
-            reported = time.monotonic()
+        show(_position(file), f"Sent {loading.counted(sent, 'message')}, up to line {some[-1].number:,}.")
+
+
+def _size(file: IO[bytes]) -> int | None:
+    """Return the size of a file; None for standard input that is not a file."""
+    try:
+        return os.fstat(file.fileno()).st_size or None
+    except OSError:
+        return None
+
+
+def _position(file: IO[bytes]) -> int:
+    try:
+        return file.tell()
+    except OSError:
+        return 0
 
 
 def _lines(file: IO[bytes], most_bytes: int, from_line: int, *, has_metadata: bool) -> Iterator[Line]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.progress import Show, progress
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -36,7 +37,8 @@ def follow(pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[fl
 
     with dg.DagsterInstance.get() as instance:
         try:
-            ended = _wait(pipeline, run_ids, instance, sleep)
+            with progress(len(run_ids), lines=False) as show:
+                ended = _wait(pipeline, run_ids, instance, sleep, show)
         except KeyboardInterrupt:
             say(f"Stopped waiting: {counted(len(run_ids), 'run')} continue in Dagster.", err=True)
             raise typer.Exit(130) from None
@@ -47,7 +49,11 @@ def follow(pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[fl
 
 
 def _wait(
-    pipeline: type[Pipeline], run_ids: Sequence[str], instance: dg.DagsterInstance, sleep: Callable[[float], None]
+    pipeline: type[Pipeline],
+    run_ids: Sequence[str],
+    instance: dg.DagsterInstance,
+    sleep: Callable[[float], None],
+    show: Show,
 ) -> Counter[str]:
     """Print changes until all runs have ended; return the number of runs by their last status."""
     pending, shown, ended, waited = list(run_ids), dict.fromkeys(run_ids, ""), Counter[str](), 0.0
@@ -62,6 +68,7 @@ def _wait(
             if run is None or run.is_finished:
                 pending.remove(run_id)
                 ended[status] += 1
+        show(len(run_ids) - len(pending), f"{len(run_ids) - len(pending):,} of {counted(len(run_ids), 'run')} ended")
         if not pending:
             return ended
         if waited < _QUEUED_S <= waited + _LOOK_S and all(shown[run_id] in _NOT_STARTED for run_id in run_ids):

@@ -116,7 +116,7 @@ def test_a_file_is_never_held_whole():
             return sent[-1]
 
     with pytest.raises(SourceError) as refused:
-        pushing._push(Full(), file, 1_000, 1, has_metadata=False)
+        pushing._push(Full(), file, 1_000, 1, lambda done, text: None, has_metadata=False)
 
     assert sent == [1_000] * 3
     assert (file.lines, file.most) == (3_000, 1_002)
