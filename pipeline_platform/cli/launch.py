@@ -1,14 +1,15 @@
 """Runs that retry failures, launched on the deployment's Dagster instance by commands or from Python."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.planned_runs import Launched, PlannedRun, carry_out, launch_all, windows_text
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.lake.failed import FailedMessages
 from pipeline_platform.lake.failure_events import Selection, State
@@ -27,6 +28,7 @@ def retry_failures(
     message_id: str | None = None,
     source: str | None = None,
     windows: Sequence[str] = (),
+    settings: Mapping[str, Any] | None = None,
     module: str | None = None,
 ) -> list[Launched]:
     """Launch runs that retry failures. Without criteria, retry all open failures, including dead failures.
@@ -43,6 +45,7 @@ def retry_failures(
         message_id: Only failures of this message.
         source: Only failures from the source with this name. Ids are unique per source.
         windows: Only failures of these windows; all windows if empty.
+        settings: Fields of the pipeline's context to change in these runs, as JSON.
         module: Module of the deployment. Default: see `loading.location_of`.
 
     Returns:
@@ -51,14 +54,15 @@ def retry_failures(
     Raises:
         SetUpError: There is no deployment here, several sources have the id and `source` is not set, or Dagster
             refused to launch a run.
-        ValueError: A key in `windows` is not valid.
+        ValueError: A key in `windows` is not valid, or a setting is not a field of the context or has an invalid value.
     """
     selection = Selection(state=state, kind=kind, reason=reason, cause=cause, message_id=message_id, source=source)
     with loading.opened(module) as opened:
         of = opened.pipeline(pipeline)
+        of.context_of(settings)  # refuses invalid settings
         most = Quota(BoundProducer(of), opened.control).per_run
         ranges = _ranges(opened, of, selection, windows)
-        runs = [_run(of, each, min(each.messages, most), selection) for each in ranges]
+        runs = [_run(of, each, min(each.messages, most), selection, settings) for each in ranges]
         return list(launch_all(f"{of.name}_retry", runs, module or loading.chosen_module()))
 
 
@@ -69,6 +73,7 @@ def retry_all(
     windows: Sequence[str],
     write_history: Callable[[int], object],
     *,
+    settings: Mapping[str, Any],
     dry_run: bool,
     wait: bool,
 ) -> None:
@@ -76,7 +81,7 @@ def retry_all(
 
     If the capacity of the pipeline is too small for all failures at once, wait for the runs that use it, and launch the
     next. A failure that fails again meanwhile is not retried once more. `write_history` is called with the number of
-    failures before the first launch.
+    failures before the first launch. `settings` are fields of the pipeline's context to change in these runs, as JSON.
 
     Raises:
         SetUpError: Failures of several sources have the selected id, DAGSTER_HOME is not set, Dagster does not launch
@@ -84,7 +89,9 @@ def retry_all(
         ValueError: A key in `windows` is not valid.
         typer.Exit: A run failed that this waited for; its code is 1.
     """
-    quota, ranges = Quota(BoundProducer(pipeline), opened.control), _ranges(opened, pipeline, selection, windows)
+    quota = Quota(BoundProducer(pipeline), opened.control)
+    with waiting("the lake"):
+        ranges = _ranges(opened, pipeline, selection, windows)
     if not ranges:
         say("No matching failures; nothing launched.")
         return
@@ -98,7 +105,9 @@ def retry_all(
         return
     write_history(total)
     if total <= quota.capacity and all(each.messages <= most for each in ranges):
-        _launch(pipeline, [_run(pipeline, each, each.messages, selection) for each in ranges], ranges, wait=wait)
+        _launch(
+            pipeline, [_run(pipeline, each, each.messages, selection, settings) for each in ranges], ranges, wait=wait
+        )
         return
     say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.")
     selection, left = selection.model_copy(update={"failed_before": datetime.now(UTC)}), total
@@ -106,7 +115,7 @@ def retry_all(
         runs, room = list[PlannedRun](), quota.capacity
         for each in ranges:
             if (messages := min(each.messages, most, room)) > 0:
-                runs.append(_run(pipeline, each, messages, selection, demand=messages))
+                runs.append(_run(pipeline, each, messages, selection, settings, demand=messages))
                 room -= messages
         _launch(pipeline, runs, ranges, wait=True)
         ranges, before = _ranges(opened, pipeline, selection, windows), left
@@ -162,11 +171,18 @@ def _ranges(
 
 
 def _run(
-    pipeline: type[Pipeline], of: _Range, messages: int, selection: Selection, demand: int | None = None
+    pipeline: type[Pipeline],
+    of: _Range,
+    messages: int,
+    selection: Selection,
+    settings: Mapping[str, Any] | None,
+    demand: int | None = None,
 ) -> PlannedRun:
     from pipeline_platform.orchestration.jobs import run_request
 
-    request = run_request(BoundProducer(pipeline), "failed", of.windows, messages, demand, selection=selection)
+    request = run_request(
+        BoundProducer(pipeline), "failed", of.windows, messages, demand, selection=selection, context=settings
+    )
     return PlannedRun(of.windows, messages, request)
 
 

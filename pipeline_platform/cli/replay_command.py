@@ -1,13 +1,14 @@
 """`pipeline-platform replay`: all messages of some windows, handled again by runs that replace their rows."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Name
+from pipeline_platform.cli.context_settings import Settings, settings_of
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.options import Name
 from pipeline_platform.cli.planned_runs import (
     DryRun,
     IgnorePause,
@@ -19,6 +20,7 @@ from pipeline_platform.cli.planned_runs import (
 )
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until, windows_between
+from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.lake.replay import ReplayedWindow, decided_messages, preview
 from pipeline_platform.lake.tables import Tables
@@ -34,6 +36,7 @@ def replay(
     since: Since = None,
     until: Until = None,
     ignore_pause: IgnorePause = False,
+    settings: Settings = None,
     reason: Why = "",
     dry_run: DryRun = False,
     wait: Wait = False,
@@ -47,13 +50,15 @@ def replay(
         raise typer.BadParameter("Choose windows with either --window or --since.", param_hint="--window")
     with loading.opened() as opened:
         of = opened.pipeline(pipeline)
+        context = settings_of(of, settings)
         windows = windows_between(of, since, until) or window or []
         _check_known(of, windows)
         refuse_paused(opened.control, BoundProducer(of), ignore_pause=ignore_pause)
         say(f"Counting messages of {counted(len(windows), 'window')} in {opened.lake.root}.", err=True)
         tables = Tables(opened.lake, of)
-        messages = decided_messages(tables, windows) if tables["outcomes"].exists() else {}
-        runs = _runs(opened, of, messages, ignore_pause=ignore_pause)
+        with waiting("the lake"):
+            messages = decided_messages(tables, windows) if tables["outcomes"].exists() else {}
+        runs = _runs(opened, of, messages, context, ignore_pause=ignore_pause)
         if not runs:
             say("No messages in these windows; nothing launched.")
             return
@@ -62,7 +67,8 @@ def replay(
                 say(_line(replayed))
         else:
             count = sum(run.messages for run in runs)
-            record(opened, of.name, "replay", reason, messages=count, windows=sorted(messages))
+            windows = sorted(messages)
+            record(opened, of.name, "replay", reason, messages=count, set=sorted(context), windows=windows)
         carry_out(
             of,
             f"{of.name}_replay",
@@ -87,7 +93,12 @@ def _check_known(pipeline: type[Pipeline], windows: list[str]) -> None:
 
 
 def _runs(
-    opened: loading.Deployment, pipeline: type[Pipeline], messages: dict[str, int], *, ignore_pause: bool
+    opened: loading.Deployment,
+    pipeline: type[Pipeline],
+    messages: dict[str, int],
+    context: dict[str, Any],
+    *,
+    ignore_pause: bool,
 ) -> list[PlannedRun]:
     from pipeline_platform.orchestration.asset_windows import contiguous
     from pipeline_platform.orchestration.jobs import run_request
@@ -96,7 +107,8 @@ def _runs(
     capacity, runs = Quota(whole, opened.control).capacity, []
     for windows in contiguous(pipeline, messages):
         count = sum(messages[window] for window in windows)
-        request = run_request(whole, "messages", windows, expected=min(count, capacity), ignore_pause=ignore_pause)
+        expected = min(count, capacity)
+        request = run_request(whole, "messages", windows, expected, ignore_pause=ignore_pause, context=context)
         runs.append(PlannedRun(windows, count, request))
     return runs
 

@@ -13,9 +13,15 @@ from pipeline_platform.model.windows import WINDOW_FORMAT
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 FORM = "a duration such as 90m, 2h or 3d, or a time such as 2026-11-20T10:00 (UTC unless it has a zone)"
 
-Since = Annotated[str | None, typer.Option(help=f"Windows that overlap the time since then: {FORM}.")]
+_PANEL = "Selection"
+Since = Annotated[
+    str | None, typer.Option(help=f"Windows that overlap the time since then: {FORM}.", rich_help_panel=_PANEL)
+]
 Until = Annotated[
-    str | None, typer.Option(help="End of the range of --since, in the same form. Default: the present time.")
+    str | None,
+    typer.Option(
+        help="End of the range of --since, in the same form. Default: the present time.", rich_help_panel=_PANEL
+    ),
 ]
 
 

@@ -1,6 +1,6 @@
 """The runs of a pipeline: their tags, how one is asked for, and the jobs that Dagster makes them of."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, get_args
 
 import dagster as dg
@@ -83,6 +83,7 @@ def receive_config(
     *,
     ignore_pause: bool = False,
     rounds: bool = False,
+    context: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Return the run config of a run. Without a demand, it receives as many messages as a run may."""
     failures = selection.model_dump(mode="json", exclude_defaults=True)
@@ -91,6 +92,7 @@ def receive_config(
         "demand": demand,
         "producer": producer.name or None,
         "failures": failures or None,
+        "context": dict(context) if context else None,
         "ignore_pause": ignore_pause or None,
         "rounds": rounds or None,
     }
@@ -120,6 +122,7 @@ def run_request(
     *,
     ignore_pause: bool = False,
     rounds: bool = False,
+    context: Mapping[str, Any] | None = None,
 ) -> dg.RunRequest:
     """Return the request for a run on contiguous windows.
 
@@ -133,6 +136,7 @@ def run_request(
         selection: Open failures that a retry selects.
         ignore_pause: Whether the run receives messages even if the pipeline is paused.
         rounds: Whether the run continues after its first receive.
+        context: Fields of the pipeline's context to change in this run, as JSON.
 
     Raises:
         SchemaChangeError: A model of the pipeline no longer fits its table.
@@ -143,7 +147,7 @@ def run_request(
     own = {tags.origin: origin, tags.demand: str(expected), **producer_tag(producer)}
     return dg.RunRequest(
         run_key,
-        receive_config(producer, origin, demand, selection, ignore_pause=ignore_pause, rounds=rounds),
+        receive_config(producer, origin, demand, selection, ignore_pause=ignore_pause, rounds=rounds, context=context),
         {**own, **NO_RETRIES, **({} if partition else bounds)},
         partition_key=partition,
     )

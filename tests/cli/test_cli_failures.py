@@ -56,7 +56,7 @@ def launched(monkeypatch):
 
 def listed(answer: Result) -> list[tuple[str, int, str]]:
     assert answer.exit_code == 0, answer.output
-    groups = json.loads(answer.stdout)
+    groups = json.loads(answer.stdout)["causes"]
     return [(group["state"], group["messages"], group["example"]) for group in groups]
 
 
@@ -146,10 +146,10 @@ def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli, lake, data, shown
 
 
 def test_a_message_is_shown_to_programs(cli):
-    events = json.loads(cli("show", "keeping", "gone", "--json").stdout)
+    events = json.loads(cli("show", "keeping", "gone", "--json").stdout)["events"]
     assert [(shown["attempt"], shown["state"], shown["data"]) for shown in events] == [
-        (1, "open", {"bytes": 1, "hex": "ff"}),
-        (2, "dead", {"bytes": 2, "hex": "ff00"}),
+        (1, "open", {"bytes": 1, "text": None, "hex": "ff"}),
+        (2, "dead", {"bytes": 2, "text": None, "hex": "ff00"}),
     ]
 
 
@@ -204,7 +204,7 @@ def test_which_failures_has_to_be_said(cli, launched, options):
 
 def test_status_counts_dead_failures_apart(cli):
     said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["status", "keeping"]).stdout.splitlines()
-    (every,) = [line.split(maxsplit=2)[2] for line in said if "open failures" in line]
+    (every,) = [line.split(maxsplit=2)[2] for line in said if line.startswith(" open failures")]
     assert every.strip() == "4, 1 of them dead"
 
 
@@ -248,14 +248,14 @@ def test_failures_are_closed_by_hand_and_opened_again(cli):
     assert "gone" in str(listed(cli("list", "keeping", "--state", "closed", "--json")))
 
     assert cli("reopen", "keeping", "--id", "gone").stdout == "Reopened 1 failure.\n"
-    (event,) = [e for e in json.loads(cli("show", "keeping", "gone", "--json").stdout) if e["attempt"] == 3]
+    (event,) = [e for e in json.loads(cli("show", "keeping", "gone", "--json").stdout)["events"] if e["attempt"] == 3]
     assert (event["state"], event["due_at"], event["metadata"], event["stage"]) == (
         "open",
         None,
         '{"k": 1}',
         "handle_message",
     )
-    assert event["data"] == {"bytes": 2, "hex": "ff00"}
+    assert event["data"] == {"bytes": 2, "text": None, "hex": "ff00"}
     assert cli("reopen", "keeping", "--all").stdout == "Reopened 0 failures.\n", "each once; a retry's end stays"
 
 
