@@ -11,6 +11,7 @@ from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
+from tests.fixtures.heartbeats import alive  # noqa: F401 - a fixture
 
 Cli = Callable[..., Result]
 

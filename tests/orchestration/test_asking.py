@@ -1,21 +1,14 @@
 """Whether runs of a producer are requested: its sensor or schedule is on, and a daemon evaluates it."""
 
-import time
-
 import dagster as dg
 import pytest
 from dagster._core.definitions.run_request import InstigatorType
-from dagster._core.remote_origin import (
-    RegisteredCodeLocationOrigin,
-    RemoteInstigatorOrigin,
-    RemoteRepositoryOrigin,
-)
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, ScheduleInstigatorData
-from dagster._daemon.types import DaemonHeartbeat
+from dagster._core.scheduler.instigation import InstigatorStatus
 
 from pipeline_platform import Producer
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.asking import not_asked_for
+from tests.fixtures.heartbeats import beat, turn
 from tests.fixtures.pipelines_under_test import Told
 
 
@@ -30,17 +23,6 @@ class ByClock(Told):
 def instance():
     with dg.DagsterInstance.local_temp() as instance:
         yield instance
-
-
-def beat(instance: dg.DagsterInstance, *daemons: str, ago_s: float = 0) -> None:
-    for daemon in daemons:
-        instance.add_daemon_heartbeat(DaemonHeartbeat(time.time() - ago_s, daemon, None))
-
-
-def turn(instance: dg.DagsterInstance, name: str, kind: InstigatorType, status: InstigatorStatus) -> None:
-    place = RemoteRepositoryOrigin(RegisteredCodeLocationOrigin("here"), "__repository__")
-    data = ScheduleInstigatorData("0 * * * *") if kind is InstigatorType.SCHEDULE else None
-    instance.add_instigator_state(InstigatorState(RemoteInstigatorOrigin(place, name), kind, status, data))
 
 
 def test_a_sensor_that_a_daemon_evaluates_asks(instance):

@@ -1,10 +1,12 @@
-"""Whether Dagster evaluates the sensor or the schedule that requests a producer's runs."""
+"""Whether Dagster evaluates the sensors and schedules of pipelines."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.pipeline import Pipeline
 
 _SILENT_AFTER = timedelta(minutes=2)
 """Dagster's daemon writes a heartbeat every 30 s."""
@@ -12,26 +14,54 @@ _SILENT_AFTER = timedelta(minutes=2)
 
 def not_asked_for(producer: BoundProducer, instance: dg.DagsterInstance) -> str | None:
     """Return why no runs of a producer are requested: all sensors are off, or no daemon runs; None if they are."""
-    by_clock = producer.options.schedule is not None
-    # By name: Dagster's kind, and whether it is on by default.
-    askers = {f"{producer.prefix}_producer": ("SENSOR", not by_clock)}
-    if by_clock:
-        askers[f"{producer.prefix}_pull_schedule"] = ("SCHEDULE", True)
-    states = {state.instigator_name: state.status.value for state in instance.all_instigator_state()}
-    on = {kind for name, (kind, is_on) in askers.items() if _is_on(states.get(name), is_on)}
+    askers = _askers(producer)
+    on = set(askers) - set(_off(askers, instance))
     if not on:
-        off = " and ".join(askers)
-        return f"{off} {'is' if len(askers) == 1 else 'are'} turned off in Dagster"
+        return f"{' and '.join(askers)} {'is' if len(askers) == 1 else 'are'} turned off in Dagster"
     daemons = {"SENSOR": "SENSOR", "SCHEDULE": "SCHEDULER"}
-    beats = instance.get_daemon_heartbeats()
-    last = max((beats[daemons[kind]].timestamp for kind in on if daemons[kind] in beats), default=None)
-    if last is None:
+    seen = last_seen(instance, [daemons[askers[name][0]] for name in on])
+    if (last := max(filter(None, seen.values()), default=None)) is None:
         return "Dagster's daemon has never run"
-    seen = datetime.fromtimestamp(last, UTC)
-    is_silent = datetime.now(UTC) - seen > _SILENT_AFTER
-    return f"Dagster's daemon was last seen at {seen:%Y-%m-%d %H:%M:%S} UTC" if is_silent else None
+    return f"Dagster's daemon was last seen at {last:%Y-%m-%d %H:%M:%S} UTC" if is_silent(last) else None
 
 
-def _is_on(status: str | None, is_on: bool) -> bool:
-    """Whether a sensor or schedule is on, given its stored state, if any, and its default."""
-    return is_on if status in (None, "DECLARED_IN_CODE") else status == "RUNNING"
+def turned_off(pipeline: type[Pipeline], instance: dg.DagsterInstance) -> list[str]:
+    """Return the sensors and schedules of a pipeline that are turned off, besides those that request its pulls."""
+    names = [
+        *(f"{producer.prefix}_backlog" for producer in BoundProducer.all_of(pipeline)),
+        f"{pipeline.name}_retry",
+        f"{pipeline.name}_retry_schedule",
+        f"{pipeline.name}_maintenance_schedule",
+    ]
+    return _off(dict.fromkeys(names, ("", True)), instance)
+
+
+def last_seen(instance: dg.DagsterInstance, daemons: Iterable[str]) -> dict[str, datetime | None]:
+    """Return the last heartbeat of daemons by type; None for a daemon that has never run."""
+    beats = instance.get_daemon_heartbeats()
+    return {
+        daemon: datetime.fromtimestamp(beats[daemon].timestamp, UTC) if daemon in beats else None
+        for daemon in sorted(daemons)
+    }
+
+
+def is_silent(seen: datetime | None) -> bool:
+    """Whether a daemon with this last heartbeat is stopped or hangs."""
+    return seen is None or datetime.now(UTC) - seen > _SILENT_AFTER
+
+
+def _askers(producer: BoundProducer) -> dict[str, tuple[str, bool]]:
+    """Return the sensor and the schedule of a producer by name: Dagster's kind, and whether it is on by default."""
+    by_clock = producer.options.schedule is not None
+    askers = {f"{producer.prefix}_producer": ("SENSOR", not by_clock)}
+    return askers | ({f"{producer.prefix}_pull_schedule": ("SCHEDULE", True)} if by_clock else {})
+
+
+def _off(askers: dict[str, tuple[str, bool]], instance: dg.DagsterInstance) -> list[str]:
+    """Return the sensors and schedules that are off, by their stored states and their defaults."""
+    states = {state.instigator_name: state.status.value for state in instance.all_instigator_state()}
+    return [
+        name
+        for name, (_, is_on) in askers.items()
+        if not (is_on if states.get(name) in (None, "DECLARED_IN_CODE") else states[name] == "RUNNING")
+    ]

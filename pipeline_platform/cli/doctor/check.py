@@ -1,0 +1,114 @@
+"""Checks of a deployment, each bounded in time: its result, and checks in parallel."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import NamedTuple, TypeAlias
+
+from pydantic import Field
+
+from pipeline_platform.cli.errors import BROKEN, FAILED
+from pipeline_platform.cli.output import Output
+from pipeline_platform.model.failure import reason_of
+
+
+class CheckState(StrEnum):
+    """State of a check, from good to bad."""
+
+    OK = "ok"
+    WARNING = "warning"
+    ERROR = "error"
+
+    @property
+    def exit_code(self) -> int:
+        """Exit code of `doctor`."""
+        return {"ok": 0, "warning": FAILED, "error": BROKEN}[self.value]
+
+
+class CheckResult(Output):
+    """A check and its result."""
+
+    name: str = Field(description="Name of the check.")
+    state: CheckState = Field(description="Result of the check.")
+    text: str = Field(description="What was found, for people.")
+    fix: str = Field(description="How to fix it; empty if it is ok, or if `text` contains the fix.")
+    seconds: float = Field(description="Duration of the check.")
+
+
+class DoctorOutput(Output):
+    """Output of `doctor`."""
+
+    state: CheckState = Field(description="The worst result, which determines the exit code.")
+    checks: list[CheckResult] = Field(description="All checks.")
+
+
+class Finding(NamedTuple):
+    """Result of a check: its state, what was found, and how to fix it."""
+
+    state: CheckState
+    text: str
+    fix: str = ""
+
+
+def ok(text: str) -> Finding:
+    """Return the result of a check that found nothing wrong."""
+    return Finding(CheckState.OK, text)
+
+
+def warning(text: str, fix: str) -> Finding:
+    """Return the result of a check that found something that works, but not well."""
+    return Finding(CheckState.WARNING, text, fix)
+
+
+def error(text: str, fix: str = "") -> Finding:
+    """Return the result of a check that found something broken."""
+    return Finding(CheckState.ERROR, text, fix)
+
+
+Look: TypeAlias = Callable[[], Finding]
+"""A check. Any exception is an error of what it looks at."""
+
+
+def run_all(checks: Mapping[str, Look], within_s: float, looking_at: Callable[[str, str], object]) -> list[CheckResult]:
+    """Run checks in parallel, and return their results in order. A check without an answer in time is an error.
+
+    Its thread goes on, and ends with the process.
+
+    Args:
+        checks: Checks by name.
+        within_s: Longest time of a check.
+        looking_at: Called with the name of a check and a text, when it starts and, with an empty text, when it ends.
+    """
+    found: dict[str, CheckResult] = {}
+    started = time.monotonic()
+
+    def run(name: str, look: Look) -> None:
+        looking_at(name, "the check")
+        try:
+            finding = look()
+        except Exception as problem:  # of a client of any service
+            finding = error(f"{type(problem).__name__}: {reason_of(problem)}")
+        found[name] = _result(name, finding, started)
+        looking_at(name, "")
+
+    threads = {
+        name: threading.Thread(target=run, args=(name, look), name=name, daemon=True) for name, look in checks.items()
+    }
+    for thread in threads.values():
+        thread.start()
+    for name, thread in threads.items():
+        thread.join(max(0.0, started + within_s - time.monotonic()))
+        if thread.is_alive():
+            looking_at(name, "")
+    late = error(
+        f"no answer within {within_s:g} s", "Check that the service runs and is reachable. A longer time: --timeout"
+    )
+    return [found.get(name) or _result(name, late, started) for name in checks]
+
+
+def _result(name: str, finding: Finding, started: float) -> CheckResult:
+    text = " ".join(finding.text.split())
+    return CheckResult(
+        name=name, state=finding.state, text=text, fix=finding.fix, seconds=round(time.monotonic() - started, 3)
+    )
