@@ -8,9 +8,9 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
-from pipeline_platform.cli.failure_commands import Name
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.options import Name
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.lake.compaction import UnreadableFileError
 from pipeline_platform.lake.erasing import Erased, Erasing, searched_columns

@@ -9,8 +9,11 @@ from getpass import getuser
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.options import Json, OptionalName
+from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import FORM, time_of
 from pipeline_platform.control.history import Act
@@ -21,10 +24,27 @@ _LISTED = 6
 Why = Annotated[str, typer.Option(help="Reason, shown by `history`.", show_default=False)]
 
 
+class RecordedAct(Output):
+    """An act of an operator."""
+
+    at: Time = Field(description="Time of the act.")
+    key: str = Field(description="The pipeline, or `<pipeline>/<producer>`.")
+    name: str = Field(description="Name of the command, such as `pause`.")
+    who: str = Field(description="User and host of the command line, or the run in Dagster.")
+    reason: str = Field(description="Reason that the operator gave; may be empty.")
+    options: dict[str, Any] = Field(description="Options that were set, and counts.")
+
+
+class HistoryOutput(Output):
+    """Output of `history`."""
+
+    acts: list[RecordedAct] = Field(description="Acts, oldest first.")
+
+
 def history(
-    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
+    pipeline: OptionalName = None,
     since: Annotated[str | None, typer.Option(help=f"Acts since then: {FORM}.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show who paused, limited, retried, erased or otherwise changed a pipeline, when and why, newest act last."""
     start = None if since is None else time_of(since, "--since", datetime.now(UTC))
@@ -33,7 +53,7 @@ def history(
         if pipeline is not None and not acts:  # a pipeline that was removed still has acts
             opened.pipeline(pipeline)
     if as_json:
-        typer.echo(json.dumps([act._asdict() for act in acts], default=str))
+        print_json(HistoryOutput(acts=[RecordedAct(**act._asdict()) for act in acts]))
         return
     for act in acts:
         say(_text(act))

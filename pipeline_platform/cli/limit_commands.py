@@ -1,18 +1,19 @@
 """`pipeline-platform pause`, `resume`, `drain`, `limit` and `scale`: changes of a pipeline at run time."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, dagster_instance, requests_of
-from pipeline_platform.cli.failure_commands import Json, Name
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -28,6 +29,27 @@ DrainReason = Annotated[
     typer.Option(help="Shown while the pipeline is paused.  [default: the reason of its pause, if it is paused]"),
 ]
 _Of = Annotated[str, typer.Option("--producer", help="Only this producer of the pipeline.")]
+
+
+class RateLimit(Output):
+    """A rate limit."""
+
+    allowed_messages: int = Field(description="Messages per interval.")
+    interval_s: float = Field(description="Length of an interval.")
+
+
+class LimitOutput(Output):
+    """Output of `limit`."""
+
+    key: str = Field(description="The pipeline, or `<pipeline>/<producer>`.")
+    rate_limit: RateLimit | None = Field(description="The current rate limit. Null without a limit.")
+
+
+class ScaleOutput(Output):
+    """Output of `scale`."""
+
+    key: str = Field(description="The pipeline, or `<pipeline>/<producer>`.")
+    overrides: dict[str, int] = Field(description="Options that were changed at run time.")
 
 
 @contextmanager
@@ -126,8 +148,8 @@ def limit(
             record(opened, key, "limit", reason, allowed=allowed, interval=interval, reset=reset)
         now = control.rate_limiting(key, own)
     if as_json:
-        rate = now and {"allowed_messages": now.allowed_messages, "interval_s": now.interval.total_seconds()}
-        typer.echo(json.dumps({key: rate}))
+        rate = now and RateLimit(allowed_messages=now.allowed_messages, interval_s=now.interval.total_seconds())
+        print_json(LimitOutput(key=key, rate_limit=rate))
     elif now is None:
         say(f"{key} has no rate limit.")
     else:
@@ -160,6 +182,6 @@ def scale(
     except PipelineError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
-        typer.echo(json.dumps({key: now.model_dump()}))
+        print_json(ScaleOutput(key=key, overrides=now.model_dump(exclude_none=True)))
         return
     say(f"Overrides of {key}: {str(now) or 'none'}.")

@@ -4,10 +4,11 @@ import atexit
 import gc
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import dotenv
 import typer
+from typer.core import TyperGroup
 
 from pipeline_platform.cli import failure_commands as failures
 from pipeline_platform.cli import limit_commands as limits
@@ -15,7 +16,9 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli import spark_commands as spark
 from pipeline_platform.cli import table_queue_commands as table_queue
 from pipeline_platform.cli.dashboard.command import dashboard
+from pipeline_platform.cli.doctor_command import doctor
 from pipeline_platform.cli.erase_command import erase
+from pipeline_platform.cli.errors import FAILED, line_of
 from pipeline_platform.cli.history_command import history
 from pipeline_platform.cli.new_command import new
 from pipeline_platform.cli.pull_command import pull
@@ -27,41 +30,59 @@ from pipeline_platform.cli.show_command import show
 from pipeline_platform.cli.status_command import status
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.trace_command import trace
-from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.ledger import ReceiveError
-from pipeline_platform.lake.storage import AWAY_S
-from pipeline_platform.model.strict_options import PipelineError
-from pipeline_platform.run.outages import store_away
-from pipeline_platform.source.contract import SourceError
 
+_TASKS = """
+**Why did a message fail?** `failures list NAME`, then `failures show NAME ID`
+
+**Retry after a fix**: `failures retry NAME --since 1h`
+
+**Pause, and go on**: `pause NAME`, `resume NAME`
+
+**Stop gently**: `drain NAME`
+
+**Where is a message?** `trace NAME ID`
+
+**Nothing happens?** `status`, then `doctor`
+"""
+
+
+class _InOrder(TyperGroup):
+    """The commands in the order of the panels: Typer lists groups of commands last."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands."""
+        panels = [*_COMMANDS]
+        return sorted(self.commands, key=lambda name: panels.index(str(getattr(self.commands[name], _PANEL))))
+
+
+_PANEL = "rich_help_panel"
 app = typer.Typer(
+    cls=_InOrder,
     pretty_exceptions_enable=False,
-    help="Inspect the pipelines of a deployment, change their limits, retry failures, and run a warm Spark server.",
+    help="Run the pipelines of a deployment: look at them, retry failures, pause them, and change their limits.",
+    epilog=_TASKS,
+    rich_markup_mode="markdown",
     no_args_is_help=True,
 )
-app.add_typer(spark.app, name="spark")
-app.add_typer(table_queue.app, name="table-queue")
-app.add_typer(failures.app, name="failures")
-for command in (
-    status,
-    dashboard,
-    receives,
-    show,
-    trace,
-    limits.pause,
-    limits.resume,
-    limits.drain,
-    limits.limit,
-    limits.scale,
-    history,
-    pull,
-    replay,
-    push,
-    new,
-    repair,
-    erase,
-):
-    app.command()(command)
+
+_LOOK, _FAILURES, _CHANGE = "Look", "Failures", "Pause and limit"
+_START, _DATA, _SET_UP = "Start runs and send messages", "Repair and erase", "Set up"
+_COMMANDS = {
+    _LOOK: (status, dashboard, doctor, trace, receives, show, history),
+    _FAILURES: (),
+    _CHANGE: (limits.pause, limits.resume, limits.drain, limits.limit, limits.scale),
+    _START: (pull, replay, push),
+    _DATA: (repair, erase),
+    _SET_UP: (new,),
+}
+"""Commands by the panel of the help, in its order."""
+
+for panel, commands in _COMMANDS.items():
+    for command in commands:
+        app.command(rich_help_panel=panel)(command)
+app.add_typer(failures.app, name="failures", rich_help_panel=_FAILURES)
+app.add_typer(spark.app, name="spark", rich_help_panel=_SET_UP)
+app.add_typer(table_queue.app, name="table-queue", rich_help_panel=_SET_UP)
 
 
 @app.callback()
@@ -76,7 +97,7 @@ def options(
         ),
     ] = None,
 ) -> None:
-    """Inspect the pipelines of a deployment, change their limits, retry failures, and run a warm Spark server."""
+    """Run the pipelines of a deployment: look at them, retry failures, pause them, and change their limits."""
     dotenv.load_dotenv(Path(".env"))  # sets unset variables, as Dagster does
     loading.choose(module)
 
@@ -91,14 +112,11 @@ def main() -> None:
     atexit.register(gc.freeze)  # otherwise Python collects Dagster's objects three times at exit: a fifth of `status`
     try:
         app()
-    except (loading.SetUpError, ControlStoreError, PipelineError, ReceiveError, SourceError) as error:
-        say(str(error), err=True)
-        sys.exit(1)
     except Exception as error:
-        if (said := store_away(error)) is None:
+        if (line := line_of(error)) is None:
             raise
-        say(f"The lake did not answer for about {AWAY_S} s ({said}). Check that the store is running.", err=True)
-        sys.exit(1)
+        say(line, err=True)
+        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ Time = Annotated[AwareDatetime, AfterValidator(lambda time: time.astimezone(UTC)
 """A time, in UTC: `2026-11-20T10:03:00Z` in JSON."""
 
 
-class Output(BaseModel, frozen=True, extra="forbid"):
+class Output(BaseModel, frozen=True, extra="forbid", ser_json_bytes="base64", ser_json_timedelta="float"):
     """Data that a command prints. Each field has a description, for the reference."""
 
 

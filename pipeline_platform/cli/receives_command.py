@@ -1,16 +1,17 @@
 """`pipeline-platform receives`: list unfinished receives."""
 
-import json
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Literal
 
 import typer
+from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.options import Json, OptionalName
+from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.lake.ledger import ReceiveError
 from pipeline_platform.model.pipeline import Pipeline
@@ -19,11 +20,37 @@ _TAKE_OVER = (
     "Take over the receives of another control store that is permanently lost. Its runs must have ended: messages of a "
     "run that is still active would be handled twice."
 )
-_COLUMNS = ("pipeline", "receive", "run", "age_s", "step", "messages", "lease_s")
+_COLUMNS = {"receive_id": "receive", "run_id": "run", "age_s": "age, s", "lease_s": "lease, s"}
+"""Titles of columns that differ from their fields."""
+
+Step = Literal["receive", "handle", "batch", "decide", "publish", "acknowledge", "none", "unknown"]
+
+
+class UnfinishedReceive(Output):
+    """An unfinished receive."""
+
+    pipeline: str = Field(description="Name of the pipeline.")
+    receive_id: str = Field(description="Id of the receive.")
+    run_id: str | None = Field(description="Run that works on it, or started it. Null if it is not recorded.")
+    started_at: Time | None = Field(description="Start of the receive.")
+    age_s: int | None = Field(description="Time since its start.")
+    step: Step = Field(
+        description="Next step. `none`: it was fenced or is finished. `unknown`: its record cannot be read."
+    )
+    error: str | None = Field(description="Why its record cannot be read. Null if it can.")
+    messages: int | None = Field(description="Number of messages. Null if it is not recorded.")
+    lease_s: int | None = Field(description="Time until its claim expires, negative after that. Null without a claim.")
+
+
+class ReceivesOutput(Output):
+    """Output of `receives`."""
+
+    taken_over: int = Field(description="Receives of another control store that were taken over.")
+    receives: list[UnfinishedReceive] = Field(description="Unfinished receives.")
 
 
 def receives(
-    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
+    pipeline: OptionalName = None,
     take_over: Annotated[bool, typer.Option("--take-over", help=_TAKE_OVER)] = False,
     as_json: Json = False,
 ) -> None:
@@ -39,11 +66,13 @@ def receives(
         taken = sum(finish.adopt(opened.flow(each)) for each in chosen) if take_over else 0
         found = [row for each in chosen for row in _rows(opened, each)]
     if as_json:
-        typer.echo(json.dumps(found))
+        print_json(ReceivesOutput(taken_over=taken, receives=found))
         return
-    table = Table(*(name.replace("_s", ", s") for name in _COLUMNS), box=None)
+    names = [name for name in UnfinishedReceive.model_fields if name not in ("started_at", "error")]
+    table = Table(*(_COLUMNS.get(name, name) for name in names), box=None)
     for row in found:
-        table.add_row(*(plain("none" if row[name] is None else str(row[name])) for name in _COLUMNS))
+        shown = {**dict(row), "step": row.error or row.step}
+        table.add_row(*(plain("none" if shown[name] is None else str(shown[name])) for name in names))
     if found:
         Console().print(table)
     if take_over:
@@ -51,11 +80,11 @@ def receives(
     say(f"{loading.counted(len(found), 'unfinished receive')}.")
 
 
-def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict[str, Any]]:
+def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[UnfinishedReceive]:
     """Yield each unfinished receive of the lake, and each receive with a claim in the control store."""
     from pipeline_platform.run.receive_state import Phase, ReceiveState
 
-    next_steps = {
+    next_steps: dict[Phase, Step] = {
         Phase.BEGUN: "receive", Phase.LEASED: "handle", Phase.HANDLED: "batch", Phase.BATCHED: "decide",
         Phase.DECIDED: "publish", Phase.PUBLISHED: "acknowledge",
     }  # fmt: skip
@@ -63,21 +92,24 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[dict
     held = [*control.over(pipeline.name, of_all=True), *control.in_flight(pipeline.name, of_all=True)]
     claims = {claim.receive_id: claim for claim in held}
     for receive_id in dict.fromkeys([*flow.ledger.unfinished(), *claims]):
-        state, claim, begun, step = ReceiveState(flow, receive_id), claims.get(receive_id), None, "receive"
-        messages = claim.messages if claim else None
+        state, claim, begun = ReceiveState(flow, receive_id), claims.get(receive_id), None
+        step: Step = "receive"
+        messages, why = claim.messages if claim else None, None
         try:
             if begun := state.receive:
-                step = next_steps.get(state.phase, "none: fenced or finished")
+                step = next_steps.get(state.phase, "none")
                 messages = messages or flow.ledger.manifest(begun).totals.received
         except ReceiveError as error:
-            step = str(error)
+            step, why = "unknown", str(error)
         started = begun.started_at if begun else claim.started_at if claim else None
-        yield {
-            "pipeline": pipeline.name,
-            "receive": receive_id,
-            "run": claim.run_id if claim else begun.run_id if begun else None,
-            "age_s": started and round((now - started).total_seconds()),
-            "step": step,
-            "messages": messages,
-            "lease_s": claim and round((claim.expires_at - now).total_seconds()),
-        }
+        yield UnfinishedReceive(
+            pipeline=pipeline.name,
+            receive_id=receive_id,
+            run_id=claim.run_id if claim else begun.run_id if begun else None,
+            started_at=started,
+            age_s=None if started is None else round((now - started).total_seconds()),
+            step=step,
+            error=why,
+            messages=messages,
+            lease_s=None if claim is None else round((claim.expires_at - now).total_seconds()),
+        )

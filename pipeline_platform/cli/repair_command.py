@@ -1,18 +1,37 @@
 """`pipeline-platform repair`: remove truncated files from tables."""
 
-import json
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json, Name
+from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.lake.repair import repair as repair_tables
 from pipeline_platform.lake.repair import unreadable
 from pipeline_platform.lake.tables import Tables
 
 _APPLY = "Remove the files, and record messages whose outcome is lost as open failures. By default, only list them."
+
+
+class UnreadableFile(Output):
+    """A truncated file."""
+
+    table: str = Field(description="Name of the table.")
+    path: str = Field(description="Path of the file under the table.")
+    window: str = Field(description="Window of its rows.")
+    rows: int = Field(description="Number of its rows, by the log of the table.")
+
+
+class RepairOutput(Output):
+    """Output of `repair`."""
+
+    unreadable: list[UnreadableFile] = Field(description="Truncated files.")
+    is_removed: bool = Field(description="Whether the files were removed from their tables (`--apply`).")
+    recorded_failures: int = Field(description="Messages with a lost outcome that were recorded as open failures.")
 
 
 def repair(
@@ -21,11 +40,14 @@ def repair(
     """Find truncated files in a pipeline's tables."""
     with loading.opened() as opened:
         tables = Tables(opened.lake, opened.pipeline(pipeline))
-        broken = unreadable(tables)
+        with waiting("the lake"):
+            broken = unreadable(tables)
         if as_json:
             again = repair_tables(tables) if broken and apply else 0
-            found = [file._asdict() for file in broken]
-            typer.echo(json.dumps({"unreadable": found, "taken_out": apply, "open_again": again}, default=str))
+            found = [
+                UnreadableFile(table=file.table, path=file.path, window=file.window, rows=file.rows) for file in broken
+            ]
+            print_json(RepairOutput(unreadable=found, is_removed=apply and bool(broken), recorded_failures=again))
             return
         for file in broken:
             say(f"{pipeline}/{file.table}: {file.path} is unreadable ({loading.counted(file.rows, 'row')}).")

@@ -4,13 +4,13 @@ import inspect
 import json
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.options import Json, OptionalName
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
@@ -22,8 +22,33 @@ _ELSEWHERE = ("name", "producer", "producers", "processors", "batchers", "contex
 """Options of the class that are shown separately; the context is not shown, because it may contain secrets."""
 
 
+class PipelineOptions(Output):
+    """The current options of a pipeline. Times are in seconds; functions and classes are shown by their names."""
+
+    producers: dict[str, dict[str, Any]] = Field(
+        description="Options of [`Producer`](options.md#producer) by name; an only producer has an empty name. In "
+        "addition `paused` (the reason, or null) and `set_at_run_time` (options that were changed)."
+    )
+    processors: dict[str, Any] = Field(description="Options of [`Processors`](options.md#processors).")
+    batchers: dict[str, dict[str, Any]] = Field(
+        description="By name: `class`, and the options of [`TableBatcher`](options.md#tablebatcher) or "
+        "[`Batcher`](options.md#batcher)."
+    )
+    options: dict[str, Any] = Field(
+        description="[Other options of the class](options.md#pipeline), without `context`, which may contain secrets."
+    )
+
+
+class ShowOutput(Output):
+    """Output of `show`."""
+
+    control_store: str = Field(description="URL of the control store, without the password.")
+    lake: str = Field(description="Root of the lake.")
+    pipelines: dict[str, PipelineOptions] = Field(description="By name.")
+
+
 def show(
-    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
+    pipeline: OptionalName = None,
     as_json: Json = False,
 ) -> None:
     """Show the sources, processors, batchers, tables and current limits of pipelines."""
@@ -31,16 +56,14 @@ def show(
         chosen = [opened.pipeline(pipeline)] if pipeline else list(opened.pipelines.values())
         if as_json:
             found = {each.name: _data(opened.control, each) for each in chosen}
-            about = {"control_store": str(opened.control), "lake": opened.lake.root, "pipelines": found}
-            typer.echo(json.dumps(about, default=_plain))
+            print_json(ShowOutput(control_store=str(opened.control), lake=opened.lake.root, pipelines=found))
             return
         say(f"Control store: {opened.control}\nLake: {opened.lake.root}")
         for each in chosen:
             say("\n".join(["", each.name, *(f"  {line}" for line in _lines(opened, each))]))
 
 
-def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:
-    """Return the current options. `set_at_run_time` are the overrides of the class's options."""
+def _data(control: ControlStore, pipeline: type[Pipeline]) -> PipelineOptions:
     producers = {}
     for producer in BoundProducer.all_of(pipeline):
         key = producer.key
@@ -49,7 +72,7 @@ def _data(control: ControlStore, pipeline: type[Pipeline]) -> dict[str, Any]:
         producers[producer.name] = dict(control.options_of(producer)) | now
     batchers = {name: {"class": type(batcher).__name__, **dict(batcher)} for name, batcher in pipeline.batchers.items()}
     items = {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers}
-    return items | _own(pipeline)
+    return PipelineOptions(**json.loads(json.dumps({**items, "options": _own(pipeline)}, default=_plain)))
 
 
 def _plain(value: object) -> object:

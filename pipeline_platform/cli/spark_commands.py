@@ -1,17 +1,20 @@
 """`pipeline-platform spark`: start and stop a warm Spark server on this machine."""
 
 import importlib
-import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
+from pipeline_platform.cli.options import Json
+from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.home import home
 from pipeline_platform.spark import jvm
@@ -26,6 +29,17 @@ _SLOW = ("pipeline_platform.orchestration.deployment", "dagster_pyspark", "pyspa
 _STATE = "State folder. Default: PIPELINE_PLATFORM_HOME, or pipeline_platform in DAGSTER_HOME."
 _TIMEOUT = "Seconds until the start of Spark times out. A start without progress ends earlier."
 StateFolder = Annotated[Path, typer.Option(default_factory=home, show_default=False, resolve_path=True, help=_STATE)]
+
+
+class SparkStatusOutput(Output):
+    """Output of `spark status`. All fields except `is_running` are null if no server is running."""
+
+    is_running: bool = Field(description="Whether the warm server is running.")
+    address: str | None = Field(None, description="Address of the server, without its token.")
+    pid: int | None = Field(None, description="Id of its process.")
+    cores: int | None = Field(None, description="Number of parallel tasks.")
+    started_at: Time | None = Field(None, description="Start of the server.")
+    java: str | None = Field(None, description="Its Java home.")
 
 
 @app.command()
@@ -73,17 +87,29 @@ def stop(state: StateFolder) -> None:
 
 
 @app.command()
-def status(state: StateFolder, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(state: StateFolder, as_json: Json = False) -> None:
     """Print whether the warm server is running. Exit with status 1 if it is not."""
     with _refusals():
         server = spark_server.status(state)
     if as_json:
-        known = ("address", "pid", "cores", "started_at", "java")
-        typer.echo(json.dumps(server and {name: getattr(server, name) for name in known}, default=str))
+        print_json(_status(server))
     else:
         say(_described(server) if server else f"No Spark server is running (state folder: {state}).")
     if server is None:
         raise typer.Exit(1)
+
+
+def _status(server: spark_server.SparkServer | None) -> SparkStatusOutput:
+    if server is None:
+        return SparkStatusOutput(is_running=False)
+    return SparkStatusOutput(
+        is_running=True,
+        address=server.address,
+        pid=server.pid,
+        cores=server.cores,
+        started_at=datetime.fromisoformat(server.started_at),
+        java=server.java,
+    )
 
 
 @contextmanager

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
-from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.errors import BROKEN, exiting_with
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.options import Json, OptionalName
 from pipeline_platform.cli.output import print_json
 from pipeline_platform.cli.status_data import (
     DagsterRuns,
     FailuresStatus,
+    Health,
     InFlightStatus,
     PipelineStatus,
+    Problem,
     ProducerStatus,
     ReceivesStatus,
     RunStatus,
@@ -29,43 +35,133 @@ from pipeline_platform.cli.status_data import (
 )
 from pipeline_platform.cli.status_gathering import gather
 from pipeline_platform.cli.terminal import duration, plain, say
+from pipeline_platform.cli.waiting import waiting
 
 _Rows = dict[str, str | Text]
 
+_EVERY_S = 5.0
+"""Time between two looks of `--watch`."""
+_NAMED = 5
+"""Most receives that are named."""
+_STYLES = {Health.HEALTHY: "green", Health.BEHIND: "yellow", Health.FAILING: "yellow", Health.BROKEN: "red"}
+
 
 def status(
-    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
+    pipeline: OptionalName = None,
+    details: Annotated[
+        bool, typer.Option("--details", help="Show the details of all pipelines, not only of the chosen or only one.")
+    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", help=f"Repeat every {_EVERY_S:.0f} s until Ctrl-C.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show backlog, limits, active runs, unfinished receives and open failures of pipelines.
+    """Show whether pipelines are healthy: backlog, limits, active runs, unfinished receives and open failures.
 
     `in flight` counts messages that runs have leased, by their claims in the control store. Runs that have leased no
     messages yet are listed with their demand, as reported by the instance in DAGSTER_HOME. `runs in Dagster` counts its
-    queued and started runs.
+    queued and started runs. Exits with 1 if a pipeline is behind or failing, and with 2 if it is broken.
     """
-    with dagster_instance() as instance, loading.opened(None, known(instance)) as opened:
-        found = gather(opened, instance, [opened.pipeline(pipeline)] if pipeline else None)
-    if as_json:
-        print_json(found)
-        return
-    say(f"Control store: {found.control_store}\nLake: {found.lake}")
-    for table in tables(found):
-        Console().print(table)
+    with exiting_with(BROKEN), ExitStack() as stack:
+        with waiting("the code of the deployment") as wait:
+            instance = stack.enter_context(dagster_instance())
+            opened = stack.enter_context(loading.opened(None, known(instance)))
+            chosen = [opened.pipeline(pipeline)] if pipeline else list(opened.pipelines.values())
+            found = gather(opened, instance, chosen, looking_at=wait.look)
+
+        def look() -> StatusOutput:
+            return gather(opened, instance, chosen)
+
+        if watch and as_json:
+            _each(found, look, print_json)
+        elif watch:
+            say(_places(found))
+            with Live(console=Console(), auto_refresh=False) as live:
+                _each(found, look, lambda each: live.update(_page(each, details=details), refresh=True))
+        elif as_json:
+            print_json(found)
+        else:
+            say(_places(found))
+            Console().print(_page(found, details=details))
+    raise typer.Exit(found.state.exit_code)
 
 
-def tables(found: StatusOutput) -> Iterator[Table]:
+def _each(found: StatusOutput, look: Callable[[], StatusOutput], show: Callable[[StatusOutput], object]) -> NoReturn:
+    """Show the state, and look again, until Ctrl-C."""
+    try:
+        while True:
+            show(found)
+            time.sleep(_EVERY_S)
+            found = look()
+    except KeyboardInterrupt:
+        raise typer.Exit(found.state.exit_code) from None
+
+
+def _places(found: StatusOutput) -> str:
+    return f"Control store: {found.control_store}\nLake: {found.lake}"
+
+
+def _page(found: StatusOutput, *, details: bool) -> Group:
+    """Return the details of an only pipeline, otherwise a line for each pipeline; and the way to the cause."""
+    parts: list[RenderableType] = []
+    if details or len(found.pipelines) == 1:
+        parts += _details(found)
+    else:
+        parts.append(_overview(found))
+        parts += [_problem(name, problem) for name, each in found.pipelines.items() for problem in each.problems]
+        parts.append(Text("Details of a pipeline: pipeline-platform status NAME", style="dim"))
+    if found.state is Health.BROKEN:
+        parts.append(Text("Find the cause: pipeline-platform doctor", style="bold"))
+    return Group(*parts)
+
+
+def _overview(found: StatusOutput) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in ("pipeline", "state", "waiting", "oldest", "in flight", "failures"):
+        table.add_column(title, justify="left" if title in ("pipeline", "state") else "right", overflow="fold")
+    for name, pipeline in found.pipelines.items():
+        backlogs = [producer.backlog for producer in pipeline.producers.values()]
+        known_counts = [backlog.messages for backlog in backlogs if backlog.messages is not None]
+        waiting_text = f"{sum(known_counts):,}" if len(known_counts) == len(backlogs) else "?"
+        oldest = min((backlog.oldest_at for backlog in backlogs if backlog.oldest_at), default=None)
+        parts = [*pipeline.producers.values(), *filter(None, [pipeline.retries])]
+        table.add_row(
+            Text(plain(name)),
+            Text("paused" if _is_paused(pipeline) else pipeline.state, style=_STYLES[pipeline.state]),
+            waiting_text,
+            "" if oldest is None else duration((found.at - oldest).total_seconds()),
+            f"{sum(part.in_flight.messages for part in parts):,}",
+            f"{pipeline.failures.open:,}",
+        )
+    return table
+
+
+def _is_paused(pipeline: PipelineStatus) -> bool:
+    """Whether a healthy pipeline has a paused producer."""
+    return pipeline.state is Health.HEALTHY and any(producer.pause for producer in pipeline.producers.values())
+
+
+def _problem(name: str, problem: Problem) -> Text:
+    key = f"{name}/{problem.producer}" if problem.producer else name
+    return Text(plain(f"{key}: {problem.text}"), style=_STYLES[problem.health])
+
+
+def _details(found: StatusOutput) -> Iterator[Table]:
     """Yield a table for each pipeline."""
     for name, pipeline in found.pipelines.items():
         table = Table(title=name, title_justify="left", title_style="bold", box=None, show_header=False)
         table.add_column(style="dim")
-        table.add_column()
+        table.add_column(overflow="fold")
         for label, value in _rows(pipeline, found.at).items():
             table.add_row(label, Text(plain(str(value)), value.style if isinstance(value, Text) else ""))
         yield table
 
 
+def _health(pipeline: PipelineStatus) -> Text:
+    texts = [f"{each.producer}: {each.text}" if each.producer else each.text for each in pipeline.problems]
+    return Text("\n".join([f"{pipeline.state}{':' if texts else ''}", *texts]), style=_STYLES[pipeline.state])
+
+
 def _rows(pipeline: PipelineStatus, at: datetime) -> _Rows:
-    rows: _Rows = {}
+    rows: _Rows = {"health": _health(pipeline)}
     for name, producer in pipeline.producers.items():
         rows |= {f"{name}: {label}" if name else label: value for label, value in _producer(producer, at).items()}
     if retries := pipeline.retries:
@@ -84,7 +180,8 @@ def _rows(pipeline: PipelineStatus, at: datetime) -> _Rows:
 
 
 def _producer(producer: ProducerStatus, at: datetime) -> _Rows:
-    rows: _Rows = {"now": producer.summary, **_backlog(producer, at)}
+    is_known = producer.backlog.error is None  # `health` contains the error
+    rows: _Rows = {"now": producer.summary, **_backlog(producer, at)} if is_known else {}
     rows["state"] = _state(producer, str(producer.requests))
     if producer.overrides:
         rows["set at run time"] = _overrides(producer)
@@ -99,8 +196,6 @@ def _producer(producer: ProducerStatus, at: datetime) -> _Rows:
 
 def _backlog(producer: ProducerStatus, at: datetime) -> _Rows:
     backlog = producer.backlog
-    if backlog.error is not None:
-        return {"backlog": Text(backlog.error, style="red")}
     oldest: str | Text = "none waiting" if backlog.messages == 0 else "unknown: the source does not report it"
     if backlog.oldest_at is not None:
         age_s, allowed_s = (at - backlog.oldest_at).total_seconds(), backlog.oldest_allowed_s
@@ -156,13 +251,14 @@ def _runs(runs: DagsterRuns) -> _Rows:
 def _receives(receives: ReceivesStatus) -> _Rows:
     rows: _Rows = {}
     for name, found in (("undecided", receives.undecided), ("unfinished", receives.unfinished)):
-        texts = [f"{each.receive_id[:8]} of run {each.run_id[:8]} ({each.phase})" for each in found]
-        rows[f"{name} receives"] = ", ".join(texts) or "none"
+        texts = [f"{each.receive_id[:8]} of run {each.run_id[:8]} ({each.phase})" for each in found[:_NAMED]]
+        others = [f"{len(found) - _NAMED:,} others (pipeline-platform receives)"] if len(found) > _NAMED else []
+        rows[f"{name} receives"] = ", ".join([*texts, *others]) or "none"
     if receives.unfinished:
         why = "the next run finishes this; see the check `acknowledged`"
         rows["unfinished receives"] = f"{rows['unfinished receives']}; {why}"
     if receives.unreadable:
-        rows["unreadable receives"] = Text("\n".join(receives.unreadable), style="red")
+        rows["unreadable receives"] = Text("\n".join(receives.unreadable[:_NAMED]), style="red")
     return rows
 
 

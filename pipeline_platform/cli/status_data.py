@@ -155,6 +155,16 @@ class Shared(Output):
     in_flight: InFlightStatus = Field(description="Messages in flight.")
 
 
+class FailedRunsStatus(Output):
+    """Newest runs that failed in a row."""
+
+    runs: int = Field(description="Number of runs. Runs at the same time count once.")
+    run_id: str = Field(description="Id of the latest of these runs in Dagster.")
+    ended_at: Time = Field(description="End of the latest run.")
+    step: str | None = Field(description="Step that failed. Null if the process of the run crashed.")
+    reason: str = Field(description="Why the latest run failed; empty if it is not recorded.")
+
+
 class ProducerStatus(Shared):
     """State of a producer."""
 
@@ -163,8 +173,8 @@ class ProducerStatus(Shared):
     requests: RequestsStatus = Field(description="Whether runs are requested.")
     rate_limit: RateLimitStatus | None = Field(description="The current rate limit. Null without a limit.")
     messages_per_s: float = Field(description="Messages acknowledged per second over the last five minutes.")
-    failed_runs: int = Field(description="Newest runs that failed in a row. Runs at the same time count once.")
-    summary: str = Field(exclude=True, description="The state in one sentence, as in the tick of the sensor.")
+    failed_runs: FailedRunsStatus | None = Field(description="Newest runs, if they failed. Null if the last did not.")
+    summary: str = Field("", exclude=True, description="The state in one sentence, as in the tick of the sensor.")
 
 
 class DagsterRuns(Output):

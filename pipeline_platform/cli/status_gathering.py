@@ -12,10 +12,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, known, requests_of
+from pipeline_platform.cli.failed_runs import failed_runs
 from pipeline_platform.cli.status_data import (
     BacklogStatus,
     DagsterRuns,
     FailuresStatus,
+    Health,
     InFlightStatus,
     PauseStatus,
     PipelineStatus,
@@ -54,8 +56,8 @@ LookingAt: TypeAlias = Callable[[str, str], object]
 
 LARGEST = 5
 """Number of windows with the most open failures that are named."""
-_AT_ONCE = 16
-"""Pipelines that are looked at in parallel: a slow source delays only its own pipeline."""
+_AT_ONCE = 8
+"""Pipelines that are looked at in parallel. The control store has at most ten connections per process."""
 
 
 def _ignore(pipeline: str, part: str) -> None:
@@ -120,16 +122,17 @@ def pipeline_status(
     look("Dagster's storage")
     runs = _runs(pipeline, instance)
     look("the lake")
-    parts = {
-        "producers": producers,
-        "retries": retries,
-        "runs": runs,
-        "receives": receives_status(opened, pipeline),
-        "failures": failures_status(opened.lake, pipeline),
-        "changed_types": changed_types(opened.lake, pipeline),
-        "redelivered": redelivered(opened.lake, pipeline),
-    }
-    unrated = PipelineStatus(state=worst([]), problems=[], **parts)
+    unrated = PipelineStatus(
+        state=Health.HEALTHY,
+        problems=[],
+        producers=producers,
+        retries=retries,
+        runs=runs,
+        receives=receives_status(opened, pipeline),
+        failures=failures_status(opened.lake, pipeline),
+        changed_types=changed_types(opened.lake, pipeline),
+        redelivered=redelivered(opened.lake, pipeline),
+    )
     problems = problems_of(pipeline, unrated)
     look("")
     state = worst([problem.health for problem in problems])
@@ -146,9 +149,8 @@ def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) 
 
 def _producer(opened: loading.Deployment, producer: BoundProducer, instance: Instance) -> ProducerStatus:
     from pipeline_platform.orchestration.sensors.producer_state import state_of
-    from pipeline_platform.orchestration.sensors.runs_under_way import failed_in_a_row
 
-    control, now = opened.control, datetime.now(UTC)
+    control = opened.control
     state = _asking(instance, lambda asked: state_of(producer, opened.sources[producer.source], control, asked))
     pause = _pause(control, producer.key)
     return ProducerStatus(
@@ -161,7 +163,7 @@ def _producer(opened: loading.Deployment, producer: BoundProducer, instance: Ins
         overrides=_overrides(control, producer.key),
         in_flight=_in_flight(control, producer.key, state.in_flight.to_lease, opened.spark_ui),
         messages_per_s=round(state.rate, 3),
-        failed_runs=_asking(instance, lambda asked: failed_in_a_row(producer, asked, now).runs if asked else 0),
+        failed_runs=_asking(instance, lambda asked: failed_runs(producer, asked) if asked else None),
         summary=state.sentence,
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.status_data import PipelineStatus, Problem, ProducerStatus
+from pipeline_platform.cli.status_data import Health, PipelineStatus, Problem, ProducerStatus
 from pipeline_platform.cli.terminal import duration
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -14,7 +14,7 @@ def problems_of(pipeline: type[Pipeline], status: PipelineStatus) -> list[Proble
     found = [*_of_pipeline(pipeline, status)]
     for name, producer in status.producers.items():
         found += [problem.model_copy(update={"producer": name}) for problem in _of_producer(producer)]
-    order = list(type(found[0].health)) if found else []
+    order = list(Health)
     return sorted(found, key=lambda problem: order.index(problem.health), reverse=True)
 
 
@@ -32,8 +32,11 @@ def _of_producer(producer: ProducerStatus) -> Iterator[Problem]:
             waited = f"the oldest message has waited {duration(age_s)}"
             text = f"{waited}, longer than oldest_allowed ({duration(backlog.oldest_allowed_s)})"
             yield Problem(kind="oldest_allowed", text=text)
-    if producer.failed_runs:
-        yield Problem(kind="failed_runs", text=f"the last {counted(producer.failed_runs, 'run')} failed")
+    if failed := producer.failed_runs:
+        runs = "the last run" if failed.runs == 1 else f"the last {counted(failed.runs, 'run')}"
+        step = f" in {failed.step}" if failed.step else ""
+        reason = f": {failed.reason}" if failed.reason else ""
+        yield Problem(kind="failed_runs", text=f"{runs} failed, {failed.run_id[:8]}{step}{reason}")
 
 
 def _of_pipeline(pipeline: type[Pipeline], status: PipelineStatus) -> Iterator[Problem]:
@@ -48,7 +51,7 @@ def _of_pipeline(pipeline: type[Pipeline], status: PipelineStatus) -> Iterator[P
     if crashed := crashed | set(status.runs.crashed):
         names = ", ".join(sorted(run_id[:8] for run_id in crashed))
         yield Problem(kind="crashed_runs", text=f"{counted(len(crashed), 'run')} crashed or stalled: {names}")
-    # As in alerts: a failure that an automatic retry will handle needs nobody.
+    # As in alerts: a failure that an automatic retry will handle needs no person.
     if waiting := status.failures.open - (status.failures.scheduled if pipeline.retry else 0):
         yield Problem(kind="open_failures", text=f"{counted(waiting, 'open failure')} without automatic retry")
     if found := status.redelivered:

@@ -1,18 +1,35 @@
 """`pipeline-platform table-queue`: create or inspect the tables of a table queue."""
 
-import json
 from typing import Annotated, Literal
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json
+from pipeline_platform.cli.options import Json
+from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.connectors.table_queue import TableQueue
 
 app = typer.Typer(help="Create or inspect the tables of a table queue.", no_args_is_help=True)
 
 Key = Annotated[str, typer.Argument(help="Resource key of the queue in this deployment.")]
+
+
+class QueueLease(Output):
+    """Messages of a table queue that are leased or delayed."""
+
+    receive_id: str | None = Field(description="Receive with the lease. Null for released messages.")
+    lease_s: float = Field(description="Time until the lease or the delay ends; negative after that.")
+    messages: int = Field(description="Number of messages.")
+
+
+class TableQueueOutput(Output):
+    """Output of `table-queue show`."""
+
+    messages: int = Field(description="Waiting messages.")
+    oldest_at: Time | None = Field(description="Time of the oldest waiting message. Null if it is unknown.")
+    leases: list[QueueLease] = Field(description="Leased and released messages.")
 
 
 @app.command()
@@ -34,9 +51,9 @@ def show(key: Key, as_json: Json = False) -> None:
         queue = _queue(opened, key)
         waiting, held = queue.backlog(), queue.held()
     if as_json:
-        leases = [dict(zip(("receive", "lease_s", "messages"), lease, strict=True)) for lease in held]
-        found = {"messages": waiting.messages, "oldest": waiting.oldest, "leases": leases}
-        typer.echo(json.dumps(found, default=str))
+        leases = [QueueLease(receive_id=receive, lease_s=left, messages=count) for receive, left, count in held]
+        found = TableQueueOutput(messages=waiting.messages or 0, oldest_at=waiting.oldest, leases=leases)
+        print_json(found)
         return
     since = f", the oldest since {waiting.oldest:%Y-%m-%d %H:%M:%S} UTC" if waiting.oldest else ""
     say(f"{loading.counted(waiting.messages or 0, 'message')} waiting{since}.")

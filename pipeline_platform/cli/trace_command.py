@@ -6,22 +6,75 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_commands import Json, Name, happened
+from pipeline_platform.cli.failure_views import happened
+from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.lake.tables import ERASED
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import SYSTEM_COLUMNS
+from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Source, SourceError
 
 if TYPE_CHECKING:  # it loads Polars
     from pipeline_platform.run.trace import TracedDelivery, UnfinishedReceive
 
 _SYSTEM = ("table", *SYSTEM_COLUMNS)
+
+
+class Unfinished(Output):
+    """An unfinished receive."""
+
+    phase: str = Field(description="Phase: `begun`, `leased`, `handled`, `batched`, `decided` or `published`.")
+    started_at: Time = Field(description="Start of the receive.")
+    lease_until: Time | None = Field(description="End of its claim unless it is renewed. Null without an active run.")
+
+
+class Delivery(Output):
+    """A delivery of a message in a receive."""
+
+    receive_id: str = Field(description="Id of the receive.")
+    source: str = Field(description="Name of the source.")
+    window: str = Field(description="Window of the message.")
+    attempt: int = Field(description="1 for the first delivery, and one more for each retry.")
+    received: dict[str, Any] | None = Field(
+        description="Its row in the table `messages`, without the payload. Null for a replay, or after retention."
+    )
+    redelivered: bool = Field(description="Whether the source marked it as redelivered after a known delivery.")
+    replayed_by: str | None = Field(description="Receive of the replay that replaced its outcome, failures and rows.")
+    outcome: str | None = Field(
+        description="`handled`, `skipped`, `failed`, `returned`, `duplicate` or `erased`. Null if undecided."
+    )
+    action: str | None = Field(description="Ack action of the message.")
+    failures: list[dict[str, Any]] = Field(description="Its events in the table `failed`, in order.")
+    rows: list[dict[str, Any]] = Field(description="Its rows in the tables of batchers, each with its `table`.")
+    run_id: str | None = Field(description="Run that finished the receive or works on it. Null if not recorded.")
+    acknowledged_at: Time | None = Field(description="End of the receive. Null before it, or if not recorded.")
+    unfinished: Unfinished | None = Field(description="The receive. Null if it is finished.")
+
+
+class AtSource(Output):
+    """A message at its source now."""
+
+    place: str | None = Field(
+        description="Where the message is, in the words of the source. Null if the source cannot look it up."
+    )
+    backlog: int | None = Field(None, description="Messages that wait at a source that cannot look up the message.")
+    error: str | None = Field(None, description="Error of the source. Null if it answered.")
+
+
+class TraceOutput(Output):
+    """Output of `trace`."""
+
+    deliveries: list[Delivery] = Field(description="Recorded deliveries, in order.")
+    at_source: dict[str, AtSource] = Field(description="By the name of the source.")
 
 
 def trace(
@@ -35,13 +88,14 @@ def trace(
 
     with loading.opened() as opened:
         of = opened.pipeline(pipeline)
-        deliveries = deliveries_of(opened.flow(of), message_id, source)
+        with waiting("the lake"):
+            deliveries = deliveries_of(opened.flow(of), message_id, source)
         keys = dict.fromkeys(producer.source for producer in BoundProducer.all_of(of))
         sources = [opened.sources[key] for key in keys if source in (None, opened.sources[key].name)]
         at_source = {each.name: _asked(each, message_id) for each in sources}
     if as_json:
-        found = {"deliveries": list(map(dataclasses.asdict, deliveries)), "at_source": at_source}
-        typer.echo(json.dumps(found, default=str))
+        found = [Delivery(**dataclasses.asdict(delivery)) for delivery in deliveries]
+        print_json(TraceOutput(deliveries=found, at_source=at_source))
         return
     for name in dict.fromkeys(each.source for each in deliveries):
         say(f"Message {message_id} of {name}")
@@ -53,15 +107,21 @@ def trace(
         gone = f", or its windows are older than retention.messages ({kept.days} days)" if kept else ""
         say(f"{pipeline} has not received message {message_id}{gone}.")
     for name, answer in at_source.items():
-        say(f"Now at {name}: {answer}")
+        say(f"Now at {name}: {_place(answer)}")
 
 
-def _asked(source: Source, message_id: str) -> str:
+def _asked(source: Source, message_id: str) -> AtSource:
     try:
-        unknown = "this source cannot look up a single message"
-        return source.location(message_id) or f"{unknown}; its backlog: {source.backlog()}"
+        place = source.location(message_id)
+        return AtSource(place=place, backlog=None if place else source.backlog().counted)
     except SourceError as error:
-        return f"the source {error.summary}: {error}"
+        return AtSource(place=None, error=f"the source {error.summary}: {error}")
+
+
+def _place(answer: AtSource) -> str:
+    if answer.backlog is None:
+        return answer.error or answer.place or "this source cannot look up a single message"
+    return f"this source cannot look up a single message; its backlog: {Backlog(answer.backlog)}"
 
 
 def _lines(delivery: TracedDelivery) -> Iterator[str]:

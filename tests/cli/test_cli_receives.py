@@ -24,8 +24,8 @@ def runs(tmp_path, control, beside):
 
 
 def test_receives_tell_run_next_step_messages_and_lease(runs):
-    found = {row["receive"]: row for row in json.loads(runs("receives", "--json").stdout)}
-    assert {receive: (row["run"], row["step"], row["messages"]) for receive, row in found.items()} == {
+    found = {row["receive_id"]: row for row in json.loads(runs("receives", "--json").stdout)["receives"]}
+    assert {receive: (row["run_id"], row["step"], row["messages"]) for receive, row in found.items()} == {
         "held": ("run of held", "decide", 7),
         "left": ("run of left", "receive", 7),
         "begun": ("run of begun", "receive", 7),
@@ -59,4 +59,4 @@ def test_reading_commands_print_json(beside, tmp_path):
     assert (told["processors"]["concurrency"], told["batchers"]["lines"]["table_schema"]) == (3, "Line")
     assert told["producers"][""]["oldest_allowed"] == 300
     assert table["messages"] == 1
-    assert [(lease["receive"], lease["messages"]) for lease in table["leases"]] == [("somebody", 1)]
+    assert [(lease["receive_id"], lease["messages"]) for lease in table["leases"]] == [("somebody", 1)]

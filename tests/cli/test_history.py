@@ -77,7 +77,7 @@ def test_acts_are_shown_in_80_columns_newest_last(cli, control):
 def test_acts_are_chosen_by_pipeline_and_time_and_printed_for_programs(cli, control):
     cli("pause", "told")
     cli("pause", "coasts", "--producer", "east")
-    acts = json.loads(cli("history", "coasts", "--since", "1h", "--json").stdout)
+    acts = json.loads(cli("history", "coasts", "--since", "1h", "--json").stdout)["acts"]
     assert [(act["key"], act["name"], act["who"]) for act in acts] == [("coasts/east", "pause", ME)]
     assert cli("history", "--since", "2030-01-01").stdout == "0 acts.\n"
 

@@ -43,10 +43,11 @@ def test_show_tells_of_an_option_that_is_yes_or_no_which_it_is(cli):
 def test_what_changes_a_pipeline_prints_it_as_json_alone(cli):
     limited = cli("limit", "told", "--allowed", "5", "--interval", "2", "--json")
     scaled = cli("scale", "told", "--max-runs", "7", "--json")
-    assert json.loads(limited.stdout) == {"told": {"allowed_messages": 5, "interval_s": 2.0}}
-    assert json.loads(scaled.stdout) == {"told": {"concurrency": None, "max_demand": None, "max_runs": 7}}
-    assert json.loads(cli("limit", "told", "--reset", "--json").stdout) == {"told": None}
-    assert json.loads(cli("repair", "told", "--json").stdout) == {"unreadable": [], "taken_out": False, "open_again": 0}
+    assert json.loads(limited.stdout) == {"key": "told", "rate_limit": {"allowed_messages": 5, "interval_s": 2.0}}
+    assert json.loads(scaled.stdout) == {"key": "told", "overrides": {"max_runs": 7}}
+    assert json.loads(cli("limit", "told", "--reset", "--json").stdout) == {"key": "told", "rate_limit": None}
+    repaired = {"unreadable": [], "is_removed": False, "recorded_failures": 0}
+    assert json.loads(cli("repair", "told", "--json").stdout) == repaired
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
@@ -66,7 +67,7 @@ def test_show_names_the_functions_of_telemetry(beside):
 
     cli = beside(Heard, queue=Memory())
     assert ", telemetry (batch print, decide print), owners " in cli("show", "heard").stdout
-    assert json.loads(cli("show", "heard", "--json").stdout)["pipelines"]["heard"]["telemetry"] == {
+    assert json.loads(cli("show", "heard", "--json").stdout)["pipelines"]["heard"]["options"]["telemetry"] == {
         "batch": "print",
         "decide": "print",
     }
@@ -74,6 +75,7 @@ def test_show_names_the_functions_of_telemetry(beside):
 
 def test_show_as_json_contains_each_option_of_the_class_except_the_context(cli):
     shown = json.loads(cli("show", "told", "--json").stdout)["pipelines"]["told"]
+    shown |= shown.pop("options")
     assert set(Pipeline.__annotations__) - set(shown) == {"name", "producer", "context"}
 
 

@@ -1,0 +1,51 @@
+"""Why the newest runs of a producer failed, from Dagster's event log."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from pipeline_platform.cli.status_data import FailedRunsStatus
+from pipeline_platform.model.bound_producer import BoundProducer
+
+if TYPE_CHECKING:
+    import dagster as dg
+
+_LONGEST = 300
+"""Most characters of a reason."""
+
+
+def failed_runs(producer: BoundProducer, instance: dg.DagsterInstance) -> FailedRunsStatus | None:
+    """Return the newest runs that pull from a source, if they failed in a row; None if the last did not fail."""
+    from pipeline_platform.orchestration.sensors.runs_under_way import failed_in_a_row
+
+    found = failed_in_a_row(producer, instance, datetime.now(UTC))
+    if not found.runs:
+        return None
+    step, reason = reason_of_run(found.run_id, instance)
+    return FailedRunsStatus(runs=found.runs, run_id=found.run_id, ended_at=found.ended, step=step, reason=reason)
+
+
+def reason_of_run(run_id: str, instance: dg.DagsterInstance) -> tuple[str | None, str]:
+    """Return the step of a run that failed, and the reason: of the step, or else of the run."""
+    import dagster as dg
+
+    kinds = dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE
+    for kind in kinds:
+        for entry in instance.all_logs(run_id, of_type=kind):
+            event = entry.dagster_event
+            if event is None:
+                continue
+            if kind is dg.DagsterEventType.STEP_FAILURE:
+                data = event.step_failure_data
+                text = data.user_failure_data.description if data.user_failure_data else None
+                if text is None and (error := data.error):
+                    text = (error.cause or error).message  # Dagster wraps the error of a step
+                step = (event.step_key or "").rpartition(".")[2]
+                return step, _first_line(text or event.message or "")
+            return None, _first_line(event.message or "")
+    return None, ""
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:_LONGEST]
