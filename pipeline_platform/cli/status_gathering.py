@@ -256,13 +256,14 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> DagsterRuns:
     if isinstance(instance, str):
         return DagsterRuns(error=instance)
     from pipeline_platform.launcher.run_process import never_begins
-    from pipeline_platform.orchestration.jobs import runs_of
+    from pipeline_platform.orchestration.jobs import tags_of
+    from pipeline_platform.orchestration.run_queries import runs_with
     from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 
     try:
         if isinstance(instance, Exception):
             raise instance
-        records, now = instance.get_run_records(runs_of(pipeline, UNDER_WAY)), datetime.now(UTC)
+        records, now = runs_with(instance, UNDER_WAY, tags_of(pipeline)), datetime.now(UTC)
         crashed = [record.dagster_run.run_id for record in records if never_begins(record, instance, now)]
     except Exception as error:  # any error of the instance's storage; the other parts do not depend on it
         reason = str(error).partition("\n")[0]
