@@ -15,7 +15,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from benchmarks.events import payloads
-from pipeline_platform.lake.compaction import compact
+from pipeline_platform.lake.maintenance.compaction import compact
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import write_rows

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.events import Events, payloads
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.decisions.ledger import Origin
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from benchmarks.events import payloads
 from pipeline_platform import Message, Pipeline, Producer
-from pipeline_platform.lake import closing
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.inspection import grouped
+from pipeline_platform.lake.failures import closing
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Selection
+from pipeline_platform.lake.failures.inspection import grouped
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table, Tables

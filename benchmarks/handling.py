@@ -33,7 +33,7 @@ from benchmarks import broadway
 from benchmarks.events import IDIOMS, Event, EventColumns, Events, parsed, payloads
 from benchmarks.whole_run import WINDOW, flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from benchmarks.events import payloads
 from pipeline_platform import Pipeline, Producer, TableBatcher
-from pipeline_platform.lake.latest import Latest
+from pipeline_platform.lake.latest.latest import Latest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.lake.writer import write_rows

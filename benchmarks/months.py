@@ -32,9 +32,11 @@ from pydantic import BaseModel
 from pipeline_platform import Message, Pipeline, Producer, TableBatcher
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake import decision, inspection, maintenance
-from pipeline_platform.lake.closing import close
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.decisions import decision
+from pipeline_platform.lake.failures import inspection
+from pipeline_platform.lake.failures.closing import close
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.maintenance import maintenance
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake

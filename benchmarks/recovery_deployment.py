@@ -13,7 +13,7 @@ from pathlib import Path
 import dagster as dg
 import polars as pl
 
-from pipeline_platform.lake.ledger import Ledger, Receive
+from pipeline_platform.lake.decisions.ledger import Ledger, Receive
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 from pipeline_platform.spark import server as spark_server

@@ -26,7 +26,7 @@ from benchmarks.events import Events, payloads
 from benchmarks.whole_run import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables

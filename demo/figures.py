@@ -12,7 +12,7 @@ from demo.flights import expected
 from demo.place import Place
 from demo.queues import Queue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipelines.flights import Flights
 

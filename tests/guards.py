@@ -20,14 +20,14 @@ HOME = Path(__file__).parents[1]
 # of its line: an `if` becomes false, another statement is removed, and `=>` replaces a text. Text before `>>` occurs
 # earlier in the file.
 GUARDS = """
-lake/decision.py: lake/test_decision.py lake/test_removed_receives.py
+lake/decisions/decision.py: lake/test_decision.py lake/test_removed_receives.py
     if state == FENCED or ledger
     if not still_ours():
     if ledger.get(receive_id) is None:
     others.drop(outcomes.added_since(handle, looked)) => 0
     if state_at(handle, table, receive.receive_id, receive) != DECIDED => if True
     def fence( >> if state == DECIDED:
-lake/decision.py: run/test_steps_again.py
+lake/decisions/decision.py: run/test_steps_again.py
     if received != known:
 lake/tables.py: lake/test_decision.py
     max_commit_retries=0 => max_commit_retries=15
@@ -46,24 +46,24 @@ lake/storage.py: lake/test_ledger.py
     self.remove_file(f"{folder}/{first}")
 lake/storage.py: lake/test_storage.py
     (errno.ENOENT, errno.ENOTEMPTY) => (errno.ENOENT,)
-lake/rewriting.py: lake/test_decision.py run/test_steps_again.py
+lake/decisions/rewriting.py: lake/test_decision.py run/test_steps_again.py
     self._ledger.write(self._receive, DROPPED
     theirs = rows.filter(pc.is_in(rows["outcome"], pa.array(DECISIONS))) => theirs = rows
-lake/rewriting.py: run/test_fan_out.py
+lake/decisions/rewriting.py: run/test_fan_out.py
     {"messages", "outcomes", "failed"} if => set() if
-lake/closing.py: run/test_closing.py
+lake/failures/closing.py: run/test_closing.py
     if table.lost_rows_since(handle, looked):
-lake/early_acks.py: tasks/test_early.py
+lake/decisions/early_acks.py: tasks/test_early.py
     "receive.json" in names => True
     "_given_up" not in names => True
-lake/maintenance.py: lake/test_maintenance.py
+lake/maintenance/maintenance.py: lake/test_maintenance.py
     - wanted - set(busy) => - wanted
     old = {window for window in old if not _has_open(table, files, window)}
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)]) => age = SAFE_AGE
-lake/keyed_table.py: lake/test_latest.py
+lake/latest/keyed_table.py: lake/test_latest.py
     AND ({after} OR ({same} AND {other}))" => AND {after}"
     AND ({after} OR {same})" => AND {after}"
-lake/latest.py: lake/test_latest.py
+lake/latest/latest.py: lake/test_latest.py
     rows = rows.filter(pc.is_valid(rows[deleted]))
     self._refuse_nulls(rows)
     if done is None or done > handle.version(): => if done is None:

@@ -12,10 +12,10 @@ from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Name
 from pipeline_platform.cli.terminal import say
-from pipeline_platform.lake.compaction import UnreadableFileError
-from pipeline_platform.lake.erasing import Erased, Erasing, searched_columns
-from pipeline_platform.lake.erasure_choice import ErasureChoice
-from pipeline_platform.lake.keyed_table import keyed_tables
+from pipeline_platform.lake.erasing.erasing import Erased, Erasing, searched_columns
+from pipeline_platform.lake.erasing.erasure_choice import ErasureChoice
+from pipeline_platform.lake.latest.keyed_table import keyed_tables
+from pipeline_platform.lake.maintenance.compaction import UnreadableFileError
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline

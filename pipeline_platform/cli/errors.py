@@ -8,7 +8,7 @@ import typer
 from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.lake.storage import AWAY_S
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.run.outages import store_away

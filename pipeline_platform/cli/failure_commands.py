@@ -32,8 +32,8 @@ from pipeline_platform.cli.planned_runs import DryRun, Wait
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until
-from pipeline_platform.lake import closing
-from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.lake.failures import closing
+from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.lake.tables import Tables
 
 app = typer.Typer(help="Show why messages failed; retry, close and reopen them.", no_args_is_help=True)

@@ -6,8 +6,8 @@ import typer
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.time_range import windows_between
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection, State
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Selection, State
 from pipeline_platform.model.windows import expect_window
 
 _PANEL = "Selection"

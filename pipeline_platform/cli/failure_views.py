@@ -19,8 +19,8 @@ from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import plain, say
 from pipeline_platform.cli.time_range import Since, Until
 from pipeline_platform.cli.waiting import waiting
-from pipeline_platform.lake.failure_events import State
-from pipeline_platform.lake.inspection import Group, grouped, history, state_of_failure
+from pipeline_platform.lake.failures.failure_events import State
+from pipeline_platform.lake.failures.inspection import Group, grouped, history, state_of_failure
 
 _PAYLOAD = 4_000
 """Bytes of a payload to show."""

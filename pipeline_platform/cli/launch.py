@@ -11,8 +11,8 @@ from pipeline_platform.cli.planned_runs import Launched, PlannedRun, carry_out, 
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection, State
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Selection, State
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.windows import expect_window

@@ -13,7 +13,7 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.options import Json, OptionalName
 from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import plain, say
-from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.model.pipeline import Pipeline
 
 _TAKE_OVER = (

@@ -10,8 +10,8 @@ from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.waiting import waiting
-from pipeline_platform.lake.repair import repair as repair_tables
-from pipeline_platform.lake.repair import unreadable
+from pipeline_platform.lake.maintenance.repair import repair as repair_tables
+from pipeline_platform.lake.maintenance.repair import unreadable
 from pipeline_platform.lake.tables import Tables
 
 _APPLY = "Remove the files, and record messages whose outcome is lost as open failures. By default, only list them."

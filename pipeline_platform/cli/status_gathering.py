@@ -35,9 +35,9 @@ from pipeline_platform.cli.status_data import (
 )
 from pipeline_platform.cli.status_problems import problems_of
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import time_of
-from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.decisions.ledger import ReceiveError
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import time_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
@@ -321,7 +321,7 @@ def changed_types(lake: Lake, pipeline: type[Pipeline]) -> dict[str, str]:
 
 def redelivered(lake: Lake, pipeline: type[Pipeline]) -> RedeliveredStatus | None:
     """Return the messages that are returned again and again without a decision."""
-    from pipeline_platform.lake.inspection import coming_back
+    from pipeline_platform.lake.failures.inspection import coming_back
     from pipeline_platform.lake.tables import Tables
 
     found = coming_back(Tables(lake, pipeline)["outcomes"])

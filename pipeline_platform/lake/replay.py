@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline_platform.lake.failed import NONE, FailedMessages, LakeSource
+from pipeline_platform.lake.failures.failed import NONE, FailedMessages, LakeSource
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, stored_file
 from pipeline_platform.lake.removed_batchers import removed_batchers

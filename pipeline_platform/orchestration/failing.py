@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import dagster as dg
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.decision import FencedError, UnhandledError
-from pipeline_platform.lake.latest import MergeError
-from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.decisions.decision import FencedError, UnhandledError
+from pipeline_platform.lake.decisions.ledger import ReceiveError
+from pipeline_platform.lake.latest.latest import MergeError
 from pipeline_platform.lake.tables import CommitError, LogExpiredError
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run.outages import OutageError

@@ -7,7 +7,7 @@ from typing import Any
 
 import dagster as dg
 
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Batcher, Splitter, has_table
 from pipeline_platform.model.pipeline import Pipeline

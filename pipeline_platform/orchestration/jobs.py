@@ -5,8 +5,8 @@ from typing import Any, NamedTuple, Self, get_args
 
 import dagster as dg
 
-from pipeline_platform.lake.failure_events import ALL, Selection
-from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.decisions.ledger import Origin
+from pipeline_platform.lake.failures.failure_events import ALL, Selection
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline

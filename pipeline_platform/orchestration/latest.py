@@ -6,7 +6,7 @@ from typing import Any
 import dagster as dg
 import pyarrow as pa
 
-from pipeline_platform.lake.latest import Latest
+from pipeline_platform.lake.latest.latest import Latest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import columns_of
 from pipeline_platform.model.option_types import NAME

@@ -4,7 +4,7 @@ import os
 
 import dagster as dg
 
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.run_retention import delete_old_runs, other_run_of_job

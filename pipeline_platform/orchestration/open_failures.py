@@ -1,6 +1,6 @@
 """Numbers of open failures, for reports and alerts, with an event for telemetry."""
 
-from pipeline_platform.lake.failed import Counts, FailedMessages
+from pipeline_platform.lake.failures.failed import Counts, FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.telemetry.spans import span

@@ -12,8 +12,8 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.failed import NONE
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
+from pipeline_platform.lake.failures.failed import NONE
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.replay import rows_by_window
 from pipeline_platform.lake.task_report import SAMPLE, Totals

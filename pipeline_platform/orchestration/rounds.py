@@ -10,9 +10,9 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control import demand
-from pipeline_platform.lake.compaction import UnreadableFileError, compact_window
 from pipeline_platform.lake.log_length import limit_log
-from pipeline_platform.lake.maintenance import CROWDED
+from pipeline_platform.lake.maintenance.compaction import UnreadableFileError, compact_window
+from pipeline_platform.lake.maintenance.maintenance import CROWDED
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.reporting import Results, failed_too_often, log_output, report

@@ -5,7 +5,7 @@ from typing import Any
 
 import dagster as dg
 
-from pipeline_platform.lake.failed import Counts, FailedMessages
+from pipeline_platform.lake.failures.failed import Counts, FailedMessages
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import looked_at

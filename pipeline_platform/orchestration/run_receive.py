@@ -9,9 +9,9 @@ import dagster as dg
 from pydantic import ValidationError
 
 from pipeline_platform.imports import import_apart
-from pipeline_platform.lake.decision import FencedError
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.decisions.decision import FencedError
+from pipeline_platform.lake.decisions.ledger import Origin, Receive
+from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError

@@ -8,7 +8,7 @@ from typing import Any
 
 import dagster as dg
 
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.latency import SHARES, percentile
 from pipeline_platform.run.flow import Flow
 

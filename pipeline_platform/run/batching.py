@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
+from pipeline_platform.lake.decisions.rewriting import drop_rows
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import whole
-from pipeline_platform.lake.rewriting import drop_rows
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.batch_info import Trigger
 from pipeline_platform.model.options import Batcher, Splitter

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from pipeline_platform.lake.failure_events import ALL, Selection
-from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.decisions.ledger import Origin, Receive
+from pipeline_platform.lake.failures.failure_events import ALL, Selection
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease

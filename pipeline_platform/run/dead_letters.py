@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import FAILED

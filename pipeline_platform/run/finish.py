@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps

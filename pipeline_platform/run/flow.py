@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, NoReturn
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.decisions.ledger import Ledger
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.schema_changes import merged
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables

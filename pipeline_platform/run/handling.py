@@ -6,9 +6,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pipeline_platform.control.pace import Pace
-from pipeline_platform.lake.decision import state_of
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.ledger import Receive, ReceiveError
+from pipeline_platform.lake.decisions.decision import state_of
+from pipeline_platform.lake.decisions.ledger import Receive, ReceiveError
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread
 from pipeline_platform.lake.tables import DECIDED

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline_platform.lake.decision import publish
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import ALL, Selection
-from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.decisions.decision import publish
+from pipeline_platform.lake.decisions.ledger import Origin, Receive
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import ALL, Selection
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.run.flow import Flow

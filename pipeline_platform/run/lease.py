@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.decision import FencedError
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.decision import FencedError
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import OUTCOMES

@@ -3,8 +3,8 @@
 from enum import IntEnum
 from functools import cached_property
 
-from pipeline_platform.lake import decision
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions import decision
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, FENCED
 from pipeline_platform.run.flow import Flow
 

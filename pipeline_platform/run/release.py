@@ -2,9 +2,9 @@
 
 import uuid
 
-from pipeline_platform.lake import decision
-from pipeline_platform.lake.early_acks import Notes
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions import decision
+from pipeline_platform.lake.decisions.early_acks import Notes
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.run.flow import Flow

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
-from pipeline_platform.lake.ledger import Origin, Receive
+from pipeline_platform.lake.decisions.ledger import Origin, Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.events import EVENTS

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from pipeline_platform.lake import decision
-from pipeline_platform.lake.decision import Decision, FencedError, UnhandledError
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions import decision
+from pipeline_platform.lake.decisions.decision import Decision, FencedError, UnhandledError
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport

@@ -10,7 +10,7 @@ from datetime import timedelta
 from types import FrameType
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 

@@ -9,8 +9,8 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
-from pipeline_platform.lake.failure_events import rank
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
+from pipeline_platform.lake.failures.failure_events import rank
 from pipeline_platform.lake.reader import rows_with, scan
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.model.message import MESSAGES

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.early_acks import AckKey, Entry
+from pipeline_platform.lake.decisions.early_acks import AckKey, Entry
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.message import DEFAULT, BatchMode, Message

@@ -18,8 +18,8 @@ from pipeline_platform.cli import loading, main
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.terminal import duration
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.ledger import ReceiveError
+from pipeline_platform.lake.decisions.ledger import ReceiveError
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting

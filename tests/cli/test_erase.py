@@ -5,7 +5,7 @@ import pytest
 
 from pipeline_platform import TableBatcher
 from pipeline_platform.cli import erase_command
-from pipeline_platform.lake.keyed_table import KeyedTable
+from pipeline_platform.lake.latest.keyed_table import KeyedTable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.orchestration.quoting_runs import quoting_runs

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kinesis import KinesisSource
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.contract import Source
 from tests.deployment.test_daemon import Deployed, deployment, run_at_work

@@ -12,7 +12,7 @@ from typing import NoReturn
 import pytest
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.maintenance import SAFE_AGE, maintain
+from pipeline_platform.lake.maintenance.maintenance import SAFE_AGE, maintain
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake import closing
-from pipeline_platform.lake.inspection import history
+from pipeline_platform.lake.failures import closing
+from pipeline_platform.lake.failures.inspection import history
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.failures import NOON, event, failures, record
 from tests.fixtures.small_lake import Keeping, Memory, Mended, Run, visible

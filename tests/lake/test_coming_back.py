@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline_platform.lake.inspection import ComingBack, coming_back
+from pipeline_platform.lake.failures.inspection import ComingBack, coming_back
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECISIONS, OUTCOMES, Table

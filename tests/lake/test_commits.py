@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake.decision import decide, fence, publish
-from pipeline_platform.lake.maintenance import MaintenanceError, maintain
+from pipeline_platform.lake.decisions.decision import decide, fence, publish
+from pipeline_platform.lake.maintenance.maintenance import MaintenanceError, maintain
 from pipeline_platform.lake.tables import CommitError, Table, Tables
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import Memory, Run, numbered, visible

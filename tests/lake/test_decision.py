@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform.lake import decision, rewriting, writer
-from pipeline_platform.lake.decision import FencedError, decide, fence, publish, state_of
+from pipeline_platform.lake import writer
+from pipeline_platform.lake.decisions import decision, rewriting
+from pipeline_platform.lake.decisions.decision import FencedError, decide, fence, publish, state_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECIDED, Table, Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run, visible

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from pipeline_platform.lake.decision import fence
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.decisions.decision import fence
+from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.storage import Lake, _sync_entry
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake import erasing
-from pipeline_platform.lake.compaction import compact
-from pipeline_platform.lake.erasing import Erasing, searched_columns
-from pipeline_platform.lake.erasure_choice import ErasureChoice
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.erasing import erasing
+from pipeline_platform.lake.erasing.erasing import Erasing, searched_columns
+from pipeline_platform.lake.erasing.erasure_choice import ErasureChoice
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.maintenance.compaction import compact
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.tables import Tables

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 from deltalake.transaction import AddAction, CommitProperties
 
-from pipeline_platform.lake.compaction import UnreadableFileError, compact
-from pipeline_platform.lake.erasing import Erased, Erasing
+from pipeline_platform.lake.erasing.erasing import Erased, Erasing
+from pipeline_platform.lake.maintenance.compaction import UnreadableFileError, compact
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import write_rows

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline_platform.lake import failed
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures import failed
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.message import DELIVERIES
 from tests.fixtures.failures import LATER, event, failures, record

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from pipeline_platform import PipelineError, Retention, TableBatcher
-from pipeline_platform.lake import keyed_table
-from pipeline_platform.lake.keyed_table import KeyedTable
-from pipeline_platform.lake.latest import Latest, MergeError
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.latest import keyed_table
+from pipeline_platform.lake.latest.keyed_table import KeyedTable
+from pipeline_platform.lake.latest.latest import Latest, MergeError
+from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError
 from tests.fixtures.accounts import NEWEST, WINDOWS, Account, Accounts, Ground, of

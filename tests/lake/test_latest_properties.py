@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from pipeline_platform import TableBatcher
-from pipeline_platform.lake import keyed_table, latest
-from pipeline_platform.lake.latest import Latest
+from pipeline_platform.lake.latest import keyed_table, latest
+from pipeline_platform.lake.latest.latest import Latest
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.accounts import WINDOWS, Account, Accounts, Ground, newest, of
 

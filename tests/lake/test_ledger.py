@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pipeline_platform.lake.ledger import Ledger, Receive, ReceiveError
+from pipeline_platform.lake.decisions.ledger import Ledger, Receive, ReceiveError
 from pipeline_platform.lake.manifest import Manifest
 
 

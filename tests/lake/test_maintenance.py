@@ -11,11 +11,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake import compaction, log_length, maintenance, writer
-from pipeline_platform.lake.compaction import compact
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.ledger import Ledger
-from pipeline_platform.lake.maintenance import SAFE_AGE, is_crowded, maintain, over_before
+from pipeline_platform.lake import log_length, writer
+from pipeline_platform.lake.decisions.ledger import Ledger
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.maintenance import compaction, maintenance
+from pipeline_platform.lake.maintenance.compaction import compact
+from pipeline_platform.lake.maintenance.maintenance import SAFE_AGE, is_crowded, maintain, over_before
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.table_properties import KEEP_LOG
 from pipeline_platform.lake.tables import Table, Tables

@@ -8,7 +8,7 @@ import pytest
 from deltalake import write_deltalake
 
 from pipeline_platform import TableBatcher
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from pipeline_platform.lake.decision import FencedError, decide, fence
-from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.decisions.decision import FencedError, decide, fence
+from pipeline_platform.lake.decisions.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run, numbered, visible

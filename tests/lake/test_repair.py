@@ -7,9 +7,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.lake.maintenance import MaintenanceError, maintain
+from pipeline_platform.lake.maintenance.maintenance import MaintenanceError, maintain
+from pipeline_platform.lake.maintenance.repair import repair, unreadable
 from pipeline_platform.lake.reader import row_groups
-from pipeline_platform.lake.repair import repair, unreadable
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put

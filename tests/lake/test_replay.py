@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform.lake import replay as replaying
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run.spark_work import FEW

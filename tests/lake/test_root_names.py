@@ -12,9 +12,9 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.maintenance.maintenance import maintain
+from pipeline_platform.lake.maintenance.repair import repair, unreadable
 from pipeline_platform.lake.reader import scan
-from pipeline_platform.lake.repair import repair, unreadable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer

@@ -7,10 +7,11 @@ import pyarrow.parquet as pq
 import pytest
 from pydantic import ValidationError
 
-from pipeline_platform.lake import failure_events, inspection, writer
-from pipeline_platform.lake.failed import Counts
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.inspection import Group, grouped, history
+from pipeline_platform.lake import writer
+from pipeline_platform.lake.failures import failure_events, inspection
+from pipeline_platform.lake.failures.failed import Counts
+from pipeline_platform.lake.failures.failure_events import Selection
+from pipeline_platform.lake.failures.inspection import Group, grouped, history
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.retry import Retry

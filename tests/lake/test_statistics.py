@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyarrow.fs import LocalFileSystem, SubTreeFileSystem
 
 from pipeline_platform.lake import writer
-from pipeline_platform.lake.compaction import compact, drop_bounds
+from pipeline_platform.lake.maintenance.compaction import compact, drop_bounds
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from tests.fixtures.small_lake import WINDOW, put

@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder, Schema
 from pydantic import BaseModel, Field
 
-from pipeline_platform.lake.compaction import compact
-from pipeline_platform.lake.decision import decide, publish, state_of
+from pipeline_platform.lake.decisions.decision import decide, publish, state_of
+from pipeline_platform.lake.maintenance.compaction import compact
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.table_properties import LOG_RETENTION, RETENTION
@@ -344,7 +344,7 @@ def test_a_published_receive_that_stays_unfinished_is_not_published_again_after_
 def test_a_receive_that_is_still_remembered_is_never_looked_for_in_files(lake, monkeypatch):
     tables = Tables(lake, Keeping)
     run = Run(tables, Memory(deliveries_=numbered(b"a")), "r1").work().decide()
-    monkeypatch.setattr("pipeline_platform.lake.decision.receive_ids", lambda *_: pytest.fail("read files"))
+    monkeypatch.setattr("pipeline_platform.lake.decisions.decision.receive_ids", lambda *_: pytest.fail("read files"))
 
     assert state_of(tables["outcomes"], "r1", run.receive) == DECIDED
 

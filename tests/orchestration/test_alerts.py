@@ -12,7 +12,7 @@ import pytest
 
 from pipeline_platform import Retry
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.orchestration import Alerts, platform_definitions

@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from pipeline_platform.lake.failed import Counts
+from pipeline_platform.lake.failures.failed import Counts
 from pipeline_platform.orchestration import run_checks
 from pipeline_platform.run import lease
 from pipeline_platform.run.intake import Intake

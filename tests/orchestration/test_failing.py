@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.decisions.decision import FencedError
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.orchestration.failing import failing_with_reason
 from pipeline_platform.run.outages import OutageError

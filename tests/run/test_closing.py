@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake import closing
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures import closing
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
 from tests.fixtures.flow import finish, handled, rows

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_platform import PipelineError
 from pipeline_platform.control.overrides import Overrides
-from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.decisions.decision import FencedError
 from pipeline_platform.run import steps, stopping
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of

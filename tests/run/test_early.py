@@ -6,7 +6,7 @@ import pytest
 
 from pipeline_platform import Producer
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.lake import decision
+from pipeline_platform.lake.decisions import decision
 from pipeline_platform.lake.tables import CommitConflictError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import begin as beginning

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform import Batcher, Message, Processors, Producer, Retry, Splitter, TableBatcher
-from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
 from tests.fixtures.families import FAULTS

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Batcher, PipelineError, Processors, Producer, TableBatcher
-from pipeline_platform.lake.decision import UnhandledError
-from pipeline_platform.lake.ledger import Ledger, Receive
+from pipeline_platform.lake.decisions.decision import UnhandledError
+from pipeline_platform.lake.decisions.ledger import Ledger, Receive
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow

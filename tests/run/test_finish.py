@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.lake.decision import FencedError
+from pipeline_platform.lake.decisions.decision import FencedError
 from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message

@@ -18,10 +18,10 @@ from pipeline_platform import (
     Retry,
     TableBatcher,
 )
-from pipeline_platform.lake.closing import close
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.held import waits_for
+from pipeline_platform.lake.failures.closing import close
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Selection
+from pipeline_platform.lake.failures.held import waits_for
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.testing import test_batch
 from tests.fixtures.flow import kinds, rows, run

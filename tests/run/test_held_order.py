@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Message, Share
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
+from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import flow_of, kinds, run, worked

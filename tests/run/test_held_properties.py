@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform import Message
-from pipeline_platform.lake.closing import close
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import ALL, Selection, chosen
+from pipeline_platform.lake.failures.closing import close
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import ALL, Selection, chosen
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import rows, run
 from tests.run.test_held import Held

@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer
 
 from pipeline_platform.connectors.kafka import KafkaSource
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
 from pipeline_platform.run.finish import finish_others

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore, ControlStoreError
-from pipeline_platform.lake.decision import FencedError, UnhandledError
+from pipeline_platform.lake.decisions.decision import FencedError, UnhandledError
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.run import lease, steps

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer

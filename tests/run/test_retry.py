@@ -8,8 +8,8 @@ import pytest
 from pydantic import PrivateAttr
 
 from pipeline_platform import Message, PipelineError, Retry, SourceError
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.run import dead_letters, steps

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer
-from pipeline_platform.lake.ledger import Receive
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import CallbackOutput, TaskReport
 from pipeline_platform.run import batching, steps

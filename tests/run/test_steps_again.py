@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.decision import FencedError, UnhandledError
+from pipeline_platform.lake.decisions.decision import FencedError, UnhandledError
+from pipeline_platform.lake.decisions.rewriting import DROPPED
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.rewriting import DROPPED
 from pipeline_platform.lake.tables import CommitError, Table
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.bound_producer import BoundProducer

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pipeline_platform import Batcher, Pipeline, Processors, Splitter, TableBatcher
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.decisions.ledger import Ledger
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer

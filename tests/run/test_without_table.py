@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
-from pipeline_platform.lake.erasing import searched_columns
-from pipeline_platform.lake.maintenance import maintain
+from pipeline_platform.lake.erasing.erasing import searched_columns
+from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.replay import decided_messages, preview
 from pipeline_platform.lake.tables import Tables

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Message, Pipeline, Producer, TableBatcher
-from pipeline_platform.lake.erasing import Erased, Erasing, searched_columns
-from pipeline_platform.lake.erasure_choice import ErasureChoice
+from pipeline_platform.lake.erasing.erasing import Erased, Erasing, searched_columns
+from pipeline_platform.lake.erasing.erasure_choice import ErasureChoice
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.sinks.postgres import PostgresSink
 from tests.fixtures.flow import rows, run

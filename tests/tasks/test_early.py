@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Message, Pipeline, Processors, Refused, SourceError, ack_immediately
-from pipeline_platform.lake.early_acks import Notes
-from pipeline_platform.lake.ledger import Ledger, Receive
+from pipeline_platform.lake.decisions.early_acks import Notes
+from pipeline_platform.lake.decisions.ledger import Ledger, Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.handle.handle_messages import Handle

@@ -13,7 +13,7 @@ from dagster._core.launcher import WorkerStatus
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
 from pipeline_platform.model.bound_producer import BoundProducer

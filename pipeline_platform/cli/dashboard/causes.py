@@ -6,8 +6,8 @@ from datetime import datetime
 from pipeline_platform.cli.dashboard.looks import Paced
 from pipeline_platform.cli.dashboard.picture import Cause, Causes
 from pipeline_platform.cli.status_data import FailuresStatus
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.inspection import grouped
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.inspection import grouped
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 

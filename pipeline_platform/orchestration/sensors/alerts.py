@@ -14,8 +14,8 @@ import dagster as dg
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
 from pipeline_platform.control.store import ControlStoreError
-from pipeline_platform.lake.failed import Counts
-from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.decisions.ledger import Origin
+from pipeline_platform.lake.failures.failed import Counts
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import job_of, tags_of

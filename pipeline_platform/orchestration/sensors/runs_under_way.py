@@ -12,7 +12,7 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, interval_end
-from pipeline_platform.lake.ledger import Origin
+from pipeline_platform.lake.decisions.ledger import Origin
 from pipeline_platform.launcher.run_process import never_begins
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline

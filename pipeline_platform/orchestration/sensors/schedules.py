@@ -7,9 +7,9 @@ import dagster as dg
 from pipeline_platform.control import demand
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, ControlStoreError
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Selection
-from pipeline_platform.lake.maintenance import CROWDED, is_crowded
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Selection
+from pipeline_platform.lake.maintenance.maintenance import CROWDED, is_crowded
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.launcher.run_process import end_claims

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from pipeline_platform.lake.early_acks import AckKey, Entry, Notes
+from pipeline_platform.lake.decisions.early_acks import AckKey, Entry, Notes
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.message import Message

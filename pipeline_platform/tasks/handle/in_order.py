@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.held import open_in_partitions, waits_for
+from pipeline_platform.lake.failures.held import open_in_partitions, waits_for
 from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from pipeline_platform.lake.early_acks import Notes
+from pipeline_platform.lake.decisions.early_acks import Notes
 from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import Failure

@@ -7,7 +7,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from pipeline_platform.lake.early_acks import Entry
+from pipeline_platform.lake.decisions.early_acks import Entry
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.message import Message

@@ -7,7 +7,7 @@ from operator import attrgetter
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.early_acks import Entry
+from pipeline_platform.lake.decisions.early_acks import Entry
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.actions import EARLY, AckPolicy
 from pipeline_platform.model.failure import Failure

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline_platform.lake.compaction import drop_bounds
+from pipeline_platform.lake.maintenance.compaction import drop_bounds
 from pipeline_platform.lake.tables import Table
 
 _BOUNDS = (b"minValues", b"maxValues")

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
-from pipeline_platform.lake.failure_events import RANKED, events, failure_keys
-from pipeline_platform.lake.ledger import Ledger, Receive
+from pipeline_platform.lake.decisions.ledger import Ledger, Receive
+from pipeline_platform.lake.failures.failure_events import RANKED, events, failure_keys
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import keys_of, only, receive_ids, row_groups
 from pipeline_platform.lake.tables import DECISIONS, Table, Tables

@@ -15,11 +15,11 @@ from typing import NamedTuple, Self
 import pyarrow as pa
 from deltalake import DeltaTable
 
-from pipeline_platform.lake.ledger import Ledger, Receive
+from pipeline_platform.lake.decisions.ledger import Ledger, Receive
+from pipeline_platform.lake.decisions.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import filled, receive_ids, row_groups
 from pipeline_platform.lake.removed_batchers import removed_batchers
-from pipeline_platform.lake.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.table_properties import SURELY_KEPT
 from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, Table, Tables, side_by_side
 from pipeline_platform.sinks.contract import Publication, SinkAwayError

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import Field
 
-from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failure_events import ALL, Failures, Selection, open_failures
-from pipeline_platform.lake.held import due_with, first_of, open_in_partitions
+from pipeline_platform.lake.failures import failure_events
+from pipeline_platform.lake.failures.failure_events import ALL, Failures, Selection, open_failures
+from pipeline_platform.lake.failures.held import due_with, first_of, open_in_partitions
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake

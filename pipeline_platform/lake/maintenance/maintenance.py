@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
-from pipeline_platform.lake.compaction import compact, drop_bounds, several
-from pipeline_platform.lake.failure_events import open_failures
-from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.decisions.ledger import Ledger
+from pipeline_platform.lake.failures.failure_events import open_failures
 from pipeline_platform.lake.log_length import limit_log
+from pipeline_platform.lake.maintenance.compaction import compact, drop_bounds, several
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import CommitConflictError, Table, Tables

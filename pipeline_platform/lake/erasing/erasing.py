@@ -27,14 +27,14 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.compaction import UnreadableFileError
-from pipeline_platform.lake.erasure_choice import QUOTES, ErasureChoice, contain
-from pipeline_platform.lake.ledger import Ledger
-from pipeline_platform.lake.log_bounds import forget_bounds
+from pipeline_platform.lake.decisions.ledger import Ledger
+from pipeline_platform.lake.decisions.rewriting import rewrite
+from pipeline_platform.lake.erasing.erasure_choice import QUOTES, ErasureChoice, contain
+from pipeline_platform.lake.erasing.log_bounds import forget_bounds
+from pipeline_platform.lake.maintenance.compaction import UnreadableFileError
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, keys_of, only, row_groups
 from pipeline_platform.lake.removed_batchers import removed_batchers
-from pipeline_platform.lake.rewriting import rewrite
 from pipeline_platform.lake.tables import ERASED, OUTCOMES, CommitConflictError, Table, Tables
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import MESSAGE_KEY

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failure_events import ALL, Failures, is_due
+from pipeline_platform.lake.failures import failure_events
+from pipeline_platform.lake.failures.failure_events import ALL, Failures, is_due
 from pipeline_platform.lake.reader import keys_of, only
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.keyed_table import MESSAGE, KeyedTable
+from pipeline_platform.lake.latest.keyed_table import MESSAGE, KeyedTable
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import only, scan, stored_file
 from pipeline_platform.lake.storage import Lake

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from pipeline_platform.lake.failure_events import ALL, Selection
+from pipeline_platform.lake.failures.failure_events import ALL, Selection
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.storage import Lake
 

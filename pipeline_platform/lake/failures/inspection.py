@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failed import FailedMessages
+from pipeline_platform.lake.failures import failure_events
+from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.reader import only, row_groups, rows_with
 from pipeline_platform.lake.tables import DECISIONS, FAILED, OUTCOMES, Table
 from pipeline_platform.model.causes import causes

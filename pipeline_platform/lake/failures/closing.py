@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake import failure_events
-from pipeline_platform.lake.failed import FailedMessages
-from pipeline_platform.lake.failure_events import Failures
+from pipeline_platform.lake.failures import failure_events
+from pipeline_platform.lake.failures.failed import FailedMessages
+from pipeline_platform.lake.failures.failure_events import Failures
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, keys_of
 from pipeline_platform.lake.tables import FAILED, CommitConflictError, Table, Tables

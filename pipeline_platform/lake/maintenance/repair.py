@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.ledger import Ledger
+from pipeline_platform.lake.decisions.ledger import Ledger
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import filled, is_whole, keys_of, only, row_groups
 from pipeline_platform.lake.tables import FAILED, OUTCOMES, CommitConflictError, Table, Tables

@@ -1,0 +1,1 @@
+"""Receives: their records, decisions, and rows that a decision removes from files."""

@@ -1,0 +1,1 @@
+"""Erasing of messages from all files and logs."""

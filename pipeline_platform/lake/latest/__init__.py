@@ -1,0 +1,1 @@
+"""Tables with the newest row of each key."""
