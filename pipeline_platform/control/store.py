@@ -38,7 +38,7 @@ _WINDOWS = sa.Table(
 """First window of each pipeline whose class does not set it, by its key."""
 
 
-VERSION: Final = 7
+VERSION: Final = 8
 """Version of the tables. A release that changes a table migrates the tables of the release before it in `prepare`."""
 _BEFORE: Final = 6
 """Version of release 0.3.0, which has no tables of breakers and of the history."""
@@ -114,7 +114,7 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions, Breakers, History
             if not self.is_sqlite:  # concurrent CREATE TABLE IF NOT EXISTS is not safe
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
             found = _version(connection)
-            if found not in (None, _BEFORE, VERSION):
+            if found is not None and not _BEFORE <= found <= VERSION:
                 fix = "Upgrade pipeline-platform" if found and found > VERSION else "Upgrade to release 0.3.0 first"
                 raise self.refusal(
                     f"its tables have version {found}, and this release supports version {VERSION}. {fix}, or use "

@@ -44,13 +44,13 @@ _AZURE_NAMES = {
     "azure_storage_endpoint": ("azure_storage_endpoint", "azure_endpoint", "endpoint"),
 }
 """The same for Azure. Without credentials, both clients use the environment, a managed identity or the Azure CLI."""
-_AZURE_LOGIN = {
-    "azure_storage_account_key": "account_key",
-    "azure_storage_sas_key": "sas_token",
+_AZURE_LOGIN = {"azure_storage_account_key": "account_key", "azure_storage_sas_key": "sas_token"}
+_AZURE_IDENTITY = {
     "azure_storage_client_id": "client_id",
     "azure_storage_client_secret": "client_secret",
     "azure_storage_tenant_id": "tenant_id",
 }
+"""PyArrow's names of an identity, which both clients also find in the environment, with its secret or token."""
 _ATTEMPTS = 13
 """Number of PyArrow's attempts at S3, with pauses that double up to 20 s: about two minutes in all."""
 
@@ -63,7 +63,7 @@ def options_of(root: str, given: Mapping[str, str]) -> dict[str, str] | None:
         insecure = {"aws_allow_http": "true"} if found.get("aws_endpoint_url", "").startswith("http://") else {}
         return insecure | found
     if scheme in AZURE:
-        found = _named(given, "AZURE_", _AZURE_NAMES)
+        found = _named(given, "AZURE_", _AZURE_NAMES, found_by_clients=_AZURE_IDENTITY)
         insecure = {"allow_http": "true"} if found.get("azure_storage_endpoint", "").startswith("http://") else {}
         account = {"azure_storage_account_name": named} if (named := _azure_account(root)) else {}
         return insecure | found | account
@@ -101,7 +101,8 @@ def _s3(given: Mapping[str, str]) -> pafs.FileSystem:
 
 def _azure(given: Mapping[str, str]) -> pafs.FileSystem:
     account = given["azure_storage_account_name"]
-    options = {ours: given[name] for name, ours in _AZURE_LOGIN.items() if name in given}
+    login = _AZURE_LOGIN | (_AZURE_IDENTITY if "azure_storage_client_secret" in given else {})
+    options = {ours: given[name] for name, ours in login.items() if name in given}
     endpoint = urlsplit(given.get("azure_storage_endpoint", ""))
     if endpoint.netloc:
         # PyArrow puts the account before an authority that starts with a dot, and into the path of any other.

@@ -140,7 +140,7 @@ def widen(handle: DeltaTable, ours: Schema, committing: Callable[[int], Abstract
         with committing(handle.version()):
             handle.alter.add_columns(added)
     for field in known:
-        if field.metadata and there[field.name].metadata != field.metadata:
+        if not field.metadata.items() <= there[field.name].metadata.items():  # other tools may add keys
             with committing(handle.version()):
                 handle.alter.set_column_metadata(field.name, field.metadata)
 

@@ -295,11 +295,12 @@ class Table:
         there = pa.schema(handle.schema().to_arrow())
         return pa.schema([ours.get(field.name, field) for field in there if field.name != "window"])
 
-    def shorten_log(self, handle: DeltaTable) -> None:
-        """Create a checkpoint, which omits expired transactions, and remove expired commits."""
+    def shorten_log(self, handle: DeltaTable, *, keeps_commits: bool = False) -> None:
+        """Create a checkpoint, which omits expired transactions, and remove expired commits unless they are needed."""
         handle.create_checkpoint()
         self.sync_log(handle.version())  # before the commits that it replaces are removed
-        handle.cleanup_metadata()
+        if not keeps_commits:
+            handle.cleanup_metadata()
 
     @contextmanager
     def _committing(self, version: int) -> Iterator[None]:

@@ -213,7 +213,11 @@ def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
         connector = connector_of(resources[producer.source])
         if connector is None or (connector.in_tasks and connector.acknowledges_by_id):
             continue
-        why = "only the run's own process can acknowledge" if connector.acknowledges_by_id else "takes only positions"
+        why = (
+            "only the run's own process can acknowledge"
+            if connector.acknowledges_by_id
+            else "acknowledges whole receives only"
+        )
         raise PipelineError(
             f"{pipeline.__qualname__}.acks_immediately is True: {producer.option}.source {producer.source!r} is a "
             f"{connector.__name__}, which {why}. Remove the option, or pull from a source that leases messages"

@@ -133,7 +133,12 @@ class RetryFailures(Intake):
 
     def base(self) -> int:
         """Return a version before the decisions of other retries: their failures seem open until published."""
-        others = (receive for receive in self.flow.ledger.under_way()[0] if receive.origin != "source")
+        ledger = self.flow.ledger
+        others = (
+            receive
+            for receive in ledger.under_way()[0]
+            if receive.origin != "source" and not ledger.was_published(receive)
+        )
         return min([self.version, *(other.base for other in others if {*other.windows} & {*self.windows})])
 
     def asked(self, demand: int | None) -> int:

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 from dataclasses import replace
+from datetime import date
 from typing import Any
 
 import polars as pl
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.connectors.files import FileSource, rows
+from pipeline_platform.control.database import Database
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
@@ -71,9 +73,7 @@ def write_csv(path):
 
 
 def write_parquet(path):
-    pl.DataFrame({"number": [1, 2], "at": ["2026-01-01", None]}).with_columns(pl.col("at").str.to_date()).write_parquet(
-        path
-    )
+    pl.DataFrame({"number": [1, 2], "at": [date(2026, 1, 1), None], "raw": [b"\xff", None]}).write_parquet(path)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,11 @@ def write_parquet(path):
                 (6, b'{"number": "3", "text": "\\ufffd"}'),
             ],
         ),
-        ("a.parquet", write_parquet, [(1, b'{"number":1,"at":"2026-01-01"}'), (2, b'{"number":2,"at":null}')]),
+        (
+            "a.parquet",
+            write_parquet,
+            [(1, b'{"number":1,"at":"2026-01-01","raw":"_w=="}'), (2, b'{"number":2,"at":null,"raw":null}')],
+        ),
         ("empty.jsonl", lambda path: path.write_bytes(b""), []),
     ],
 )
@@ -105,7 +109,7 @@ def test_each_format_yields_its_rows_with_their_lines(source, root, name, write,
 
     assert [(row["sequence"], row["data"]) for row in got] == found
     assert all(row["message_id"].startswith(f"{name}@") and row["partition"] == name for row in got)
-    source.ack("r", [row["ack_id"] for row in got])
+    source.finish("r", list)
     assert source.backlog().messages == 0
 
 
@@ -115,6 +119,7 @@ def test_each_format_yields_its_rows_with_their_lines(source, root, name, write,
         ("a.jsonl.gz", gzip.compress(lines(*range(9)) + os.urandom(10**6))[:-9], "damaged after line"),
         ("a.csv", b"number\n1\n1,2\n", "the record has 2 values, and the header 1"),
         ("a.jsonl", lines(1) + b"x" * 3_000_000 + b"\n" + lines(3), "more than 1,000,000 bytes"),
+        ("a.csv", b"a,a\n1,2\n", "the header has names twice: a"),
         ("a.parquet", b"PAR1 is not enough", "damaged after line 0"),
     ],
 )
@@ -170,7 +175,7 @@ def test_rows_are_stored_once_if_a_run_crashes_and_its_files_are_read_again(root
     assert source.backlog().messages == 0
 
 
-def test_a_file_of_which_one_row_is_released_is_read_again_and_its_other_rows_are_duplicates(root, source, flow):
+def test_a_drain_releases_the_files_with_unstarted_rows_and_their_other_rows_are_duplicates(root, source, flow):
     (root / "a.jsonl").write_bytes(lines(1, 2))
     receive = handled(flow)
     steps.batch_messages(flow, receive)
@@ -178,9 +183,9 @@ def test_a_file_of_which_one_row_is_released_is_read_again_and_its_other_rows_ar
     steps.publish(flow, receive)
 
     (file,) = {row["ack_id"] for row in stored(flow, "messages").to_dicts()}
-    source.release(receive.receive_id, [file])
+    source.give_back(receive.receive_id, lambda: [(receive.receive_id, [file])], list)
     steps.acknowledge(flow, receive)
-    assert source.backlog().messages == 1, "the acknowledgement of other rows does not undo the release"
+    assert source.backlog().messages == 1
 
     run(flow)
     assert sorted(stored(flow, "lake")["number"]) == [1, 2]
@@ -191,7 +196,7 @@ def test_a_file_that_is_written_again_is_a_new_version(source, root):
     path = root / "a.jsonl"
     path.write_bytes(lines(1))
     first = deliveries(source)
-    source.ack("r", [row["ack_id"] for row in first])
+    source.finish("r", list)
     assert deliveries(source) == []
 
     path.write_bytes(lines(1, 2))
@@ -212,21 +217,54 @@ def test_other_files_are_left_out(tmp_path, root, caplog):
     assert source_at(tmp_path, root, table="later", settle_s=3_600).backlog().messages == 0
 
 
-@pytest.mark.parametrize("change", [lambda path: path.unlink(), lambda path: path.write_bytes(lines(1, 2))])
-def test_a_version_that_is_gone_before_it_is_read_ends_with_an_error_in_the_log(source, root, caplog, change):
+def test_a_replaced_version_is_not_read_and_the_new_one_is(source, root, caplog):
     (root / "a.jsonl").write_bytes(lines(1))
     (share,) = source.plan(1, 1, "r")
-    change(root / "a.jsonl")
+    (root / "a.jsonl").write_bytes(lines(1, 2))
 
     assert list(source.read(share, "r")) == []
     assert "a.jsonl was removed or replaced" in caplog.text
-    left = [row["sequence"] for row in deliveries(source)]
-    assert left == ([1, 2] if (root / "a.jsonl").exists() else [])
+    assert [row["sequence"] for row in deliveries(source)] == [1, 2]
+
+
+def test_files_of_a_folder_that_is_unavailable_for_a_while_are_read_later(source, root, monkeypatch):
+    (root / "a.jsonl").write_bytes(lines(1))
+    (share,) = source.plan(1, 1, "r")
+    root.rename(root.with_name("unmounted"))
+    root.mkdir()
+
+    assert list(source.read(share, "r")) == []
+    source.finish("r", list)
+    assert source.backlog().messages == 0, "it is looked for again later"
+
+    root.rmdir()
+    root.with_name("unmounted").rename(root)
+    now = Database.now
+    monkeypatch.setattr(Database, "now", lambda *of: now(*of) + 601 * 1_000_000)
+    assert [row["sequence"] for row in deliveries(source)] == [1]
+
+
+def test_a_bucket_without_objects_is_empty(tmp_path, s3):
+    assert source_at(tmp_path, "s3://lake/nothing-yet", storage_options=s3).backlog().messages == 0
+
+
+def test_the_first_files_of_a_new_catalog_may_have_been_delivered_before(source, root):
+    (root / "a.jsonl").write_bytes(lines(1))
+    (first,) = deliveries(source)
+    (root / "b.jsonl").write_bytes(lines(2))
+    (second,) = deliveries(source)
+
+    assert [first["redelivered"], second["redelivered"]] == [True, False]
+
+
+def test_early_acknowledgement_is_refused():
+    assert not FileSource.acknowledges_by_id
 
 
 def test_files_that_come_back_after_the_folder_was_empty_are_still_done(source, root):
     (root / "a.jsonl").write_bytes(lines(1))
-    source.ack("r", [row["ack_id"] for row in deliveries(source)])
+    deliveries(source)
+    source.finish("r", list)
 
     (root / "a.jsonl").rename(root.parent / "a.jsonl")
     assert source.backlog().messages == 0
@@ -246,7 +284,8 @@ def test_files_of_an_object_store_are_read(tmp_path, s3):
 
 def test_the_demand_chooses_files_by_the_bytes_of_rows_of_earlier_files(source, root):
     (root / "0.jsonl").write_bytes(lines(*range(1_000)))
-    source.ack("r", [row["ack_id"] for row in deliveries(source)])
+    deliveries(source)
+    source.finish("r", list)
     for number in range(1, 9):
         (root / f"{number}.jsonl").write_bytes(lines(*range(1_000)))
 

@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline_platform.control.database import Database
-from pipeline_platform.control.store import VERSION, ControlStore, ControlStoreError
+from pipeline_platform.control.store import _BEFORE, VERSION, ControlStore, ControlStoreError
 
 
 def set_version(url: str, version: int) -> None:
@@ -16,7 +16,7 @@ def paused(url: str) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("version", "fix"), [(VERSION + 1, "Upgrade pipeline-platform"), (VERSION - 2, "Upgrade to release 0.3.0 first")]
+    ("version", "fix"), [(VERSION + 1, "Upgrade pipeline-platform"), (_BEFORE - 1, "Upgrade to release 0.3.0 first")]
 )
 def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, version, fix):
     ControlStore(control_url).pause("flights", "why")
@@ -28,15 +28,18 @@ def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, 
     assert paused(control_url) == "why"
 
 
-def test_a_store_of_release_0_3_gets_the_tables_of_breakers_and_of_the_history(control_url):
+@pytest.mark.parametrize("version", range(_BEFORE, VERSION))
+def test_a_store_of_release_0_3_or_later_gets_the_tables_that_it_lacks(control_url, version):
     ControlStore(control_url).pause("flights", "why")
     with Database(control_url, "a test", ControlStoreError).writing() as connection:
         connection.exec_driver_sql("DROP TABLE control_breakers")
         connection.exec_driver_sql("DROP TABLE control_history")
-    set_version(control_url, VERSION - 1)
+        connection.exec_driver_sql("DROP TABLE control_marks")
+    set_version(control_url, version)
 
     store = ControlStore(control_url)
 
     assert (store.paused("flights"), store.breaker("flights").until) == ("why", None)
     store.record_act("flights", "resume", "anna@host")
     assert [act.name for act in store.acts()] == ["resume"]
+    assert store.places("log") == {}

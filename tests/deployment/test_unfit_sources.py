@@ -123,7 +123,7 @@ def test_a_source_with_a_filter_has_the_name_of_its_key():
         ),
         (
             lambda: early(MemoryLog),
-            "acks_immediately is True: producer.source 'queue' is a MemoryLog, which takes only positions",
+            "acks_immediately is True: producer.source 'queue' is a MemoryLog, which acknowledges whole receives only",
         ),
         (
             lambda: early(MemoryChannel),

@@ -189,8 +189,13 @@ def files(request: pytest.FixtureRequest, lease_s: int) -> Row:
         root.mkdir()
         return at(root)
 
+    def send(source: FileSource, payloads: list[bytes]) -> None:
+        for payload in payloads:
+            Path(source.root, f"{uuid4().hex}.jsonl").write_bytes(payload + b"\n")
+
+    missing = lambda: at(folder / "not_there")  # noqa: E731
     lines = [json.dumps(text.decode()).encode() for text in TEXTS]
-    return new, Server(payloads=lines, many=PAGES[:300], missing=lambda: at(folder / "not_there"), sleep=turned.append)
+    return new, Server(payloads=lines, send=send, many=PAGES[:300], missing=missing, sleep=turned.append)
 
 
 def amazon_kinesis(request: pytest.FixtureRequest, _: int) -> Row:

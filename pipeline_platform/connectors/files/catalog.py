@@ -32,9 +32,9 @@ class Found(NamedTuple):
     modified: float
 
     @classmethod
-    def of(cls, info: pafs.FileInfo) -> Self:
-        """Return the version that a store lists."""
-        return cls(info.path, info.size, info.mtime_ns / 1e9)
+    def of(cls, info: pafs.FileInfo, *, is_local: bool) -> Self:
+        """Return a version as the file system reports it. Object stores may omit parts of a second in some answers."""
+        return cls(info.path, info.size, info.mtime_ns / 1e9 if is_local else float(info.mtime_ns // 10**9))
 
     @property
     def id(self) -> str:
@@ -55,8 +55,7 @@ class Leased(NamedTuple):
 class Catalog:
     """Versions of files: waiting, leased by a receive until a time, or done.
 
-    A file that is done keeps its receive, so that the same receive may still release it. Files stay in the catalog
-    after they are removed: a folder may be unavailable for a while and look empty.
+    Files stay in the catalog after they are removed: a folder may be unavailable for a while and look empty.
     """
 
     def __init__(self, database: Database, table: str) -> None:
@@ -78,11 +77,19 @@ class Catalog:
 
     def create(self) -> None:
         """Create the table, if it does not exist."""
-        self._database.write(self._table.metadata.create_all)
+        with self._database.writing() as connection:
+            if not self._database.is_sqlite:  # concurrent CREATE TABLE IF NOT EXISTS is not safe
+                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(self._table.name))))
+            self._table.metadata.create_all(connection)
 
     def add(self, files: Iterable[Found]) -> None:
-        """Add files that are not in the catalog."""
-        for some in _groups({"id": file.id, **file._asdict()} for file in files):
+        """Add files that are not in the catalog.
+
+        The first files count as delivered before: the catalog may be new because an earlier one was lost.
+        """
+        with self._database.reading() as connection:
+            is_new = connection.execute(sa.select(self._table.c.id).limit(1)).first() is None
+        for some in _groups({"id": file.id, **file._asdict(), "attempts": int(is_new)} for file in files):
             with self._database.writing() as connection:
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
 
@@ -135,45 +142,36 @@ class Catalog:
         counted = sa.update(self._table).where(files.id == file, files.receive == receive_id).values(rows=rows)
         self._database.write(lambda connection: connection.execute(counted))
 
-    def finish(self, receive_id: str, ids: Iterable[str]) -> set[str]:
-        """Mark the files that a receive leases as done; return the files that it does not lease."""
-        return self._change(receive_id, ids, is_done=True)
+    def finish(self, receive_id: str) -> None:
+        """Mark the files of a receive as done."""
+        self._of(receive_id, is_done=True)
 
-    def release(self, receive_id: str, ids: Iterable[str], delay_s: int = 0) -> set[str]:
-        """Release files, also those that the receive has marked as done; return the files that it does not lease."""
-        return self._change(receive_id, ids, is_done=False, receive=None, delay_s=delay_s)
+    def release(self, receive_id: str, ids: Iterable[str], delay_s: int = 0) -> None:
+        """Release files of a receive, after a delay."""
+        files = self._table.c
+        for some in _groups(ids):
+            with self._database.writing() as connection:
+                mine = sa.update(self._table).where(files.receive == receive_id, ~files.is_done, files.id.in_(some))
+                until = self._now(connection) + delay_s if delay_s else 0
+                connection.execute(mine.values(receive=None, leased_until=until))
 
     def renew(self, receive_id: str, lease_s: float) -> bool:
         """Renew the leases of a receive; return whether it has any file."""
-        files = self._table.c
 
         def renew(connection: sa.Connection) -> bool:
-            mine = sa.update(self._table).where(files.receive == receive_id)
+            mine = sa.update(self._table).where(self._table.c.receive == receive_id)
             return bool(connection.execute(mine.values(leased_until=self._now(connection) + lease_s)).rowcount)
 
         return self._database.write(renew)
 
     def abandon(self, receive_id: str) -> None:
-        """Release the files of a receive that are not done."""
+        """Release the files of a receive."""
+        self._of(receive_id, receive=None, leased_until=0)
+
+    def _of(self, receive_id: str, **values: float | str | bool | None) -> None:
         files = self._table.c
         mine = sa.update(self._table).where(files.receive == receive_id, ~files.is_done)
-        self._database.write(lambda connection: connection.execute(mine.values(receive=None, leased_until=0)))
-
-    def _change(
-        self, receive_id: str, ids: Iterable[str], *, delay_s: int = 0, **values: str | bool | None
-    ) -> set[str]:
-        files = self._table.c
-
-        def change(connection: sa.Connection) -> set[str]:
-            lost = set[str]()
-            until = self._now(connection) + delay_s if delay_s else 0
-            for some in _groups(ids):
-                mine = sa.update(self._table).where(files.receive == receive_id, files.id.in_(some))
-                changed = connection.execute(mine.values(leased_until=until, **values).returning(files.id)).scalars()
-                lost |= {*some} - {*changed}
-            return lost
-
-        return self._database.write(change)
+        self._database.write(lambda connection: connection.execute(mine.values(values)))
 
     def _free(self, connection: sa.Connection) -> sa.ColumnElement[bool]:
         files = self._table.c

@@ -3,11 +3,10 @@
 import fnmatch
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Self
-from uuid import uuid4
+from typing import ClassVar, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -17,16 +16,17 @@ from pipeline_platform.connectors.files import rows
 from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
 from pipeline_platform.control.database import Database, parse_url
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.actions import LEASED, AckActions
+from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.model.portions import BATCH_BYTES, portions
 from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import LeasedIds, Refused, Share, SourceAwayError, SourceError
-from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
 
 logger = logging.getLogger(__name__)
 
 _SETTLE_S = 2.0
+_MISSING_S = 600
+"""Seconds until a file that is missing is looked for again."""
 MOST_FILES = 10_000
 """Files of one receive: their names are part of its record."""
 
@@ -43,18 +43,23 @@ class Listing(NamedTuple):
     seen: frozenset[str] = frozenset()
 
 
-class FileSource(LeasedSource):
+class FileSource(Source):
     """Files under a root, each row of which is a message. A file is read once its version appears in a listing.
 
     A receive leases whole files, and reads each in one task. Its rows have the ids `<path>@<version>#<line>`, so a file
     that is read again after a crash yields duplicates only. A file is done once all its rows are decided.
 
-    A file is never changed, moved or deleted. Write a file elsewhere and move it to the root: a file that grows is read
-    again as a new version.
+    The source changes, moves and deletes no file. Write a file elsewhere and move it to the root: a file that grows is
+    read again as a new version.
     """
 
     reads_again: ClassVar[bool] = True
+    acknowledges_by_id: ClassVar[bool] = False
+    gives_back_offsets: ClassVar[bool] = True
 
+    lease_s: float = Field(
+        60.0, gt=0, le=366 * 86_400, description="Lease of a file in seconds; the run renews it while it works."
+    )
     root: str = Field(description="Folder, or URL of an object store, as of the lake: s3://bucket/prefix.")
     pattern: str = Field("*", description="Pattern of the path below root, such as `2026/*.jsonl.gz`; * matches / too.")
     format: rows.Format | None = Field(
@@ -107,8 +112,13 @@ class FileSource(LeasedSource):
 
     @property
     def ack_actions(self) -> AckActions:
-        """`ack`, and `nack`, which releases the whole file: its decided rows are then duplicates."""
-        return {name: action for name, action in LEASED.items() if name != "noop"}
+        """`ack` only: a file is done or not."""
+        return {"ack": AckAction(ends=True)}
+
+    @property
+    def extend_every_s(self) -> float | None:
+        """A third of the lease: two renewals may fail."""
+        return self.lease_s / 3
 
     def backlog(self) -> Backlog:
         """Estimate the rows of the files that wait, by their size."""
@@ -141,20 +151,25 @@ class FileSource(LeasedSource):
                     count += len(batch)
                     yield self._deliveries(batch, file, path, modified, is_again=attempts > 1, receive_id=receive_id)
             except FileNotFoundError:
-                logger.error("%s: %s was removed or replaced before it was read: its rows are lost", self.name, path)
+                # Also while a folder is not mounted here: the file must not count as done.
+                text = "%s: %s was removed or replaced before it was read; looking again in %d s"
+                logger.error(text, self.name, path, _MISSING_S)
+                self._catalog.release(receive_id, [file], _MISSING_S)
             except (SourceAwayError, OSError) as error:
                 raise SourceAwayError(redacted(f"source {self.name!r}: {self.root}/{path} {error}")) from None
             self._catalog.count_rows(file, receive_id, count)
-            if not count:  # no row will acknowledge it
-                self._catalog.finish(receive_id, [file])
 
-    def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Mark the files of these rows as done."""
-        return _refused(ack_ids, self._catalog.finish(ack_ref, dict.fromkeys(ack_ids)))
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Do nothing: files are done once, in `finish`."""
+        return []
 
-    def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Release the files of these rows, also if other rows of a file are acknowledged."""
-        return _refused(ack_ids, self._catalog.release(ack_ref, dict.fromkeys(ack_ids), delay_s))
+    def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
+        """Release the files with unstarted rows. The other rows of these files are then duplicates."""
+        self._catalog.release(receive_id, dict.fromkeys(file for _, ids in not_begun() for file in ids))
+
+    def finish(self, receive_id: str, held: LeasedIds) -> None:
+        """Mark the files of the receive as done."""
+        self._catalog.finish(receive_id)
 
     def extend(self, receive_id: str, held: LeasedIds) -> bool:
         """Renew the leases of all files of the receive."""
@@ -164,22 +179,9 @@ class FileSource(LeasedSource):
         """Release the files of the receive that are not done."""
         self._catalog.abandon(receive_id)
 
-    def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Write each payload, a line without metadata, to a file of JSON Lines."""
-        sent = 0
-        for payload in payloads:
-            self._lake.write(f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{uuid4().hex[:8]}.jsonl", payload + b"\n")
-            sent += 1
-        self._forget_listing()
-        return sent
-
-    def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
-        """Return None: a line has no metadata."""
-        return None
-
     def close(self) -> None:
         """Close this process's connections."""
-        self._forget_listing()
+        self.__dict__.pop("_listing", None)
         if catalog := self.__dict__.pop("_database", None):
             catalog.close()
         self.__dict__.pop("_catalog", None)
@@ -195,12 +197,14 @@ class FileSource(LeasedSource):
     def _expect(self, file: str, path: str) -> None:
         """Raise `FileNotFoundError` if the version of a file no longer exists."""
         info = self._files.get_file_info(path)
-        if not info.is_file or Found.of(info).id != file:
+        if not info.is_file or Found.of(info, is_local=self._lake.is_local).id != file:
             raise FileNotFoundError(path)
 
     def _found(self) -> Iterator[Found]:
         try:
-            infos = self._files.get_file_info(pafs.FileSelector("", recursive=True))
+            infos = self._files.get_file_info(
+                pafs.FileSelector("", recursive=True, allow_not_found=not self._lake.is_local)
+            )
         except FileNotFoundError:
             raise SourceError(
                 f"source {self.name!r}: root {self.root} does not exist. Create it, or correct root."
@@ -215,14 +219,11 @@ class FileSource(LeasedSource):
                 continue
             if self._format(info.path) is None:
                 logger.warning("%s: left out %s: its suffix is of no known format. Set format", self.name, info.path)
-            elif (file := Found.of(info)).modified <= newest or not settle_s:
+            elif (file := Found.of(info, is_local=self._lake.is_local)).modified <= newest or not settle_s:
                 yield file
 
     def _format(self, path: str) -> rows.Format | None:
         return self.format or rows.format_of(path)
-
-    def _forget_listing(self) -> None:
-        self.__dict__.pop("_listing", None)
 
     @cached_property
     def _listing(self) -> Listing:
@@ -262,8 +263,3 @@ class FileSource(LeasedSource):
             partition=path,
             sequence=[row.line for row in batch],
         )
-
-
-def _refused(ack_ids: Sequence[str], lost: set[str]) -> list[Refused]:
-    reason = "another receive leases the file, or it was removed"
-    return [Refused(ack_id, reason, lost=True) for ack_id in ack_ids if ack_id in lost]

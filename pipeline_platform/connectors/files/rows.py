@@ -10,12 +10,14 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from pydantic_core import to_json
 
 from pipeline_platform.source.contract import SourceAwayError
 
 Format = Literal["json_lines", "csv", "parquet"]
 
 BATCH_ROWS = 10_000
+_PARQUET_ROWS = 1_000
 _READ = 2**20
 _FORMATS: dict[str, Format] = {
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), "json_lines"),
@@ -57,7 +59,9 @@ def rows_of(filesystem: pafs.FileSystem, path: str, format_: Format | None, max_
         for row in _READERS[format_ or "json_lines"](raw, path, max_row_bytes):
             line = row.line
             yield row
-    except (OSError, pa.ArrowException, csv.Error) as error:  # of the content: `_Stored` raises others of its own
+    except (SourceAwayError, FileNotFoundError):  # of the store
+        raise
+    except Exception as error:  # of the content, by several libraries
         text = " ".join(str(error).split())
         yield Row(line + 1, b"", f"the file is damaged after line {line}: {text[:500]}")
     finally:
@@ -138,24 +142,25 @@ def _csv(raw: _Stored, path: str, most: int) -> Iterator[Row]:
     csv.field_size_limit(max(csv.field_size_limit(), most))
     records = csv.reader(text)
     names = next(records, [])
+    twice = sorted({name for name in names if names.count(name) > 1})
     for record in filter(None, records):
-        if len(record) == len(names):
+        if len(record) == len(names) and not twice:
             yield Row(records.line_num, json.dumps(dict(zip(names, record, strict=True))).encode())
         else:
             problem = f"the record has {len(record)} values, and the header {len(names)}"
+            problem = f"the header has names twice: {', '.join(twice)[:500]}" if twice else problem
             yield Row(records.line_num, json.dumps(record).encode(), problem)
 
 
 def _parquet(raw: _Stored, _path: str, _most: int) -> Iterator[Row]:
-    """Yield a JSON object for each row."""
-    import polars as pl
-
-    number = 0
-    for batch in pq.ParquetFile(pa.PythonFile(raw, "r")).iter_batches(BATCH_ROWS, use_threads=False):
-        lines = pl.from_arrow(batch).write_ndjson().encode().splitlines()  # type: ignore[union-attr]
-        for line in lines:
+    """Yield a JSON object for each row; bytes are base64."""
+    file, number = pq.ParquetFile(pa.PythonFile(raw, "r")), 0
+    if len(set(names := file.schema_arrow.names)) < len(names):
+        raise ValueError("it has columns with the same name")
+    for batch in file.iter_batches(_PARQUET_ROWS, use_threads=False):
+        for values in batch.to_pylist(maps_as_pydicts="lossy"):
             number += 1
-            yield Row(number, line)
+            yield Row(number, to_json(values, bytes_mode="base64"))
 
 
 class _Readable(io.RawIOBase):

@@ -12,6 +12,7 @@ from pipeline_platform.lake.log_length import limit_log
 from pipeline_platform.lake.maintenance.compaction import compact, drop_bounds, several
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.removed_batchers import removed_batchers
+from pipeline_platform.lake.table_properties import KEEP_LOG
 from pipeline_platform.lake.tables import CommitConflictError, Table, Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
@@ -64,6 +65,8 @@ def maintain(
     age = max([SAFE_AGE, *(now - receive.started_at for receive in under_way)])
     busy = {window for receive in under_way for window in receive.windows}
     needed = {"outcomes": min((receive.base for receive in under_way), default=None)}
+    # Its decision, or a retry beside it, reads the commits since its base.
+    is_late = any(now - receive.started_at > KEEP_LOG / 2 for receive in under_way)
     deduplicate_for = max(producer.options.deduplicate_for for producer in BoundProducer.all_of(tables.pipeline))
     # A replay reads decided messages from `outcomes`, for as long as messages are kept.
     outcomes = None if retention.messages is None else max(retention.messages, deduplicate_for)
@@ -81,7 +84,7 @@ def maintain(
                 compacted = compact(table, errors)
                 drop_bounds(table)
                 with table.look() as handle:
-                    table.shorten_log(handle)
+                    table.shorten_log(handle, keeps_commits=table.name in needed and is_late)
                     limit_log(table, needed.get(table.name))
                     if not unreadable:
                         hours = math.ceil(age / timedelta(hours=1))

@@ -28,7 +28,7 @@ from pipeline_platform.orchestration.sensors.runs_under_way import (
     limits,
     was_filled,
 )
-from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, timely
+from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, is_late, timely
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.telemetry.configuration import export
@@ -144,7 +144,8 @@ def _wait(context: dg.SensorEvaluationContext, source: Source, producer: BoundPr
     with suppress(SourceError, ControlStoreError):  # reported by the tick, which asks again
         bounds = limits(producer, control, datetime.now(UTC))
         is_idle = bounds.paused is None and not control.in_flight(producer.key)
-        if is_idle and bounds.patience < bounds.next_look and _is_thread_left(context.instance):
+        is_asked = is_late(source, "backlog", "backlog_up_to")  # its result is read first
+        if is_idle and not is_asked and bounds.patience < bounds.next_look and _is_thread_left(context.instance):
             timely(source, "wait", partial(source.wait, _TICK_WAITS_S), _TICK_WAITS_S + WITHIN_S / 2)
 
 

@@ -1,6 +1,7 @@
 """Calls of sources with a time limit: a source that hangs must not occupy the daemon's threads for other sensors."""
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
@@ -11,6 +12,8 @@ T = TypeVar("T")
 
 WITHIN_S = 5.0
 """Seconds for which a tick waits for a source."""
+GIVE_UP_S = 60.0
+"""Seconds after which a call that has not returned is ignored, and the source is asked again."""
 
 
 class _Call(NamedTuple):
@@ -19,10 +22,21 @@ class _Call(NamedTuple):
     source: Source
     name: str
     answer: Future[Any]
+    started: float
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its result may still come."""
+        return not self.answer.done() and time.monotonic() < self.started + GIVE_UP_S
 
 
-_LATE: dict[int, _Call] = {}
-"""Calls that did not return in time, by id of the source, until their result is read."""
+_LATE: dict[tuple[int, str], _Call] = {}
+"""Calls that did not return in time, by id of the source and name, until their result is read."""
+
+
+def is_late(source: Source, *names: str) -> bool:
+    """Whether a call of one of these names runs, or its result was not read."""
+    return any((id(source), name) in _LATE for name in names)
 
 
 def timely(source: Source, name: str, call: Callable[[], T], within_s: float | None = None) -> T:
@@ -39,15 +53,15 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
     Raises:
         SourceAwayError: Neither this call nor an earlier one returned in time. It continues in a thread of its own.
     """
-    late = _LATE.get(id(source))
-    if late is not None and not late.answer.done():
-        raise _has_not_returned(late)
-    _LATE.pop(id(source), None)
-    made = late if late is not None and late.name == name else _Call(source, name, _started(call))
+    # A source need not be safe for threads: no call starts while another one runs.
+    if running := next((late for late in _LATE.values() if late.source is source and late.is_running), None):
+        raise _has_not_returned(running)
+    late = _LATE.pop((id(source), name), None)
+    made = late if late is not None and late.answer.done() else _Call(source, name, _started(call), time.monotonic())
     try:
         error = made.answer.exception(WITHIN_S if within_s is None else within_s)
     except TimeoutError:
-        _LATE[id(source)] = made
+        _LATE[id(source), name] = made
         raise _has_not_returned(made) from None
     if error is not None:
         raise error
