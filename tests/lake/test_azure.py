@@ -1,5 +1,7 @@
 """A lake in Azure Blob Storage, on a real Azurite."""
 
+from uuid import uuid4
+
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -27,16 +29,17 @@ def options(azure_server):
 def test_options_and_variables_reach_files_and_commits_alike(options, root, monkeypatch):
     for name, value in options.items():
         monkeypatch.setenv(name.upper(), value)
+    folder = f"alike-{uuid4().hex[:8]}"
     by_variables, by_options = Lake(root=root), Lake(root=root, storage_options=options)
 
-    by_variables.write("alike/file", b"file")
-    write_deltalake(by_variables.uri("alike/table"), pa.table({"n": [1]}), storage_options=by_variables.patient_options)
+    by_variables.write(f"{folder}/file", b"file")
+    write_deltalake(by_variables.uri(f"{folder}/table"), pa.table({"n": [1]}), storage_options=by_variables.patient_options)
 
-    assert by_options.read("alike/file") == b"file"
-    assert {"_delta_log"} < set(by_options.names("alike/table"))
-    assert pl.read_delta(by_options.uri("alike/table"), storage_options=by_options.options).height == 1
-    by_options.remove("alike/table", "_delta_log/00000000000000000000.json")
-    assert by_options.files("alike") == ["file"]
+    assert by_options.read(f"{folder}/file") == b"file"
+    assert {"_delta_log"} < set(by_options.names(f"{folder}/table"))
+    assert pl.read_delta(by_options.uri(f"{folder}/table"), storage_options=by_options.options).height == 1
+    by_options.remove(f"{folder}/table", "_delta_log/00000000000000000000.json")
+    assert by_options.files(folder) == ["file"]
 
 
 def test_of_two_commits_of_one_version_the_second_is_refused(options):
