@@ -33,7 +33,9 @@ def test_options_and_variables_reach_files_and_commits_alike(options, root, monk
     by_variables, by_options = Lake(root=root), Lake(root=root, storage_options=options)
 
     by_variables.write(f"{folder}/file", b"file")
-    write_deltalake(by_variables.uri(f"{folder}/table"), pa.table({"n": [1]}), storage_options=by_variables.patient_options)
+    write_deltalake(
+        by_variables.uri(f"{folder}/table"), pa.table({"n": [1]}), storage_options=by_variables.patient_options
+    )
 
     assert by_options.read(f"{folder}/file") == b"file"
     assert {"_delta_log"} < set(by_options.names(f"{folder}/table"))
