@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
-"""A Dagster instance, or the reason why there is none: a text, or the error of its storage."""
+"""A Dagster instance, or the reason why it is unavailable: a text, or the error of its storage."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`pipeline-platform doctor`: checks of a deployment, with what is wrong and the fix."""
+"""`pipeline-platform doctor`: checks of a deployment, with problems and fixes."""
 
 from typing import Annotated
 
@@ -24,7 +24,7 @@ def doctor(
     ] = 10,
     as_json: Json = False,
 ) -> None:
-    """Check the deployment: what is wrong, and the fix.
+    """Check the deployment, and print each problem with its fix.
 
     Checks packages, Dagster's storage, daemon, sensors and settings, the code, the control store and its clock, the
     lake, Spark and the sources. It changes nothing. Exits with 1 after a warning, and with 2 after an error.

@@ -1,4 +1,4 @@
-"""Why the newest runs of a producer failed, from Dagster's event log."""
+"""Reasons why the newest runs of a producer failed, from Dagster's event log."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     import dagster as dg
 
 _LONGEST = 300
-"""Most characters of a reason."""
+"""Maximum number of characters of a reason."""
 
 
 def failed_runs(producer: BoundProducer, instance: dg.DagsterInstance) -> FailedRunsStatus | None:
-    """Return the newest runs that pull from a source, if they failed in a row; None if the last did not fail."""
+    """Return the newest runs that pull from a source, if they failed in a row; None if the newest run did not fail."""
     from pipeline_platform.orchestration.sensors.runs_under_way import failed_in_a_row
 
     found = failed_in_a_row(producer, instance, datetime.now(UTC))

@@ -20,7 +20,7 @@ from pipeline_platform.control.history import Act
 
 _WIDTH = 80
 _LISTED = 6
-"""Most values of an option, such as windows, that are recorded one by one."""
+"""Maximum number of values of an option, such as windows, that are recorded one by one."""
 Why = Annotated[str, typer.Option(help="Reason, shown by `history`.", show_default=False)]
 
 

@@ -1,4 +1,4 @@
-"""Base class of what commands print with `--json`. `docs/reference/json.md` describes the fields of its subclasses."""
+"""Base class of the output of `--json`. `docs/reference/json.md` describes the fields of its subclasses."""
 
 import json
 import math

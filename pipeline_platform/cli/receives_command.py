@@ -37,7 +37,7 @@ class UnfinishedReceive(Output):
     step: Step = Field(
         description="Next step. `none`: it was fenced or is finished. `unknown`: its record cannot be read."
     )
-    error: str | None = Field(description="Why its record cannot be read. Null if it can.")
+    error: str | None = Field(description="Reason why its record cannot be read. Null if it can be read.")
     messages: int | None = Field(description="Number of messages. Null if it is not recorded.")
     lease_s: int | None = Field(description="Time until its claim expires, negative after that. Null without a claim.")
 

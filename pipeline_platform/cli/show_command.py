@@ -26,7 +26,7 @@ class PipelineOptions(Output):
     """The current options of a pipeline. Times are in seconds; functions and classes are shown by their names."""
 
     producers: dict[str, dict[str, Any]] = Field(
-        description="Options of [`Producer`](options.md#producer) by name; an only producer has an empty name. In "
+        description="Options of [`Producer`](options.md#producer) by name; a single producer has an empty name. In "
         "addition `paused` (the reason, or null) and `set_at_run_time` (options that were changed)."
     )
     processors: dict[str, Any] = Field(description="Options of [`Processors`](options.md#processors).")

@@ -42,14 +42,14 @@ _Rows = dict[str, str | Text]
 _EVERY_S = 5.0
 """Time between two looks of `--watch`."""
 _NAMED = 5
-"""Most receives that are named."""
+"""Maximum number of receives that are named."""
 _STYLES = {Health.HEALTHY: "green", Health.BEHIND: "yellow", Health.FAILING: "yellow", Health.BROKEN: "red"}
 
 
 def status(
     pipeline: OptionalName = None,
     details: Annotated[
-        bool, typer.Option("--details", help="Show the details of all pipelines, not only of the chosen or only one.")
+        bool, typer.Option("--details", help="Show the details of each pipeline, also if there are several.")
     ] = False,
     watch: Annotated[bool, typer.Option("--watch", help=f"Repeat every {_EVERY_S:.0f} s until Ctrl-C.")] = False,
     as_json: Json = False,
@@ -100,7 +100,7 @@ def _places(found: StatusOutput) -> str:
 
 
 def _page(found: StatusOutput, *, details: bool) -> Group:
-    """Return the details of an only pipeline, otherwise a line for each pipeline; and the way to the cause."""
+    """Return the details of a single pipeline, or a line for each pipeline; and the command that finds the cause."""
     parts: list[RenderableType] = []
     if details or len(found.pipelines) == 1:
         parts += _details(found)

@@ -87,7 +87,7 @@ class RequestsStatus(Output):
         description="`active`: runs are requested. `not_requested`: the sensor is off, or no daemon runs. `source`: "
         "the source does not answer. `unknown`: Dagster does not answer."
     )
-    reason: str | None = Field(None, description="Why no runs are requested. Null if they are.")
+    reason: str | None = Field(None, description="Reason why no runs are requested. Null if runs are requested.")
 
     def __str__(self) -> str:
         """Return the state as text that follows `is`."""
@@ -147,7 +147,7 @@ class InFlightStatus(Output):
 
 
 class Shared(Output):
-    """State that a producer, and the retries and replays of a pipeline with several producers, have in common."""
+    """State of a producer, or of the retries and replays of a pipeline with several producers."""
 
     key: str = Field(description="Key in the control store.")
     pause: PauseStatus | None = Field(description="The pause. Null if it is not paused.")
@@ -162,7 +162,7 @@ class FailedRunsStatus(Output):
     run_id: str = Field(description="Id of the latest of these runs in Dagster.")
     ended_at: Time = Field(description="End of the latest run.")
     step: str | None = Field(description="Step that failed. Null if the process of the run crashed.")
-    reason: str = Field(description="Why the latest run failed; empty if it is not recorded.")
+    reason: str = Field(description="Reason why the latest run failed; empty if it is not recorded.")
 
 
 class ProducerStatus(Shared):
@@ -173,20 +173,22 @@ class ProducerStatus(Shared):
     requests: RequestsStatus = Field(description="Whether runs are requested.")
     rate_limit: RateLimitStatus | None = Field(description="The current rate limit. Null without a limit.")
     messages_per_s: float = Field(description="Messages acknowledged per second over the last five minutes.")
-    failed_runs: FailedRunsStatus | None = Field(description="Newest runs, if they failed. Null if the last did not.")
+    failed_runs: FailedRunsStatus | None = Field(
+        description="Newest runs that failed in a row. Null if the newest run did not fail."
+    )
     summary: str = Field("", exclude=True, description="The state in one sentence, as in the tick of the sensor.")
 
 
 class DagsterRuns(Output):
     """Active runs of a pipeline in Dagster."""
 
-    error: str | None = Field(None, description="Why Dagster's runs are unknown. Null if they are known.")
+    error: str | None = Field(None, description="Reason why Dagster's runs are unknown. Null if they are known.")
     by_state: dict[str, int] = Field({}, description="Number of runs by Dagster's status, in lower case.")
     crashed: list[str] = Field([], description="Runs that crashed before they leased messages.")
 
 
 class ReceiveStatus(Output):
-    """A receive without an end."""
+    """An unfinished receive."""
 
     receive_id: str = Field(description="Id of the receive.")
     run_id: str = Field(description="Run that started it.")
@@ -234,10 +236,10 @@ class PipelineStatus(Output):
     """State of a pipeline."""
 
     state: Health = Field(description="The worst state of its problems.")
-    problems: list[Problem] = Field(description="Why it is not healthy.")
-    producers: dict[str, ProducerStatus] = Field(description="By name; an only producer has an empty name.")
+    problems: list[Problem] = Field(description="Reasons why it is not healthy.")
+    producers: dict[str, ProducerStatus] = Field(description="By name; a single producer has an empty name.")
     retries: Shared | None = Field(
-        description="Retries and replays of a pipeline with several producers. Null with one producer, which has them."
+        description="State of retries and replays. Null with a single producer, whose state includes them."
     )
     runs: DagsterRuns = Field(description="Active runs in Dagster.")
     receives: ReceivesStatus = Field(description="Unfinished receives.")
@@ -249,7 +251,7 @@ class PipelineStatus(Output):
 class StatusOutput(Output):
     """Output of `status`."""
 
-    at: Time = Field(description="Time of the look.")
+    at: Time = Field(description="Time at which the state was read.")
     state: Health = Field(description="The worst state of the pipelines, which determines the exit code.")
     control_store: str = Field(description="URL of the control store, without the password.")
     lake: str = Field(description="Root of the lake.")

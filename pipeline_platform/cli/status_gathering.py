@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 LookingAt: TypeAlias = Callable[[str, str], object]
-"""Called in several threads with the name of a pipeline and what is looked at next; with an empty text at its end."""
+"""Called in several threads with the name of a pipeline and the next part to look at; with an empty text at the end."""
 
 LARGEST = 5
 """Number of windows with the most open failures that are named."""
@@ -75,7 +75,7 @@ def gather(
 
     Args:
         opened: The deployment.
-        instance: The Dagster instance, or why there is none.
+        instance: The Dagster instance, or the reason why it is unavailable.
         pipelines: The pipelines; None for all.
         looking_at: See `LookingAt`.
 
@@ -140,7 +140,7 @@ def pipeline_status(
 
 
 def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) -> T:
-    """Return the result of a function that uses Dagster if it answers. `DagsterRuns.error` says why it does not."""
+    """Return the result of a function that uses Dagster if it answers. Otherwise `DagsterRuns.error` has the reason."""
     try:
         return look(known(instance))
     except SQLAlchemyError:

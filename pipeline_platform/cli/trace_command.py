@@ -56,7 +56,9 @@ class Delivery(Output):
     failures: list[dict[str, Any]] = Field(description="Its events in the table `failed`, in order.")
     rows: list[dict[str, Any]] = Field(description="Its rows in the tables of batchers, each with its `table`.")
     run_id: str | None = Field(description="Run that finished the receive or works on it. Null if not recorded.")
-    acknowledged_at: Time | None = Field(description="End of the receive. Null before it, or if not recorded.")
+    acknowledged_at: Time | None = Field(
+        description="End of the receive. Null before its end, or if it is not recorded."
+    )
     unfinished: Unfinished | None = Field(description="The receive. Null if it is finished.")
 
 
@@ -64,7 +66,7 @@ class AtSource(Output):
     """A message at its source now."""
 
     place: str | None = Field(
-        description="Where the message is, in the words of the source. Null if the source cannot look it up."
+        description="Location of the message, as the source describes it. Null if the source cannot look it up."
     )
     backlog: int | None = Field(None, description="Messages that wait at a source that cannot look up the message.")
     error: str | None = Field(None, description="Error of the source. Null if it answered.")
@@ -74,7 +76,7 @@ class TraceOutput(Output):
     """Output of `trace`."""
 
     deliveries: list[Delivery] = Field(description="Recorded deliveries, in order.")
-    at_source: dict[str, AtSource] = Field(description="By the name of the source.")
+    at_source: dict[str, AtSource] = Field(description="The message at its sources, by the name of the source.")
 
 
 def trace(

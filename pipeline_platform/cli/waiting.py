@@ -1,4 +1,4 @@
-"""A line on the terminal with what a command waits for, once it takes longer than a second."""
+"""A line on the terminal with the operations that a command waits for, after a second."""
 
 import threading
 import time
@@ -24,7 +24,7 @@ class Wait:
         self._parts = {"": text}
 
     def look(self, name: str, part: str) -> None:
-        """Set what is waited for under a name; an empty text ends it. The first call replaces the initial text."""
+        """Set the text of a part; an empty text removes the part. The first call replaces the initial text."""
         with self._lock:
             parts = {key: value for key, value in self._parts.items() if key not in ("", name)}
             self._parts = {**parts, name: part} if part else parts
@@ -38,9 +38,9 @@ class Wait:
 
 @contextmanager
 def waiting(text: str) -> Iterator[Wait]:
-    """Show what the block waits for, until its end. Nothing is shown if errors are not printed on a terminal.
+    """Show the operations that the block waits for, until its end.
 
-    Within another block, its line is shown.
+    Nothing is shown if errors are not printed on a terminal. Within another block, its line is shown.
     """
     if _ACTIVE:
         yield _ACTIVE[0]

@@ -1,13 +1,13 @@
 """Length of a table's log on a local disk.
 
-Each commit lists the log. An object store lists only what follows the last checkpoint. A local disk lists all names,
+Each commit lists the log. An object store lists only files after the last checkpoint. A local disk lists all names,
 which takes 3 us for each. A round per second adds 170,000 commits in the two days for which commits are kept.
 """
 
 from pipeline_platform.lake.tables import Table
 
 MOST_COMMITS = 10_000
-"""Number of commits beyond which the oldest are removed, however young they are."""
+"""Number of commits beyond which the oldest are removed, at any age."""
 _CHECKPOINT = ".checkpoint.parquet"
 
 

@@ -16,8 +16,8 @@ KEEP_TRANSACTIONS = timedelta(hours=3)
 SURELY_KEPT = timedelta(hours=2)
 """Age of a receive up to which the tables have its transactions, although clocks of hosts differ."""
 KEEP_LOG = timedelta(days=2)
-"""Time for which a table keeps its commits: longer than any run, and than a weekend day without its readers. An older
-version can be read no more."""
+"""Time for which a table keeps its commits: longer than any run, and than a day without its readers. Older versions
+cannot be read."""
 
 _EARLIER = {RETENTION: "interval 30 days", LOG_RETENTION: None}
 """Values of release 0.3.0, which left out the property with None."""

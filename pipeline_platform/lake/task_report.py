@@ -61,7 +61,7 @@ class Totals:
         skipped: Messages that a callback skipped, by window.
         skip_reasons: Skipped messages by reason or cause.
         dead: Failed messages that are not retried.
-        permanent: Those that a retry cannot help. Others are dead after their last attempt.
+        permanent: Dead messages that a retry cannot help. Other messages are dead after their last attempt.
         held: Messages that wait for a failure of their partition. They are also counted as failed.
         still_held: Held messages that a retry leaves open. They are also counted as returned.
         released: Messages that were not started because the run stops. They are also counted as returned.

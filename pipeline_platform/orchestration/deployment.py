@@ -243,7 +243,7 @@ def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> 
 
 
 def check_only(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `only` of one of several producers if its source is not named like its key: messages have the name."""
+    """Refuse `only` of one of several producers if its source is not named like its key: messages contain the name."""
     for producer in BoundProducer.all_of(pipeline) if pipeline.producers else ():
         name = getattr(resources[producer.source], "name", producer.source)
         if producer.options.only and type(name) is str and name != producer.source:

@@ -263,7 +263,7 @@ def _until_its_rounds(
 def _further_rounds_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDefinition:
     @_op(pipeline, "further_rounds", ins={"acknowledged": dg.In(dg.Nothing)}, **_assets(tables))
     def further_rounds(context: dg.AssetExecutionContext) -> Iterator[Any]:
-        """Receives, handles and acknowledges again while messages arrive, until none has for `idle_timeout`."""
+        """Receives, handles and acknowledges again until no message has arrived for `idle_timeout`."""
         config, tags = config_of(pipeline, context), RunTags.of(pipeline)
         if config.rounds:
             with _failing_with_reason(context):

@@ -1,4 +1,4 @@
-"""The runs of a pipeline: their tags, how one is asked for, and the jobs that Dagster makes them of."""
+"""The runs of a pipeline: their tags, requests and jobs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self, get_args
@@ -12,7 +12,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 
 REPLAY_TAG = "pipeline_platform/replay"
-"""On every run of a replay job, with the pipeline's name: `dagster.yaml` has one of a pipeline run at a time."""
+"""Tag of every replay, with the pipeline's name: `dagster.yaml` limits replays of a pipeline to one at a time."""
 _RANGE = "dagster/asset_partition_range"
 """The tags by which Dagster runs an asset job over several partitions."""
 NO_RETRIES = {"dagster/max_retries": "0"}
@@ -27,11 +27,11 @@ _JOBS: dict[Origin, tuple[str, str]] = {
 
 
 class RunTags(NamedTuple):
-    """Tag keys of a pipeline. A run may contain several pipelines, so each has keys of its own.
+    """Tag keys of a pipeline. A run may contain several pipelines, so each pipeline has its own keys.
 
     Attributes:
         origin: Origin of the messages, on every run of the pipeline.
-        demand: Number of messages requested; from the begin of the receive on, its demand.
+        demand: Number of messages requested; from the start of the receive on, its demand.
         receive_id: Id of the receive. Ops, and a re-execution of the run, find the receive by it.
         received: Number of messages received.
         published: Own id of a red run whose receive is published and acknowledged. Re-executions copy tags.

@@ -1,4 +1,4 @@
-"""Choice of the producer for a pull that names none."""
+"""Choice of the producer for a pull without a producer."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from pipeline_platform.source.contract import SourceError
 
 
 def with_most_waiting(pipeline: type[Pipeline], resources: Any, log: Callable[[str], None]) -> BoundProducer:
-    """Return the producer with the most waiting messages; of equals, the first.
+    """Return the producer with the most waiting messages; of equal producers, the first.
 
     A source that does not report its backlog ranks below sources with waiting messages.
 

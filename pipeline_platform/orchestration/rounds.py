@@ -36,7 +36,7 @@ _LOOK_S = 1.0
 _HINDERED_S = 0.25
 """Pause while messages wait that the run may not lease yet."""
 _AFTER_EMPTY = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=5))
-"""Pauses after rounds without messages: the source does not report its backlog, or holds messages back."""
+"""Pauses after rounds without messages: the source does not report its backlog, or does not deliver it."""
 _FINISH_EVERY_S = 30.0
 """Time between two attempts to finish receives of crashed runs, and of rounds whose acknowledgement was refused."""
 _REPORTS = Backoff(first=timedelta(seconds=5), most=timedelta(minutes=1))

@@ -1,4 +1,4 @@
-"""Queries for a pipeline's runs that read few rows, however many runs Dagster keeps.
+"""Queries for a pipeline's runs that read few rows, independent of the number of runs.
 
 All runs of a pipeline have its tags. SQLite searches a filter with tags by the index of tags, and so reads every run of
 the pipeline. Therefore the database selects by status, time or job, and tags are compared here.
@@ -10,7 +10,7 @@ from datetime import datetime
 import dagster as dg
 
 _ENDED = 100
-"""Maximum number of runs that are read of those that ended since a time."""
+"""Maximum number of runs to read that ended since a time."""
 _PAGES = 10
 """Maximum number of queries for the runs of one of several producers, which have a job in common."""
 

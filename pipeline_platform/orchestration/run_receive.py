@@ -1,4 +1,4 @@
-"""The receive of a Dagster run: its own, or the one that a run before it decided and could not finish."""
+"""The receive of a Dagster run: its own, or a receive that a run before it decided and could not finish."""
 
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,10 +62,10 @@ def flow_of(producer: BoundProducer, context: dg.AssetExecutionContext) -> Flow:
 def receive_of(
     pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig | None = None
 ) -> tuple[Flow, Receive | None]:
-    """Return the receive of a run, whose messages are leased. The first step that asks begins it, whichever step it is.
+    """Return the receive of a run, whose messages are leased. The first step that needs it starts it.
 
     A re-execution is a run of its own. If the run before it decided a receive, the re-execution finishes that receive.
-    An undecided receive is fenced and released, and the re-execution begins one of its own.
+    An undecided receive is fenced and released, and the re-execution starts a new receive.
 
     Args:
         pipeline: The class.

@@ -33,9 +33,9 @@ _EVENTS = (
 )
 """Events from which Dagster derives the state and the data version of a window: the newest of each type counts."""
 _AT_ONCE = 500
-"""Most records of a query."""
+"""Maximum number of records of a query."""
 _MOST_SHORTENED = 1_000
-"""Most runs that are looked at to shorten them: more than the hours of a month."""
+"""Maximum number of runs to examine for reports to delete: more than the hours of a month."""
 
 
 @dataclass

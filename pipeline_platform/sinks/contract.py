@@ -16,7 +16,7 @@ class SinkError(Exception):
 
 
 class SinkAwayError(SinkError):
-    """A sink is unavailable at the moment. The run waits, and a later run publishes what it could not."""
+    """A sink is unavailable. The run waits for it, and if its patience ends, a later run publishes the rows."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Publication:
         receive_id: Receive of the rows. A sink stores the rows of a receive once per table.
         pipeline: Name of the pipeline.
         table: Name of the batcher.
-        columns: Columns of the rows: those of the data, then those of the platform.
-        started_at: Time at which the receive began. It was not published before.
+        columns: Columns of the rows: columns of the data, then columns of the platform.
+        started_at: Start of the receive, before which it was not published.
         windows: Windows of the receive.
         replaces: Receives whose rows in these windows a replay replaces.
         rows: Reads the rows again at each call. They need not fit into memory.
@@ -71,7 +71,7 @@ class Sink(BaseModel, ABC):
 
     @abstractmethod
     def publish(self, publication: Publication) -> bool:
-        """Store the rows of a receive, and remove the rows that it replaces, in one step. Does nothing if done before.
+        """Store the rows of a receive, and remove the rows that it replaces, in one step. Safe to repeat.
 
         Returns:
             Whether this call stored them.
@@ -102,7 +102,7 @@ class Sink(BaseModel, ABC):
 
         Raises:
             SinkAwayError: The sink is unavailable.
-            SinkError: The sink refuses it.
+            SinkError: The sink refuses to delete the rows.
         """
         return None
 

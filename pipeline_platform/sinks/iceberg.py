@@ -34,7 +34,7 @@ _PROPERTIES: Final = {
 }
 """Properties of a new table, which may be changed."""
 _FILE_BYTES: Final = 2**27
-"""Most bytes of rows in memory, which become a file per window."""
+"""Maximum bytes of rows in memory, which become a file per window."""
 _CLOCKS: Final = timedelta(hours=1)  # longest difference between the clocks of two hosts
 
 
@@ -199,7 +199,7 @@ def _has(table: Table, receive_id: str) -> bool:
 
 
 def _goes_back_to(table: Table, time: datetime) -> bool:
-    """Whether a table has all its snapshots since a time: none of them has expired."""
+    """Whether no snapshot of a table since a time has expired."""
     oldest = min(table.metadata.snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
     return oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < (time - _CLOCKS).timestamp() * 1_000
 

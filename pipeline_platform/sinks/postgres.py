@@ -15,8 +15,8 @@ from pipeline_platform.sinks.contract import Publication, Sink, SinkAwayError, S
 from pipeline_platform.sinks.postgres_copy import column_type, copy_rows
 
 _KEEP: Final = sa.text("interval '30 days'")
-"""Time for which a sink keeps the ids of published receives. A receive is published until its run or a later one has
-acknowledged it, usually within seconds."""
+"""Time for which a sink keeps the ids of published receives. A receive is published until its run or a later run
+has acknowledged it, usually within seconds."""
 _LONGEST: Final = 63
 """Longest name of a table in PostgreSQL."""
 
@@ -75,7 +75,7 @@ class PostgresSink(Sink):
             self._ensure_key(inspector, connection, wanted)
 
     def publish(self, publication: Publication) -> bool:
-        """Store the rows of a receive and its id in one transaction, which waits for another one with the same id."""
+        """Store the rows of a receive and its id in one transaction. It waits for a transaction with the same id."""
         table = self._table(publication.pipeline, publication.table, publication.columns)
         mark = postgresql.insert(self._receives).on_conflict_do_nothing()
 

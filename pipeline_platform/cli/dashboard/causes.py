@@ -12,7 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.pipeline import Pipeline
 
 _FAILURES, _WINDOWS = 50_000, 50
-"""Most failures and windows to read. The newest window is always read, unless it has more than `_OF_A_WINDOW`."""
+"""Maximum failures and windows to read. The newest window is always read, unless it has more than `_OF_A_WINDOW`."""
 _OF_A_WINDOW = 200_000
 _SHOWN = 5
 

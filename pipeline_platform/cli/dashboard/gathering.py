@@ -39,9 +39,9 @@ from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 _SHARE = 0.1
 """Share of a processor that looks at all pipelines may use together, on average."""
 _RECENT, _ACTIVE = 50, 100
-"""Most runs to read from Dagster: the newest ones, and active ones."""
+"""Maximum number of runs to read from Dagster: active runs and the newest runs."""
 _RECEIVES = 300
-"""Most receives of a pipeline on the time line."""
+"""Maximum number of receives of a pipeline on the time line."""
 
 
 @dataclass
@@ -49,7 +49,7 @@ class _Dagster:
     """Runs and daemons of the Dagster instance.
 
     Attributes:
-        unknown: Why they are unknown; empty if they are known.
+        unknown: Reason why they are unknown; empty if they are known.
         daemon_seen: Last heartbeat of the daemon that evaluates sensors.
         records: Active runs, and the newest ones.
     """
@@ -74,7 +74,7 @@ class Gatherer:
 
     Args:
         opened: The deployment.
-        instance: The Dagster instance, or why there is none.
+        instance: The Dagster instance, or the reason why it is unavailable.
         pipelines: Pipelines to show.
     """
 

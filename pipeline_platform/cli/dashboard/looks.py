@@ -10,7 +10,7 @@ from pipeline_platform.cli.status_data import PipelineStatus
 from pipeline_platform.cli.status_gathering import LookingAt
 
 _AT_ONCE = 8
-"""Looks at the same time, without those that hang. The control store has at most ten connections per process."""
+"""Maximum number of concurrent looks that do not hang. The control store has at most ten connections per process."""
 _POLL_S = 0.05
 
 
@@ -34,7 +34,7 @@ class BackgroundLook:
     """The state of a pipeline, looked at in a thread.
 
     Args:
-        status: Returns the state; calls its argument as `LookingAt` says.
+        status: Returns the state; calls its argument as described in `LookingAt`.
         share: Share of a processor to use at most, on average.
     """
 
@@ -47,7 +47,7 @@ class BackgroundLook:
 
     @property
     def is_due(self) -> bool:
-        """Whether to look again: no look is active, and the last one was not just now."""
+        """Whether to look again: no look is active, and the pace allows another look."""
         return self._pace.is_due and not self.is_active
 
     @property

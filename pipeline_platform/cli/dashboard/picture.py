@@ -24,9 +24,9 @@ class Look(NamedTuple):
     Attributes:
         status: The state; None if it was never known.
         at: Time of the state.
-        waits_for: What the current look waits for, such as `the source orders_queue`; empty if it does not wait.
+        waits_for: Part that the current look waits for, such as `the source orders_queue`; empty if it does not wait.
         waits_s: Duration of this wait.
-        error: Why the last look failed; empty if it did not.
+        error: Reason why the last look failed; empty if it did not.
     """
 
     status: PipelineStatus | None = None
@@ -41,7 +41,7 @@ class Stage(NamedTuple):
 
     Attributes:
         rate: Messages per second.
-        busy: Share of the time of all its tasks in which they worked; None without tasks of its own.
+        busy: Share of the time of all its tasks in which they worked; None if the stage has no tasks.
         seconds: Mean duration per receive in seconds, by the last reports of the hour; None without a report.
         batch: Mean messages per batch; None without batches.
         batch_size: Most messages in a batch; 0 without batches.
@@ -132,7 +132,7 @@ class PipelinePicture:
         minutes: The last hour, oldest first.
         runs: Active runs, then the last ended ones.
         causes: Causes of open failures.
-        unknown: Why a part is unknown, by the name of the part.
+        unknown: Reason why a part is unknown, by the name of the part.
     """
 
     name: str
@@ -153,7 +153,7 @@ class Picture:
     Attributes:
         at: Time of the picture.
         daemon_seen: Last heartbeat of the daemon that evaluates sensors; None if unknown or if it never ran.
-        daemon_unknown: Why the state of the daemon is unknown; empty if it is known.
+        daemon_unknown: Reason why the state of the daemon is unknown; empty if it is known.
         queued: Runs in Dagster's queue.
         pipelines: Its pipelines.
     """

@@ -44,7 +44,7 @@ def draw_pipeline(pipeline: PipelinePicture, picture: Picture, width: int) -> li
 
 
 def _notes(pipeline: PipelinePicture, picture: Picture) -> Iterator[Text]:
-    """Yield a line for each problem, and for what is unknown or old."""
+    """Yield a line for each problem, and for each part that is unknown or old."""
     look = pipeline.look
     if look.waits_for:
         known = f"; the state below is {duration((picture.at - look.at).total_seconds())} old" if look.at else ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import dagster as dg
 
 MOST = 100
-"""Most reports to read: a continuous run reports once a minute."""
+"""Maximum number of reports to read: a continuous run reports once a minute."""
 _OF_SECONDS = 10
 """Newest reports whose durations are averaged."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline_platform.orchestration.jobs import RunTags
 
 _ACTIVE, _ENDED = 8, 3
-"""Most runs of each kind on a time line."""
+"""Maximum number of runs of each kind on a time line."""
 _STATES: dict[str, RunState] = {
     "QUEUED": "queued",
     "NOT_STARTED": "queued",

@@ -31,8 +31,8 @@ class CheckResult(Output):
 
     name: str = Field(description="Name of the check.")
     state: CheckState = Field(description="Result of the check.")
-    text: str = Field(description="What was found, for people.")
-    fix: str = Field(description="How to fix it; empty if it is ok, or if `text` contains the fix.")
+    text: str = Field(description="Result in words, for people.")
+    fix: str = Field(description="The fix; empty if the check is ok, or if `text` contains the fix.")
     seconds: float = Field(description="Duration of the check.")
 
 
@@ -44,7 +44,7 @@ class DoctorOutput(Output):
 
 
 class Finding(NamedTuple):
-    """Result of a check: its state, what was found, and how to fix it."""
+    """Result of a check: its state, its text, and the fix."""
 
     state: CheckState
     text: str
@@ -67,13 +67,13 @@ def error(text: str, fix: str = "") -> Finding:
 
 
 Look: TypeAlias = Callable[[], Finding]
-"""A check. Any exception is an error of what it looks at."""
+"""A check. Any exception is an error of the checked service."""
 
 
 def run_all(checks: Mapping[str, Look], within_s: float, looking_at: Callable[[str, str], object]) -> list[CheckResult]:
     """Run checks in parallel, and return their results in order. A check without an answer in time is an error.
 
-    Its thread goes on, and ends with the process.
+    Its thread continues, and ends with the process.
 
     Args:
         checks: Checks by name.

@@ -85,12 +85,12 @@ def run_monitoring(instance: dg.DagsterInstance, pipelines: Pipelines) -> Findin
     """Check that runs of lost hosts end, and that terminated runs have the time to publish."""
     if not instance.run_monitoring_enabled:
         return error(
-            "run_monitoring is off: a run whose host is lost stays active for ever",
+            "run_monitoring is off: a run whose host is lost stays active forever",
             "Set run_monitoring.enabled: true in dagster.yaml",
         )
     if not instance.run_monitoring_max_runtime_seconds:
         return warning(
-            "run_monitoring.max_runtime_seconds is not set: a run whose host is lost stays active for ever",
+            "run_monitoring.max_runtime_seconds is not set: a run whose host is lost stays active forever",
             "Set it in dagster.yaml, for example to 7200",
         )
     longest = max((pipeline.shutdown.total_seconds() for pipeline in pipelines), default=0.0)
@@ -133,7 +133,7 @@ def retention(instance: dg.DagsterInstance) -> Finding:
     skipped = days.get("skipped", 7) if isinstance(days, dict) else days
     if days is None or skipped == -1:
         return warning(
-            "retention.sensor.purge_after_days is not set: skipped ticks are kept for a week or for ever",
+            "retention.sensor.purge_after_days is not set: skipped ticks are kept for a week or forever",
             "Set it in dagster.yaml, as in the template",
         )
     return ok(f"skipped ticks are deleted after {counted(int(skipped), 'day')}")

@@ -1,4 +1,4 @@
-"""All checks of a deployment in order: packages, Dagster and code first, then what depends on them."""
+"""All checks of a deployment in order: packages, Dagster and code first, then the checks that need them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

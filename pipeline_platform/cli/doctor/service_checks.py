@@ -88,7 +88,7 @@ def lake(root: Lake) -> Finding:
     except OSError as refused:
         return error(f"{root.root} is not readable: {refused}", fix)
     if found != content:
-        return error(f"{root.root} returned another content than was written", "Use a store with consistent reads")
+        return error(f"{root.root} returned other content than was written", "Use a store with consistent reads")
     return ok(f"{root.root} is readable and writable")
 
 

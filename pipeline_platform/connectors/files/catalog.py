@@ -1,4 +1,4 @@
-"""The catalog of a source's files, in a SQL table: which are new, leased or done."""
+"""The catalog of a source's files, in a SQL table: new, leased and finished files."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -15,11 +15,11 @@ T = TypeVar("T")
 _IDS = 500
 """Ids in one statement."""
 _RECENT = 100
-"""Files that are done from which the size of a row is estimated."""
+"""Number of recent files that are done, by which the size of a row is estimated."""
 
 
 class Found(NamedTuple):
-    """A version of a file: a file that is written again is another one.
+    """A version of a file: a file that is written again is another version.
 
     Attributes:
         path: Path under the root.
@@ -94,7 +94,7 @@ class Catalog:
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
 
     def row_bytes(self, connection: sa.Connection, default: int) -> float:
-        """Return the bytes of a row in files that are done."""
+        """Return the mean bytes of a row in recent files that are done."""
         files = self._table.c
         done = files.is_done & (files.rows > 0)
         recent = sa.select(files.size, files.rows).where(done).order_by(files.modified.desc()).limit(_RECENT).subquery()

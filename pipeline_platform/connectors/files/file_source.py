@@ -28,7 +28,7 @@ _SETTLE_S = 2.0
 _MISSING_S = 600
 """Seconds until a file that is missing is looked for again."""
 MOST_FILES = 10_000
-"""Files of one receive: their names are part of its record."""
+"""Maximum number of files of one receive: their names are part of its record."""
 
 
 class Listing(NamedTuple):
@@ -70,7 +70,7 @@ class FileSource(Source):
     )
     catalog: str = Field(
         repr=False,
-        description="SQLAlchemy URL of a database for the list of files that are done: sqlite:///<path> or "
+        description="SQLAlchemy URL of a database for the list of files: sqlite:///<path> or "
         "postgresql+psycopg://user:password@host/database.",
     )
     table: str = Field("files", pattern=r"^\w{1,50}$", description="Table of the catalog, one per source.")
@@ -84,7 +84,7 @@ class FileSource(Source):
     row_bytes: int = Field(
         200,
         ge=1,
-        description="Expected bytes of a row in a file, compressed if the file is. Used until the first file is done, "
+        description="Expected bytes of a row as stored in a file, after compression. Used until the first file is done "
         "to choose files for the demand of a run.",
     )
     max_row_bytes: int = Field(
@@ -218,7 +218,7 @@ class FileSource(Source):
             if not info.is_file or is_hidden or not fnmatch.fnmatchcase(info.path, self.pattern):
                 continue
             if self._format(info.path) is None:
-                logger.warning("%s: left out %s: its suffix is of no known format. Set format", self.name, info.path)
+                logger.warning("%s: left out %s: its suffix has no format. Set format", self.name, info.path)
             elif (file := Found.of(info, is_local=self._lake.is_local)).modified <= newest or not settle_s:
                 yield file
 

@@ -100,7 +100,7 @@ def put(api: KinesisApi, entries: Iterable[dict[str, Any]], patience: Patience, 
     """Send entries, and send refused ones again; return their number.
 
     Raises:
-        SourceError: Some were refused until the patience ended, or for another reason than the limits of a shard.
+        SourceError: Messages were refused until the patience ended, or for another reason than the limits of a shard.
     """
     sent = 0
     for group in portions(entries, _bytes, _BYTES_PER_CALL, _PER_CALL):

@@ -18,7 +18,7 @@ class KinesisOptions(PositionedSource):
     stream: str = Field(description="Name or ARN of the stream. An ARN is needed for a stream of another account.")
     start: str = Field(
         "TRIM_HORIZON",
-        description="Where reading starts at the first look at the stream: TRIM_HORIZON (the oldest message), LATEST, "
+        description="Position from which a new source reads: TRIM_HORIZON (the oldest message), LATEST, "
         "or AT_TIMESTAMP:<ISO 8601 with a time zone>, as in AT_TIMESTAMP:2026-01-31T00:00:00Z. Shards that appear "
         "later are read from their start.",
     )

@@ -144,7 +144,7 @@ class KinesisSource(KinesisOptions):
         return f"record {sequence} of {shard} is acknowledged"
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
-        """Send messages, up to 500 per call, and send those again that a busy shard refuses.
+        """Send messages, up to 500 per call. Messages that a busy shard refuses are sent again.
 
         Args:
             payloads: One per message.

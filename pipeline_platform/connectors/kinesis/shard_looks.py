@@ -1,4 +1,4 @@
-"""Looks at the shards of a stream: which of them may be read, have messages, or have lost some."""
+"""Looks at the shards of a stream: shards that may be read, have messages, or have lost messages."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class ShardPositions:
         )
 
     def remark(self, changed: Mapping[str, tuple[str, Mark]]) -> None:
-        """Replace marks that are still as given, of shards that no receive has leased."""
+        """Replace marks of shards that no receive has leased, unless the marks have changed since."""
 
         def choose(now: Mapping[str, Place]) -> Choice:
             free = {name for name in changed if not now[name].spans and now[name].mark == changed[name][0]}
@@ -75,7 +75,7 @@ class ShardPositions:
         return [Leased(span.partition, span.first, span.past - span.first, marks[span.partition]) for span in spans]
 
     def release(self, receive_id: str, not_begun: LeasedIds | None = None) -> None:
-        """Release the shards of a receive: all messages, or those from the first that was not started.
+        """Release the shards of a receive: all messages, or the messages from the first unstarted message on.
 
         Messages that arrived until now are marked as delivered from then on.
         """

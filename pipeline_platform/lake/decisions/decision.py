@@ -30,7 +30,7 @@ _SINK_ROWS = 65_536
 
 
 class FencedError(Exception):
-    """The receive was fenced: its run stalled, failed or was re-executed, and may not go on with it."""
+    """The receive was fenced: its run stalled, failed or was re-executed, and must not continue it."""
 
     @classmethod
     def of(cls, receive_id: str) -> Self:
@@ -94,12 +94,12 @@ def decide(
         tables: Tables of the pipeline.
         ledger: Manifests of the receive.
         receive: The receive; all its messages have outcomes.
-        still_ours: Returns whether the leases still hold; called before each try.
+        still_ours: Returns whether the leases are still valid; called before each try.
         on_success: Ack action for messages that another receive decided.
 
     Raises:
         FencedError: The receive was fenced, or its lease expired and could not be renewed.
-        UnhandledError: Some message of it has no outcome, or more than one: a step was left out.
+        UnhandledError: A message has no outcome, or several outcomes: a step was left out.
         LogExpiredError: It is older than the log of `outcomes`.
     """
     outcomes, receive_id = tables["outcomes"], receive.receive_id
@@ -143,7 +143,7 @@ def _outcome_files(manifest: Manifest, receive: Receive) -> list[File]:
 def _newest(manifest: Manifest) -> datetime | None:
     """Return the time at which the newest message was published; None if the source does not report it.
 
-    Look-ups rely on decisions being later than the publication of their messages, whatever the clock of a host shows.
+    Look-ups rely on decisions being later than the publication of their messages, even if the clock of a host is wrong.
     """
     return max((report.published_until for report in manifest.reports if report.published_until), default=None)
 

@@ -30,14 +30,14 @@ class Receive(BaseModel, frozen=True):
         receive_id: Id of its lease, files, transactions and Spark work.
         pipeline: Name of the pipeline.
         origin: `source`, `failed` (a retry of failures) or `messages` (a full replay).
-        run_id: Id of the Dagster run that began it.
+        run_id: Id of the Dagster run that started it.
         windows: Partition keys of the run; messages from the source belong to the last one.
         demand: Maximum number of messages.
         asked: Number of messages requested; more than `demand` if a retry found no capacity for all.
         context: Overridden fields of the pipeline's context.
         base: Version of `outcomes` before it received. The decision looks at later commits.
         replaces: Receives whose rows a replay replaces.
-        started_at: Time at which it began.
+        started_at: Start of the receive.
         producer: Name of its producer; empty for the only producer, and for retries and replays.
         selection: Open failures that a retry selects.
         traceparent: W3C trace context of the run; empty without tracing.

@@ -3,7 +3,7 @@
 1. Wait for the receives that are in progress. They may have read the rows, and may publish them again.
 2. Find the messages in all files, including files that no commit names any more.
 3. Rewrite the files of the tables. `outcomes` keeps the ids as `erased`, so that no redelivery is handled again.
-4. Repeat until nothing changes. Then every receive that began before the last change has ended.
+4. Repeat until nothing changes. Then every receive that started before the last change has ended.
 5. Give messages without an outcome the outcome `erased`, so that no redelivery is handled, and delete rows in sinks.
 6. Remove the old files. A file by whose values messages are found is removed last, so that a second command finds the
    same messages after a crash.
@@ -61,7 +61,7 @@ class Erased:
         windows: Windows with these rows.
         old_files: Files that no commit names, with rows of the messages.
         unfinished: Receives that did not end in time. Their rows and all old files are left.
-        left: Rows that a receive in progress has written, old files that a commit may still add, and refusing sinks.
+        left: Rows that a receive in progress has written, old files that a commit may still add, and errors of sinks.
     """
 
     ids: list[str] = field(default_factory=list)
@@ -310,7 +310,7 @@ class Erasing:
         """Remove files that no commit names, if no commit can add them any more."""
         old, is_needed = list[str](), bool(erased.left)
         for table in self._tables:
-            names = self._paths(table)  # listed first: a file of a receive that began later is not among them
+            names = self._paths(table)  # listed first: a file of a receive that started later is not among them
             busy = self._ledger.unfinished()
             stored = self._stored(table)
             if rows := sum(self._touched_of(table, file)[0] for file in stored):
@@ -325,7 +325,7 @@ class Erasing:
                 else:
                     erased.left.append(path)
                     is_needed |= not self._searched.get(path)
-        # The next command finds the messages of what is left by the values in the last files.
+        # The next command finds the remaining messages by the values in the last files.
         for path in sorted(old, key=lambda path: self._searched.get(path, False)):
             if not (is_needed and self._searched.get(path)):
                 self._log(f"Removing {path}")

@@ -28,7 +28,7 @@ class ProducerState(NamedTuple):
         in_flight: Messages that runs have leased or may lease.
         limits: Limits of a demand.
         steps: Current step or status of runs, by run id.
-        oldest_allowed: Longest time that a message may wait; None for any.
+        oldest_allowed: Longest time that a message may wait; None for any time.
         rate: Acknowledged messages per second over the last five minutes.
     """
 

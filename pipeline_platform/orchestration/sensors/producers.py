@@ -103,7 +103,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     bounds = _with_earlier_runs(bounds, producer, context.instance, backlog, left, waiting.asked)
-    # A decided receive holds no messages but must be finished: it counts as one message.
+    # A decided receive has no leased messages but must be finished: it counts as one message.
     held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
     asks = demand.next_asks(backlog, bounds, under_way, waiting.waited(now))

@@ -42,7 +42,7 @@ def is_late(source: Source, *names: str) -> bool:
 def timely(source: Source, name: str, call: Callable[[], T], within_s: float | None = None) -> T:
     """Return the result of a call of a source, or of an earlier late call with the same name.
 
-    So a source that is always slow is asked once in two ticks.
+    A source that is always slow is therefore called once in two ticks.
 
     Args:
         source: The source.
@@ -51,7 +51,7 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
         within_s: Longest wait in seconds; `WITHIN_S` by default.
 
     Raises:
-        SourceAwayError: Neither this call nor an earlier one returned in time. It continues in a thread of its own.
+        SourceAwayError: Neither this call nor an earlier one returned in time. It continues in a separate thread.
     """
     # A source need not be safe for threads: no call starts while another one runs.
     if running := next((late for late in _LATE.values() if late.source is source and late.is_running), None):
