@@ -31,7 +31,7 @@ class PipelineOptions(Output):
     )
     processors: dict[str, Any] = Field(description="Options of [`Processors`](options.md#processors).")
     batchers: dict[str, dict[str, Any]] = Field(
-        description="By name: `class`, and the options of [`TableBatcher`](options.md#tablebatcher) or "
+        description="Batchers by name: `class`, and the options of [`TableBatcher`](options.md#tablebatcher) or "
         "[`Batcher`](options.md#batcher)."
     )
     options: dict[str, Any] = Field(
@@ -44,7 +44,7 @@ class ShowOutput(Output):
 
     control_store: str = Field(description="URL of the control store, without the password.")
     lake: str = Field(description="Root of the lake.")
-    pipelines: dict[str, PipelineOptions] = Field(description="By name.")
+    pipelines: dict[str, PipelineOptions] = Field(description="Pipelines by name.")
 
 
 def show(

@@ -237,7 +237,7 @@ class PipelineStatus(Output):
 
     state: Health = Field(description="The worst state of its problems.")
     problems: list[Problem] = Field(description="Reasons why it is not healthy.")
-    producers: dict[str, ProducerStatus] = Field(description="By name; a single producer has an empty name.")
+    producers: dict[str, ProducerStatus] = Field(description="Producers by name; a single producer has an empty name.")
     retries: Shared | None = Field(
         description="State of retries and replays. Null with a single producer, whose state includes them."
     )
@@ -255,4 +255,4 @@ class StatusOutput(Output):
     state: Health = Field(description="The worst state of the pipelines, which determines the exit code.")
     control_store: str = Field(description="URL of the control store, without the password.")
     lake: str = Field(description="Root of the lake.")
-    pipelines: dict[str, PipelineStatus] = Field(description="By name.")
+    pipelines: dict[str, PipelineStatus] = Field(description="Pipelines by name.")
