@@ -1,4 +1,4 @@
-"""Errors of a run when the lake or Spark is unavailable: which of them, for how long, and what happens next."""
+"""Errors of a run when the lake or Spark is unavailable: the server, the time and the consequence."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Sources that only store messages: the control store tracks what receives have leased, and how far they are read."""
+"""Sources that only store messages: the control store contains their leases and positions."""
 
 from collections.abc import Sequence
 from typing import ClassVar

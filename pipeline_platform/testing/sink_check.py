@@ -23,7 +23,7 @@ def check_sink(sink: Callable[[], Sink], store: Store, *, only: str | Iterable[s
 
     Args:
         sink: Function that returns a sink of a new, empty store at each call. `close` is called at the end.
-        store: Function that reads the rows, and properties of the store that cannot be found out.
+        store: Function that reads the rows, and properties of the store that the suite cannot detect.
         only: Name or names of the promises to check; all by default.
 
     Returns:

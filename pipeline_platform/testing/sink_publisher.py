@@ -1,4 +1,4 @@
-"""Publisher in a process of its own, which `check_sink` kills at a point of its work."""
+"""Publisher in a separate process, which `check_sink` kills at a point of its work."""
 
 import pickle
 import sys
@@ -46,6 +46,6 @@ def no_rows() -> Iterator[pa.RecordBatch]:
 
 
 def main() -> None:
-    """Publish what the standard input contains."""
+    """Publish the publication in the standard input."""
     work: Interrupted = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own
     work.publish()

@@ -38,14 +38,14 @@ PER_BATCH = 500
 
 @dataclass(frozen=True)
 class Store:
-    """Properties of a store that `check_sink` cannot find out. All but `read` are optional.
+    """Properties of a store that `check_sink` cannot detect. All but `read` are optional.
 
     Attributes:
         read: Function of a sink, a pipeline and a table that returns the stored rows, as dicts by column.
         away: Function that returns a sink with an address at which no server answers.
         forget: Function of a sink, a pipeline and a table that removes the ids of published receives, as if they were
             older than the sink keeps them.
-        losing: Function of a sink that returns a context, in which the store does what the sink asks, but the first
+        losing: Function of a sink that returns a context, in which the store executes all statements, but the first
             answer to a commit is lost.
     """
 

@@ -27,7 +27,7 @@ for i = 5, #ARGV do
   else redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[3], 0, ARGV[i], 'IDLE', ARGV[4], 'JUSTID') end
 end
 return lost"""
-"""Gives entries of a consumer to another with an idle time, or acknowledges them; returns the entries that it lost."""
+"""Moves entries of a consumer to another with an idle time, or acknowledges them; returns the entries that it lost."""
 
 REMOVE = """
 if #redis.call('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2]) == 0 then
