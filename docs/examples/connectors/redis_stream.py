@@ -99,9 +99,9 @@ class RedisStream(LeasedSource):
         """Release all entries of the receive, recorded or not."""
         for ids in self._leased(receive_id):
             self.release(receive_id, ids)
-        self.finish(receive_id)
+        self.finish(receive_id, held)
 
-    def finish(self, receive_id: str) -> None:
+    def finish(self, receive_id: str, held: LeasedIds) -> None:
         """Remove the consumer unless it has pending entries, which would be lost with it."""
         self._do("eval", REMOVE, 1, self.stream, self.group, receive_id)
 
