@@ -99,6 +99,7 @@ def test_a_task_that_cannot_be_pickled_is_an_error(local_worker):
 
 def test_it_gets_no_secret_of_the_run(local_worker, monkeypatch):
     monkeypatch.setenv("BANK_TOKEN", "a secret")
+    local_worker.run(Doing(), 1)  # it has started completely
     names = process_of(local_worker).environ().keys()
     assert "PATH" in names
     assert "BANK_TOKEN" not in names

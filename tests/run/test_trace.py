@@ -170,7 +170,7 @@ def test_the_command_prints_a_life_as_text_and_as_json(flow, printed):
     assert text.count(" acknowledged: ack") == 2
     found = json.loads(printed("2", "--json"))
     assert [each["attempt"] for each in found["deliveries"]] == [1, 2]
-    assert "no such row" in found["at_source"]["queue"]
+    assert "no such row" in found["at_source"]["queue"]["place"]
     assert "has not received message 2" in printed("2", "--source", "another")
 
 
