@@ -161,7 +161,8 @@ def nats(request: pytest.FixtureRequest, lease_s: int) -> Row:
     url: str = request.getfixturevalue("nats_server")
 
     def at(stream: str) -> JetStream:
-        return JetStream(name="contract", url=url, stream=stream, durable="contract", subject=stream, lease_s=lease_s)
+        options = {"stream": stream, "durable": "contract", "subject": stream, "fetch_s": 0.2}
+        return JetStream(name="contract", url=url, lease_s=lease_s, **options)
 
     def new() -> JetStream:
         source = at(f"stream-{uuid4().hex[:8]}")

@@ -42,6 +42,7 @@ class JetStream(LeasedSource):
     stream: str = Field(description="Name of the stream.")
     durable: str = Field(description="Name of the consumer. Other applications have other consumers.")
     subject: str | None = Field(None, description="Subject for send().")
+    fetch_s: float = Field(1.0, gt=0, description="Seconds that a request waits for messages.")
 
     @property
     def places(self) -> frozenset[str]:
@@ -122,7 +123,7 @@ class JetStream(LeasedSource):
     async def _fetch(self, most: int, to: Connection) -> list[Any]:
         pull = await to.client.jetstream().pull_subscribe_bind(consumer=self.durable, stream=self.stream)
         try:
-            return await pull.fetch(most, timeout=1)
+            return await pull.fetch(most, timeout=self.fetch_s)
         except TimeoutError:
             return []
         finally:
