@@ -19,6 +19,7 @@ class SourceKind(Enum):
     kinesis = "kinesis"
     rabbitmq = "rabbitmq"
     pubsub = "pubsub"
+    files = "files"
 
 
 _CONNECTORS: dict[SourceKind, tuple[str, str, dict[str, Any]]] = {
@@ -36,6 +37,11 @@ _CONNECTORS: dict[SourceKind, tuple[str, str, dict[str, Any]]] = {
     SourceKind.kinesis: ("kinesis", "KinesisSource", {"stream": {"env": "${NAME}_STREAM"}}),
     SourceKind.rabbitmq: ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
     SourceKind.pubsub: ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
+    SourceKind.files: (
+        "files",
+        "FileSource",
+        {"root": {"env": "${NAME}_FILES"}, "catalog": "sqlite:///{home}/$key.sqlite"},
+    ),
 }
 """Module, class and options of the connector of each kind. `env` is the name of a variable; `{home}` is `home()`."""
 
@@ -149,7 +155,7 @@ class NewPipeline:
             connector_module=self.connector_module,
             connector=self.connector,
             imports="" if table else "import dagster as dg\n\n",
-            home="from pipeline_platform.home import home\n" if table else "",
+            home="from pipeline_platform.home import home\n" if "{home}" in json.dumps(self.options) else "",
             options="\n".join(f"    {name}={_python(value)}," for name, value in self.options.items()),
         )
 
