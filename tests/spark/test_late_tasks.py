@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform.cli.status_command import _in_flight
+from pipeline_platform.cli.status_gathering import _in_flight
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.spark_work import SparkWork
@@ -44,7 +44,7 @@ def test_a_task_that_takes_long_is_named_with_its_host_until_it_ends(spark_clust
             until = time.monotonic() + 120
             while not (said and said[-1].startswith("1 of")) and time.monotonic() < until:  # Python has to start first
                 time.sleep(0.1)
-            shown = _in_flight(control, "numbers", {}, spark_cluster.ui)["  slow in run"]
+            shown = _in_flight(control, "numbers", {}, spark_cluster.ui).runs[0].slow_tasks
             gate.touch()
             working.join()
 
