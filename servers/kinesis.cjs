@@ -17,7 +17,7 @@ for (const change of ["CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_S
 }
 
 const print = process.stdout.write.bind(process.stdout);
-process.stdout.write = (text, ...rest) => process.stderr.write(text, ...rest); // nobody reads more than the port
+process.stdout.write = (text, ...rest) => process.stderr.write(text, ...rest); // the fixture reads the port only
 const complain = process.stderr.write.bind(process.stderr);
 process.stderr.write = (text, ...rest) => // on a busy machine, the server warns of its delays every second
   String(text).includes("Your app's responsiveness") || complain(text, ...rest);

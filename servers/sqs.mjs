@@ -6,7 +6,7 @@ import { pathToFileURL } from "node:url";
 
 const load = (file) => import(pathToFileURL(join(process.argv[2], "dist", file)));
 
-// fauxqs loads node:sqlite, which Node 20 lacks, for persistence that nobody asks for here.
+// fauxqs loads node:sqlite, which Node 20 lacks, for persistence, which is not used here.
 const nothing = "data:text/javascript,export class DatabaseSync {}";
 const hook = `export const resolve = (name, context, next) =>
   name === "node:sqlite" ? { url: "${nothing}", shortCircuit: true } : next(name, context);`;

@@ -57,7 +57,7 @@ def test_rows_are_erased_in_the_sink_too(flow, postgres_url):
 
 
 def test_after_an_outage_of_the_sink_the_same_command_finds_the_rows(flow, postgres_url):
-    away = PostgresSink(name="warehouse", url="postgresql://nobody@127.0.0.1:1/nothing")
+    away = PostgresSink(name="warehouse", url="postgresql://user@127.0.0.1:1/nothing")
     erased = erase(flow.tables, away)
     assert not erased.is_complete
     assert [*rows(flow, "lines")["text"]] == ["ben"]

@@ -44,7 +44,7 @@ Built = Callable[[pytest.FixtureRequest, int], Row]
 """A function that returns a row for a lease in seconds, which a server without leases ignores."""
 
 
-NOBODY = "127.0.0.1:1"
+UNREACHABLE = "127.0.0.1:1"
 """An address without a server."""
 
 
@@ -77,7 +77,7 @@ def sqlite(request: pytest.FixtureRequest, lease_s: int) -> Row:
 
 def postgresql(request: pytest.FixtureRequest, lease_s: int) -> Row:
     url = request.getfixturevalue("postgres_url")
-    return tables(request, url, lease_s, moved(url=f"postgresql://local@{NOBODY}/queue"))
+    return tables(request, url, lease_s, moved(url=f"postgresql://local@{UNREACHABLE}/queue"))
 
 
 def amazon_sqs(request: pytest.FixtureRequest, lease_s: int) -> Row:
@@ -95,7 +95,7 @@ def amazon_sqs(request: pytest.FixtureRequest, lease_s: int) -> Row:
         send=send,
         many=PAGES[:300],  # a call of SQS takes and gives ten
         missing=lambda: at(f"{create()}-not-there"),
-        away=moved(endpoint_url=f"http://{NOBODY}"),
+        away=moved(endpoint_url=f"http://{UNREACHABLE}"),
         says_lost=False,  # SQS answers that it deleted what another holds, and leaves it
     )
 
@@ -113,7 +113,7 @@ def google_pubsub(request: pytest.FixtureRequest, lease_s: int) -> Row:
         return subscribed(name="contract", kind=Hasty, ack_deadline_s=lease_s)
 
     missing = moved(subscription="not-there")
-    return new, Server(missing=lambda: missing(new()), away=moved(emulator_host=NOBODY, timeout_s=1.0))
+    return new, Server(missing=lambda: missing(new()), away=moved(emulator_host=UNREACHABLE, timeout_s=1.0))
 
 
 def rabbitmq(request: pytest.FixtureRequest, _: int) -> Row:
@@ -124,7 +124,7 @@ def rabbitmq(request: pytest.FixtureRequest, _: int) -> Row:
         assert connection is not None
         connection._pika._transport._sock.shutdown(socket.SHUT_RDWR)
 
-    away = moved(url=f"amqp://guest:guest@{NOBODY}/%2F")
+    away = moved(url=f"amqp://guest:guest@{UNREACHABLE}/%2F")
     missing = lambda: build("not-there", name="contract")  # noqa: E731
     return lambda: build(name="contract"), Server(missing=missing, away=away, cut=cut)
 
@@ -138,7 +138,7 @@ def kafka(request: pytest.FixtureRequest, _: int) -> Row:
         patiently(source._cluster.members)  # a server that has just started does not know its groups yet
         return source
 
-    away = moved(bootstrap_servers=NOBODY, request_timeout_s=1.0)
+    away = moved(bootstrap_servers=UNREACHABLE, request_timeout_s=1.0)
     return lambda: at(create(2)), Server(missing=lambda: at("not-there"), away=away)
 
 
@@ -153,7 +153,7 @@ def redis(request: pytest.FixtureRequest, lease_s: int) -> Row:
         source._do("xgroup_create", source.stream, source.group, "0", mkstream=True)
         return source
 
-    away = moved(url=f"redis://{NOBODY}/0")
+    away = moved(url=f"redis://{UNREACHABLE}/0")
     return new, Server(missing=lambda: at("not-there"), away=away)
 
 
@@ -171,7 +171,7 @@ def nats(request: pytest.FixtureRequest, lease_s: int) -> Row:
         source._do(lambda to: to.client.jetstream().add_consumer(source.stream, consumer))
         return source
 
-    away = moved(url=f"nats://{NOBODY}")
+    away = moved(url=f"nats://{UNREACHABLE}")
     return new, Server(missing=lambda: at("not-there"), away=away, says_lost=False)
 
 
@@ -206,7 +206,7 @@ def amazon_kinesis(request: pytest.FixtureRequest, _: int) -> Row:
     def at(stream: str) -> KinesisSource:
         return KinesisSource(name="contract", stream=stream, endpoint_url=endpoint)
 
-    away = moved(endpoint_url=f"http://{NOBODY}")
+    away = moved(endpoint_url=f"http://{UNREACHABLE}")
     # A call sends 500.
     return lambda: at(create(2)), Server(many=PAGES[:600], missing=lambda: at("not-there"), away=away)
 

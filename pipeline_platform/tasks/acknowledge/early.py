@@ -17,7 +17,7 @@ from pipeline_platform.tasks.acknowledge.acknowledger import ONCE
 _LOG = logging.getLogger(__name__)
 
 
-def nobody(messages: Sequence[Message]) -> None:
+def acknowledge_none(messages: Sequence[Message]) -> None:
     """Acknowledge no message: retries and replays have no source."""
     del messages
 

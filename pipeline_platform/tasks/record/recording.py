@@ -12,7 +12,7 @@ from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.acknowledge.early import EarlyAcks, nobody
+from pipeline_platform.tasks.acknowledge.early import EarlyAcks, acknowledge_none
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.record.block import Block
@@ -50,7 +50,7 @@ class Recording:
         self.step, self._destination, self.pipeline, self.watch = step, destination, pipeline, watch
         self.report, self.size = report or TaskReport(), size or TrySize()
         self.early_acks = early_acks or step.early_acks()
-        at_once = self.early_acks or (nobody if step.pipeline.acks_immediately else None)
+        at_once = self.early_acks or (acknowledge_none if step.pipeline.acks_immediately else None)
         self.ack_policy = step.ack_policy._replace(at_once=at_once)
         self.columns, self.failures = Columns(step, watch), FailureWriter(step, destination, self.report, watch)
 
