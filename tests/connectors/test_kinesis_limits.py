@@ -156,19 +156,25 @@ def test_messages_that_stay_refused_are_an_error(faked, codes):
         faked(FakeClient(*codes)).send([b"1", b"2"])
 
 
-def test_messages_older_than_the_retention_are_reported_until_a_run_continues(kinesis_source, caplog):
+def test_messages_older_than_the_retention_are_reported_once_or_while_messages_wait(kinesis_source, caplog):
     source = kinesis_source()
     source.send([b"one"])
     rows = received(source, "a")
     source.finish("a", lambda: [(rows[0]["ack_ref"], [rows[0]["ack_id"]])])
-    (name, place), *_ = source.positions.places("kinesis").items()
-    old = Mark.of(place.mark).model_copy(update={"since": datetime.now(UTC).timestamp() - 25 * HOUR})
-    source._shard_positions.remark({name: (place.mark, old)})
-    for _ in range(2):
-        found = source.backlog()
-        assert (found.messages, "may have lost messages that arrived between" in found.lost) == (0, True)
 
+    def stop_reading_for_25_hours():
+        (name, place), *_ = source.positions.places("kinesis").items()
+        old = Mark.of(place.mark).model_copy(update={"since": datetime.now(UTC).timestamp() - 25 * HOUR})
+        source._shard_positions.remark({name: (place.mark, old)})
+
+    def losses():
+        return ["may have lost messages that arrived between" in source.backlog().lost for _ in range(2)]
+
+    stop_reading_for_25_hours()
+    assert losses() == [True, False]
+    stop_reading_for_25_hours()
     source.send([b"two"])
+    assert losses() == [True, True]
     with caplog.at_level(logging.ERROR):
         rows = received(source, "b")
     assert [row["data"] for row in rows] == [b"two"]

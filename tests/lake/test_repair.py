@@ -101,10 +101,10 @@ def test_maintenance_of_one_table_that_fails_skips_no_other(lake, published, mon
         put(published["kept"], f"later{number}", {"text": "x"})
     shorten = Table.shorten_log
 
-    def fails(table, handle):
+    def fails(table, handle, *, keeps_commits):
         if table.name == "messages":
             raise OSError("no space")
-        shorten(table, handle)
+        shorten(table, handle, keeps_commits=keeps_commits)
 
     monkeypatch.setattr(Table, "shorten_log", fails)
     with pytest.raises(MaintenanceError, match="no space, table: keeping/messages"):
