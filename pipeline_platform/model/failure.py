@@ -99,7 +99,7 @@ class Failure(NamedTuple):
         traceback: Traceback of the exception, or empty.
         stage: The callback in which it failed, `batch_size` for a splitter, or `lake` if its data fits no column.
         retry: Whether a retry can help. If not, the message is dead at once.
-        error: Class of the exception, for the rules of `Retry`; None without one, and in later steps.
+        error: The exception, for the rules of `Retry`; None without one, and in later steps.
     """
 
     kind: str
@@ -107,7 +107,7 @@ class Failure(NamedTuple):
     traceback: str = ""
     stage: str = ""
     retry: bool = True
-    error: type[BaseException] | None = None
+    error: BaseException | None = None
 
     @classmethod
     def of(cls, error: BaseException, stage: str) -> Self:
@@ -118,7 +118,9 @@ class Failure(NamedTuple):
         """
         if isinstance(error, RunError):
             raise error
-        return cls(type(error).__name__, reason_of(error), _traceback_of(error), stage, error=type(error))
+        trace = _traceback_of(error)
+        # A traceback refers to frames that refer to messages, and so to this failure.
+        return cls(type(error).__name__, reason_of(error), trace, stage, error=error.with_traceback(None))
 
     def at(self, stage: str) -> Self:
         """Return a copy with a stage, if it has none: `Message.failed` cannot set the stage."""

@@ -330,8 +330,8 @@ class Message(MessageFormats):
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry), reason.error))
-        error = type(reason) if isinstance(reason, BaseException) else None
-        text = reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
+        error = reason if isinstance(reason, BaseException) else None
+        text = words(reason, 2_000) if error is None else reason_of(error)
         before = self.failure or Failure("failed", text, error=error)
         return self._but(failure=before._replace(reason=text, retry=bool(retry)))
 

@@ -2,12 +2,13 @@
 
 import random
 import zlib
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from pipeline_platform.model.failure import Failure, PayloadError
+from pipeline_platform.model.failure import HELD, Failure, PayloadError, RunError, reason_of, words
 from pipeline_platform.model.option_types import Duration
 from pipeline_platform.model.strict_options import Options, Requirement
 
@@ -48,22 +49,27 @@ class Backoff(Options):
 
 def _are_kinds(value: object) -> bool:
     return isinstance(value, tuple) and all(
-        (isinstance(kind, str) and kind) or (isinstance(kind, type) and issubclass(kind, BaseException))
+        issubclass(kind, BaseException)
+        if isinstance(kind, type)
+        else kind != "" and (isinstance(kind, str) or callable(kind))
         for kind in value
     )
 
 
 _KINDS = Requirement(
-    "a tuple of exception classes and kinds of failures", "Use, for example, (ConnectionError, 'timeout').", _are_kinds
+    "a tuple of exception classes, kinds of failures and functions of an exception",
+    "Use, for example, (ConnectionError, 'timeout').",
+    _are_kinds,
 )
-_Kinds = tuple[type[BaseException] | str, ...]
+_Kinds = tuple[type[BaseException] | str | Callable[[BaseException], object], ...]
 
 
 class Retry(Options):
     """Retries of failed messages. A message that fails at its last attempt is dead.
 
     A failure that `on` or `never` excludes is dead at once. A class includes its subclasses. The text of a kind is
-    that in the table `failed`, such as `timeout`, or `failed` for `message.failed(...)`.
+    that in the table `failed`, such as `timeout`, or `failed` for `message.failed(...)`. A function gets the exception
+    of a failure that has one, and returns whether it is meant. It runs where callbacks run.
     """
 
     max_attempts: int = Field(
@@ -74,12 +80,14 @@ class Retry(Options):
         description="Pause before a retry: constant, or a Backoff. Up to a quarter of it is added at random.",
     )
     on: Annotated[_Kinds, _KINDS._replace(is_valid=lambda value: value and _are_kinds(value))] | None = Field(
-        None, description="Exception classes and kinds of the only failures that are retried. None: all failures."
+        None,
+        description="Exception classes, kinds and functions of an exception: only these failures are retried. None: "
+        "all failures.",
     )
     never: Annotated[_Kinds, _KINDS] = Field(
         (PayloadError, ValidationError),
-        description="Exception classes and kinds of failures that are never retried. By default payloads that cannot "
-        "be decoded; () if `on` is set.",
+        description="Exception classes, kinds and functions of an exception: failures that are never retried. By "
+        "default payloads that cannot be decoded; () if `on` is set.",
     )
 
     @model_validator(mode="before")
@@ -87,9 +95,26 @@ class Retry(Options):
     def _retries_what_on_lists(cls, given: dict[str, Any]) -> dict[str, Any]:
         return given if given.get("on") is None else {"never": (), **given}
 
-    def allows(self, failure: Failure) -> bool:
-        """Whether `on` and `never` allow to retry a failure."""
-        return (self.on is None or _is_one_of(failure, self.on)) and not _is_one_of(failure, self.never)
+    def judged(self, failure: Failure) -> Failure:
+        """Return a failure with `retry=False` if `on` or `never` excludes it.
+
+        If a function of `on` or `never` raises, its exception is added to the reason, and the failure may be retried.
+        """
+        if not failure.retry or failure.kind == HELD:
+            return failure
+        try:
+            allows = (self.on is None or _is_one_of(failure, self.on)) and not _is_one_of(failure, self.never)
+        except RunError:
+            raise
+        except BaseException as error:
+            note = f". A function of Retry raised {type(error).__name__}: {reason_of(error)}"
+            return failure if note in failure.reason else failure._replace(reason=words(failure.reason + note))
+        return failure if allows else failure._replace(retry=False)
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether a function decides."""
+        return any(not isinstance(kind, str | type) for kind in (*(self.on or ()), *self.never))
 
     def is_last(self, attempt: int) -> bool:
         """Whether a message that fails at this attempt is dead."""
@@ -104,7 +129,15 @@ class Retry(Options):
 
 
 def _is_one_of(failure: Failure, kinds: _Kinds) -> bool:
-    """Whether a failure has one of some kinds. If its class is not known any more, the names of classes count."""
-    if failure.error is None:
-        return failure.kind in [kind if isinstance(kind, str) else kind.__name__ for kind in kinds]
-    return failure.kind in kinds or issubclass(failure.error, tuple(kind for kind in kinds if isinstance(kind, type)))
+    """Whether a failure has one of some kinds. If its exception is not known any more, the names of classes count."""
+    error = failure.error
+    for kind in kinds:
+        if isinstance(kind, str):
+            found = failure.kind == kind
+        elif error is None:
+            found = isinstance(kind, type) and failure.kind == kind.__name__
+        else:
+            found = isinstance(error, kind) if isinstance(kind, type) else bool(kind(error))
+        if found:
+            return True
+    return False

@@ -176,7 +176,8 @@ class Kept(Recording):
             return staged_messages(batch, task.batcher, task.ack_policy, options.table_schema, {}, self.watch)
 
         known = to_be_cut(waiting.select(CUT_BY.names), window)
-        plan = cutting.cut_and_deal(known, options.batch_size, options.batch_bytes, rest="timeout", read=read)
+        bounds, retry = (options.batch_size, options.batch_bytes), task.pipeline.retry
+        plan = cutting.cut_and_deal(known, *bounds, rest="timeout", read=read, retry=retry)
         for planned in cutting.each(plan):
             (messages,) = waiting.take(planned["rows"]).combine_chunks().to_batches()
             yield task.batch(planned, messages)

@@ -57,6 +57,17 @@ def failure_of(error: BaseException) -> Failure:
     return Failure.of(error, "handle_message")
 
 
+class StatusError(Exception):
+    """A refusal with a status."""
+
+    def __init__(self, code):
+        self.code = code
+
+
+def is_busy(error):
+    return error.code == 503
+
+
 @pytest.mark.parametrize(
     ("rules", "retried", "dead"),
     [
@@ -67,13 +78,19 @@ def failure_of(error: BaseException) -> Failure:
         ({"on": ("timeout", PayloadError)}, [Failure("timeout", ""), PayloadError()], [ConnectionError()]),
         ({"on": (OSError,), "never": (FileNotFoundError,)}, [TimeoutError()], [FileNotFoundError()]),
         ({"on": ("OSError",)}, [OSError()], [ConnectionError()]),
+        (
+            {"on": (is_busy, "timeout")},
+            [StatusError(503), Failure("timeout", "")],
+            [StatusError(404), Failure("StatusError", "")],
+        ),
+        ({"never": (is_busy,)}, [StatusError(404), Failure("timeout", "")], [StatusError(503)]),
     ],
 )
-def test_a_failure_is_retried_by_its_class_or_kind(rules, retried, dead):
+def test_a_failure_is_retried_by_its_class_kind_or_a_function_of_its_exception(rules, retried, dead):
     retry = Retry(max_attempts=3, **rules)
     failures = [each if isinstance(each, Failure) else failure_of(each) for each in [*retried, *dead]]
 
-    assert [retry.allows(failure) for failure in failures] == [True] * len(retried) + [False] * len(dead)
+    assert [retry.judged(failure).retry for failure in failures] == [True] * len(retried) + [False] * len(dead)
 
 
 def test_a_payload_that_does_not_fit_a_model_is_not_retried_by_default():
@@ -83,8 +100,17 @@ def test_a_payload_that_does_not_fit_a_model_is_not_retried_by_default():
     with pytest.raises(ValidationError) as refused:
         Order(number="many")
 
-    assert not Retry(max_attempts=3).allows(failure_of(refused.value))
+    assert not Retry(max_attempts=3).judged(failure_of(refused.value)).retry
 
 
 def test_a_class_that_a_later_step_no_longer_knows_counts_by_its_name():
-    assert Retry(max_attempts=3, on=(ConnectionError,)).allows(Failure("ConnectionError", ""))
+    assert Retry(max_attempts=3, on=(ConnectionError,)).judged(Failure("ConnectionError", "")).retry
+
+
+@pytest.mark.parametrize("rules", [{"on": (is_busy,)}, {"never": (is_busy,)}])
+def test_a_function_that_raises_is_named_in_the_reason_once_and_the_failure_may_be_retried(rules):
+    retry = Retry(max_attempts=3, **rules)
+    failure = retry.judged(retry.judged(failure_of(KeyError("bank"))))
+
+    assert failure.retry
+    assert failure.reason.count("A function of Retry raised AttributeError") == 1

@@ -1,5 +1,6 @@
 """Failures: calls of `handle_failed`, and recording."""
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -342,6 +343,21 @@ def test_a_failure_that_retry_excludes_is_dead_even_if_handle_failed_changes_its
     assert Unavailable.seen == [False, True], "handle_failed sees whether a failure is retried"
 
 
+def test_a_function_of_retry_gets_the_exception_and_fails_a_message_alone_if_it_ends_its_process(lake):
+    def is_refused(error):
+        return os._exit(3) if isinstance(error, KeyError) else error.args == (b"os",)
+
+    rules = {"name": "refused", "retry": Retry(max_attempts=3, never=(is_refused,))}
+    manifest = handled(lake, type("Refused", (Unavailable,), rules), b"os", b"key", b"os", careful=True)
+    rows = rows_of(lake, "refused", manifest, "failed")
+
+    assert sorted((row["kind"], row["stage"], row["state"]) for row in rows) == [
+        ("OSError", "handle_message", "dead"),
+        ("OSError", "handle_message", "dead"),
+        ("worker killed", "retry", "open"),
+    ]
+
+
 class InBatches(Unavailable):
     """Fails a child in its batch, or the message itself."""
 
@@ -356,8 +372,9 @@ class InBatches(Unavailable):
         return [message.failed(errors[message.data]) if message.data in errors else message for message in messages]
 
 
-def test_the_rules_of_retry_apply_to_children_and_to_tests():
-    rules = {"retry": Retry(max_attempts=3, on=(OSError,)), "handle_failed": Pipeline.handle_failed}
+@pytest.mark.parametrize("rule", [OSError, lambda error: error.args == ("os",)])
+def test_the_rules_of_retry_apply_to_children_and_to_tests(rule):
+    rules = {"retry": Retry(max_attempts=3, on=(rule,)), "handle_failed": Pipeline.handle_failed}
     done = trial(type("InRules", (InBatches,), rules), [b"key", b"os", b"ok"])
 
     assert [message.failure.retry for message in done.failed] == [False, True]

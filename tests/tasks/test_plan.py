@@ -171,9 +171,17 @@ def give_up(self: Boxes, messages: list[Message], context: Any) -> list[Message]
 
 @pytest.mark.parametrize(
     ("patches", "state"),
-    [([], "open"), ([(Failure, "of", dead)], "dead"), ([(Boxes, "handle_failed", give_up)], "dead")],
+    [
+        ([], "open"),
+        ([(Boxes, "retry", Retry(max_attempts=3, never=(lambda error: error.args == ("as told",),)))], "dead"),
+        ([(Boxes, "retry", Retry(max_attempts=3, on=(lambda error: error.args == ("as told",),)))], "open"),
+        ([(Failure, "of", dead)], "dead"),
+        ([(Boxes, "handle_failed", give_up)], "dead"),
+    ],
 )
-def test_splitter_failures_are_retried_unless_the_plan_or_handle_failed_disables_it(lake, monkeypatch, patches, state):
+def test_splitter_failures_are_retried_unless_retry_the_plan_or_handle_failed_disables_it(
+    lake, monkeypatch, patches, state
+):
     monkeypatch.setattr(Boxes, "retry", Retry(max_attempts=3))
     for patch in patches:
         monkeypatch.setattr(*patch)

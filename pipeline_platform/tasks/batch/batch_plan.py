@@ -116,7 +116,8 @@ class CutBatches(CallingStep):
     def _cut(self, known: pa.Table, killers: Mapping[int, Failure], watch: Watch) -> pa.Table:
         options, read = self.options, partial(self._messages, known["size"].to_pylist(), killers, watch)
         bounds = options.batch_size, options.batch_bytes
-        return cutting.cut_and_deal(known, *bounds, tasks=self.tasks, rest=self.rest, read=read)
+        retry = self.pipeline.retry
+        return cutting.cut_and_deal(known, *bounds, tasks=self.tasks, rest=self.rest, read=read, retry=retry)
 
     def _messages(
         self, sizes: list[int], killers: Mapping[int, Failure], watch: Watch, rows: list[int]

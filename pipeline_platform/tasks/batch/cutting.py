@@ -12,6 +12,7 @@ from pipeline_platform.model.batch_info import Trigger
 from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import BATCH_MESSAGES, DEFAULT_BATCH_BYTES, Splitter
+from pipeline_platform.model.retry import Retry
 from pipeline_platform.tasks.handle.source_order import dealt, in_source_order
 
 _GROUP = ["window", "partition", "batch_key"]
@@ -52,6 +53,7 @@ def cut(
     *,
     rest: Trigger = "flush",
     read: Read | None = None,
+    retry: Retry | None = None,
 ) -> pa.Table:
     """Cut messages of the same window, partition and key into batches, in order of arrival.
 
@@ -64,6 +66,7 @@ def cut(
         batch_bytes: Maximum number of bytes in a batch.
         rest: Trigger of the last, incomplete batches.
         read: Reads the messages for a splitter.
+        retry: Judges the failures of a splitter.
 
     Returns:
         Rows of `BATCHES`, by the arrival of their first messages. The column `task` is null.
@@ -77,7 +80,7 @@ def cut(
     splits = None
     if isinstance(batch_size, Splitter):
         assert read is not None, "a splitter needs read"
-        splits, batch_size = _Splits(batch_size, read(order.to_pylist())), BATCH_MESSAGES
+        splits, batch_size = _Splits(batch_size, read(order.to_pylist()), retry), BATCH_MESSAGES
     ends = _ends(begins, ordered["size"].to_numpy(), ordered["flush"].to_numpy(), batch_size, batch_bytes, rest, splits)
     batches = _table(ordered, order.cast(pa.int64()), np.cumsum(begins), ends)
     return batches.take(pc.sort_indices(messages["position"].take(pc.list_element(batches["rows"], 0))))
@@ -91,6 +94,7 @@ def cut_and_deal(
     tasks: int = 1,
     rest: Trigger = "flush",
     read: Read | None = None,
+    retry: Retry | None = None,
 ) -> pa.Table:
     """Cut messages into batches. Batches of a partition are in the order of the source and have one task.
 
@@ -102,7 +106,7 @@ def cut_and_deal(
         place = np.empty(messages.num_rows, np.int64)
         place[in_source_order(messages)] = np.arange(messages.num_rows)
         messages = _put(messages, position=place)
-    batches = cut(_put(messages, partition=own), batch_size, batch_bytes, rest=rest, read=read)
+    batches = cut(_put(messages, partition=own), batch_size, batch_bytes, rest=rest, read=read, retry=retry)
     if not has_partitions:
         return batches
     counts = pc.list_value_length(batches["rows"]).to_numpy()
@@ -128,8 +132,8 @@ class _Ends(NamedTuple):
 class _Splits:
     """Calls a splitter for each message, in order."""
 
-    def __init__(self, splitter: Splitter, messages: Iterable[Message]) -> None:
-        self._splitter, self._messages = splitter, iter(messages)
+    def __init__(self, splitter: Splitter, messages: Iterable[Message], retry: Retry | None) -> None:
+        self._splitter, self._messages, self._retry = splitter, iter(messages), retry
         self._accumulator: Any = None
 
     def after(self, *, begins: bool) -> bool | Failure:
@@ -139,7 +143,7 @@ class _Splits:
         """
         message = next(self._messages)
         if message.failure is not None:
-            return message.failure
+            return self._judged(message.failure)
         try:
             if begins:
                 self._accumulator = deepcopy(self._splitter.initial)
@@ -147,9 +151,13 @@ class _Splits:
             if type(step) is not tuple or len(step) != 2 or type(step[0]) is not str or step[0] not in ("emit", "cont"):
                 raise TypeError(f"a step must return ('emit', acc) or ('cont', acc), got {_shown(step)}")
         except BaseException as error:
-            return Failure.of(error, "batch_size")
+            return self._judged(Failure.of(error, "batch_size"))
         self._accumulator = step[1]
         return step[0] == "emit"
+
+    def _judged(self, failure: Failure) -> Failure:
+        """Apply the rules of the option `retry` here: later steps do not know the exception."""
+        return failure if self._retry is None else self._retry.judged(failure)
 
 
 def _shown(step: object) -> str:

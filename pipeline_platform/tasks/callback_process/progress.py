@@ -14,7 +14,7 @@ from pipeline_platform.model.message import Message
 
 _CALLBACKS = (
     "", "only", "transform", "partition_by", "prepare_messages", "handle_message", "handle_messages", "decode",
-    "batch_size", "handle_batch", "lake", "handle_failed", "acknowledge",
+    "batch_size", "handle_batch", "lake", "retry", "handle_failed", "acknowledge",
 )  # fmt: skip
 MOST_ROWS = 2**20
 """Maximum number of rows of a call that are recorded. With more rows, the culprit is unknown."""

@@ -11,7 +11,7 @@ from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.failure import FAILURE_COLUMNS, HELD, Failure, reason_of, words
 from pipeline_platform.model.message import ATTEMPT_KEY, PAYLOAD, Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.callback_process.progress import Watch
+from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.step import Destination, Step
 from pipeline_platform.telemetry.spans import span
@@ -44,10 +44,14 @@ class FailureWriter:
         retry = self._step.pipeline.retry
         if retry is None or block.are_parents:
             return
+        watch = self._watch if retry.has_functions else UNWATCHED
         for index in block.failed:
-            failure = block.messages[index].failure
-            if failure is not None and failure.retry and failure.kind != HELD and not retry.allows(failure):
-                block.messages[index] = block.messages[index]._but(failure=failure._replace(retry=False))
+            message = block.messages[index]
+            if message.failure is not None and message.failure.stage != "batch_size":  # those are judged by `cut`
+                with watch.busy("retry", [message]):
+                    failure = retry.judged(message.failure)
+                if failure is not message.failure:
+                    block.messages[index] = message._but(failure=failure)
 
     def shown(
         self, messages: Sequence[Message], pipeline: Pipeline, may_rescue: Callable[[Message], bool]
