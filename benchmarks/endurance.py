@@ -1,9 +1,11 @@
-"""Seven sources under one daemon with random crashes: detects lost or duplicated messages, and growth.
+"""Seven sources and two sinks under one daemon with random crashes: detects lost or duplicated messages, and growth.
 
 Run it as `python -m benchmarks.endurance [--minutes 60] [--messages 10000000] [--source kafka ...] [--plot FILE]`.
-Messages arrive evenly over this time. Runs, Python processes of Spark and the sources' servers are killed, and runs are
-stopped, at random. The daemon and Spark's server are killed in the first half only, so that the second half shows
-whether they grow. It ends with an account of each source and of the samples. The exit code is 1 if anything is wrong.
+Messages arrive evenly over this time. Rows from Kafka also go to PostgreSQL, those from files to Iceberg; the database
+and the catalog are on the server of the table queue. Runs, Python processes of Spark and the servers are killed, and
+runs are stopped, at random. The daemon and Spark's server are killed in the first half only, so that the second half
+shows whether they grow. It ends with an account of each source and of the samples. The exit code is 1 if anything is
+wrong.
 """
 
 from __future__ import annotations
@@ -25,13 +27,16 @@ from typing import NamedTuple
 
 import polars as pl
 import psutil
+import sqlalchemy as sa
 
-from benchmarks.endurance_location import FAILS_EACH, Asked, Kept
+from benchmarks.endurance_location import FAILS_EACH, SINKS, Asked, Kept
 from benchmarks.recovery_deaths import DEATHS, Scene
 from benchmarks.recovery_deployment import Deployment, deployed
-from benchmarks.recovery_sources import SOURCES, Ground
+from benchmarks.recovery_sources import SERVERS, SOURCES, Ground
+from pipeline_platform.sinks.iceberg import IcebergSink
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.spark import server as spark_server
+from servers import postgres
 
 SHARES = {"postgres": 0.35, "kafka": 0.35, "kinesis": 0.05, "files": 0.05, "rabbitmq": 0.1, "sqs": 0.05, "pubsub": 0.05}
 """Share of all messages by source; the local servers of kinesis and the last three are too slow for more."""
@@ -48,8 +53,9 @@ MAY_GROW = "files of a window"
 class Feed:
     """Sends messages to a source evenly. The source's server is not killed during a send."""
 
-    def __init__(self, name: str, ground: Ground, messages: int, seconds: float) -> None:
+    def __init__(self, name: str, ground: Ground, asked: Asked, messages: int, seconds: float) -> None:
         self.name, self.ground, self.messages, self._seconds = name, ground, messages, seconds
+        self._asked = asked
         self.sent, self.quiet = 0, threading.Lock()
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
@@ -96,7 +102,23 @@ class Feed:
         wrong = [f"{counts[what]} {what}" for what in ("twice", "lost") if counts[what]]
         if counts["failed"] != -(-self.sent // FAILS_EACH):
             wrong.append(f"{counts['failed']} failed")
+        if self.name in SINKS:
+            stored = rows_of_sink(self._asked, self.name)
+            if stored.sort().to_list() != kept.filter(kept % 2 == 0).sort().to_list():
+                wrong.append(f"{len(stored)} in {SINKS[self.name]}, {stored.n_unique()} different")
         return counts, ", ".join(wrong)
+
+
+def rows_of_sink(asked: Asked, pipeline: str) -> pl.Series:
+    """Return the numbers in the sink of a pipeline."""
+    sink = asked.sinks()[SINKS[pipeline]]
+    if isinstance(sink, IcebergSink):
+        from pyiceberg.catalog import load_catalog
+
+        table = load_catalog(sink.catalog, **sink.properties).load_table((sink.namespace, f"{pipeline}_even"))
+        return pl.Series("n", table.scan(selected_fields=("n",)).to_arrow()["n"])
+    with sa.create_engine(asked.warehouse).connect() as connection:
+        return pl.Series("n", connection.execute(sa.text(f"SELECT n FROM {pipeline}_even")).scalars().all(), pl.Int64)
 
 
 class Sample(NamedTuple):
@@ -262,11 +284,15 @@ def main() -> None:
             for name, ground in grounds.items()
         }
         environment = {key: value for ground in grounds.values() for key, value in ground.environment.items()}
-        environment["ENDURANCE_BENCHMARK"] = Asked(folder=str(folder), sources=kept).model_dump_json()
+        if not (address := grounds["postgres"].options["url"] if "postgres" in grounds else ""):
+            address = stack.enter_context(postgres.serve(SERVERS)).address
+        (folder / "warehouse").mkdir()
+        asked = Asked(folder=str(folder), sources=kept, warehouse=address)
+        environment["ENDURANCE_BENCHMARK"] = asked.model_dump_json()
         deployment = stack.enter_context(deployed(folder, "benchmarks.endurance_location", environment))
         watch = Watch(deployment)
         feeds = [
-            Feed(name, ground, round(given.messages * SHARES[name] / whole), seconds)
+            Feed(name, ground, asked, round(given.messages * SHARES[name] / whole), seconds)
             for name, ground in grounds.items()
         ]
         killing(deployment, feeds, watch, seconds, random.Random(given.seed))

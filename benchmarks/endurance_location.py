@@ -14,8 +14,13 @@ from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
 from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
+from pipeline_platform.sinks.contract import Sink
+from pipeline_platform.sinks.iceberg import IcebergSink
+from pipeline_platform.sinks.postgres import PostgresSink
 
 FAILS_EACH = 10_000
+SINKS = {"kafka": "database", "files": "iceberg"}
+"""Sinks of the even numbers, by pipeline."""
 
 
 class Kept(BaseModel):
@@ -30,6 +35,19 @@ class Asked(BaseModel):
 
     folder: str = "."
     sources: dict[str, Kept] = {}
+    warehouse: str = ""
+
+    def sinks(self) -> dict[str, Sink]:
+        """Return the sinks of the pipelines in `SINKS`: tables of the database `warehouse`, and of Iceberg."""
+        catalog = {
+            "type": "sql",
+            "uri": self.warehouse.replace("postgresql:", "postgresql+psycopg:"),
+            "warehouse": f"{self.folder}/warehouse",
+        }
+        return {
+            "database": PostgresSink(name="database", url=self.warehouse),
+            "iceberg": IcebergSink(name="iceberg", namespace="public", properties=catalog),
+        }
 
 
 ASKED = Asked.model_validate(json.loads(os.environ.get("ENDURANCE_BENCHMARK", "{}")))
@@ -43,6 +61,11 @@ class Number(BaseModel):
 
 PROCESSORS = Processors(concurrency=2, max_demand=25_000)
 BATCHERS = {"even": TableBatcher(schema=Number), "odd": TableBatcher(schema=Number)}
+
+
+def into(sink: str) -> dict[str, TableBatcher]:
+    """Return the batchers with a sink for the even numbers."""
+    return {**BATCHERS, "even": TableBatcher(schema=Number, sink=sink)}
 
 
 class Numbers:
@@ -69,7 +92,7 @@ class OverKafka(Numbers, Pipeline):
 
     name = "kafka"
     producer = Producer(source="kafka")
-    processors, batchers = PROCESSORS, BATCHERS
+    processors, batchers = PROCESSORS, into(SINKS["kafka"])
 
 
 class OverKinesis(Numbers, Pipeline):
@@ -109,7 +132,7 @@ class OverFiles(Numbers, Pipeline):
 
     name = "files"
     producer = Producer(source="files")
-    processors, batchers = PROCESSORS, BATCHERS
+    processors, batchers = PROCESSORS, into(SINKS["files"])
 
 
 PIPELINES: tuple[type[Pipeline], ...] = (
@@ -128,4 +151,8 @@ resources: dict[str, Any] = {
     "spark": SparkResource(remote="warm", state_folder=f"{ASKED.folder}/spark", packages=["benchmarks"]),
     **{name: source_resource(SOURCES[kept.connector])(**kept.options) for name, kept in ASKED.sources.items()},
 }
-defs = platform_definitions([pipeline for pipeline in PIPELINES if pipeline.name in ASKED.sources], resources)
+defs = platform_definitions(
+    [pipeline for pipeline in PIPELINES if pipeline.name in ASKED.sources],
+    resources,
+    sinks=ASKED.sinks() if ASKED.warehouse else None,
+)
