@@ -32,6 +32,8 @@ _PATIENCE_S = float(os.environ.get(PATIENCE, "0"))
 IDLE_TIMEOUT = "LATENCY_IDLE_TIMEOUT"
 """Variable with the producer's `idle_timeout` in seconds; 0 for runs of one receive."""
 _IDLE_TIMEOUT_S = float(os.environ.get(IDLE_TIMEOUT, "0"))
+WINDOW_CRON = "LATENCY_WINDOW_CRON"
+"""Variable with the pipeline's `window_cron`: a continuous run ends with its window."""
 MAX_RUNS = "LATENCY_MAX_RUNS"
 """Variable with the number of parallel runs, for large runs."""
 _MAX_RUNS = int(os.environ.get(MAX_RUNS, "0"))
@@ -54,6 +56,7 @@ class Single(Pipeline):
     """Events into a table, or into batches."""
 
     name = "single"
+    window_cron = os.environ.get(WINDOW_CRON, "0 * * * *")
     producer = _producer("queue")
     processors = (
         Processors(concurrency=2, max_demand=50_000)

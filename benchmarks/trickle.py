@@ -26,7 +26,7 @@ import psutil
 
 from benchmarks.events import payloads
 from benchmarks.latency import daemon, evaluations
-from benchmarks.latency_location import IDLE_PIPELINES, IDLE_TIMEOUT, PATIENCE, TAGS, queue_options
+from benchmarks.latency_location import IDLE_PIPELINES, IDLE_TIMEOUT, PATIENCE, TAGS, WINDOW_CRON, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.launcher.run_process import RunProcess
@@ -189,8 +189,10 @@ def main() -> None:
     parser.add_argument("--idle-timeout", type=float, nargs="*", default=[30])
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two messages")
     parser.add_argument("--seconds", type=int, default=120)
+    parser.add_argument("--window-cron", default="0 * * * *", help="starts of windows, with which runs end")
     parser.add_argument("--idle", type=int, nargs="*", default=[], help="numbers of pipelines without messages")
     given = parser.parse_args()
+    os.environ[WINDOW_CRON] = given.window_cron
     for pipelines in given.idle:
         for idle_timeout in (0.0, *given.idle_timeout):
             cost = idle(pipelines, idle_timeout, given.seconds)
