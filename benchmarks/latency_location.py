@@ -42,6 +42,9 @@ KAFKA = "LATENCY_KAFKA"
 _KAFKA = json.loads(os.environ.get(KAFKA, "{}"))
 IDLE_PIPELINES = "LATENCY_IDLE_PIPELINES"
 """Variable with the number of further pipelines, which get no messages."""
+HUNG = "LATENCY_HUNG"
+"""Variable with the URLs of queues for the first of these pipelines, separated by spaces."""
+_HUNG = os.environ.get(HUNG, "").split()
 _IDLE = [f"idle_{number}" for number in range(int(os.environ.get(IDLE_PIPELINES, "0")))]
 
 
@@ -103,6 +106,7 @@ def empty_asked() -> dg.RunRequest | dg.SkipReason:
 def resources(folder: Path) -> dict[str, Any]:
     """Return the resources of the pipeline."""
     queues = {name: source_resource(TableQueue)(**queue_options(folder, name)) for name in ("queue", *_IDLE)}
+    queues |= {name: source_resource(TableQueue)(name=name, url=url) for name, url in zip(_IDLE, _HUNG, strict=False)}
     return {
         "lake": LakeResource(root=f"{folder}/lake"),
         "control": ControlResource(url=f"sqlite:///{folder}/control.sqlite"),
@@ -112,7 +116,8 @@ def resources(folder: Path) -> dict[str, Any]:
     }
 
 
-idle = [type(name, (Single,), {"name": name, "producer": _producer(name)}) for name in _IDLE]
+idle = [type(name, (Single,), {"name": name, "producer": _producer(name), "__module__": __name__}) for name in _IDLE]
+globals().update({each.__name__: each for each in idle})  # Spark's workers import them by name
 defs = dg.Definitions.merge(
     platform_definitions([Single, *idle], resources(FOLDER)), dg.Definitions(jobs=[empty], sensors=[empty_asked])
 )

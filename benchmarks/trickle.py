@@ -1,9 +1,11 @@
 """Latency of a message in a trickle, and the cost of an hour of it: runs, events, processor time.
 
-Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--idle-timeout 30] [--every 1] [--seconds 120] [--idle 1]`.
+Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--idle-timeout 30] [--every 1] [--seconds 120]`, or with
+`--idle 1 10 [--hung 5]`.
 A daemon evaluates a table queue that gets a message every second, or as `--every` says. With a patience of 0, a single
-message is worth a run. With an idle timeout, runs are continuous. `--idle` measures only the processor time of a number
-of pipelines without messages.
+message is worth a run. With an idle timeout, runs are continuous. `--idle` measures only pipelines without messages:
+their processor time, and the seconds between two ticks of a sensor. The sources of `--hung` pipelines accept
+connections and never answer, like a database server that is halted.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import statistics
 import tempfile
 import time
@@ -26,7 +29,7 @@ import psutil
 
 from benchmarks.events import payloads
 from benchmarks.latency import daemon, evaluations
-from benchmarks.latency_location import IDLE_PIPELINES, IDLE_TIMEOUT, PATIENCE, TAGS, WINDOW_CRON, queue_options
+from benchmarks.latency_location import HUNG, IDLE_PIPELINES, IDLE_TIMEOUT, PATIENCE, TAGS, WINDOW_CRON, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.launcher.run_process import RunProcess
@@ -155,18 +158,37 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
             return Trickle([late for _, late in took[1:]], phases, memory, cost[1], cost[2], cost[0])
 
 
-def idle(pipelines: int, idle_timeout: float, seconds: int) -> float:
-    """Return the processor time in seconds that an hour of pipelines without messages takes, with daemon and Spark."""
+class Idle(NamedTuple):
+    """Pipelines without messages: processor time of an hour in seconds, and seconds between two ticks of a sensor."""
+
+    processor_s: float
+    gaps: list[float]
+
+
+def idle(pipelines: int, idle_timeout: float, seconds: int, hung: int) -> Idle:
+    """Measure pipelines without messages, with daemon and Spark; gaps are those of sensors whose source answers."""
     os.environ[IDLE_TIMEOUT], os.environ[IDLE_PIPELINES] = str(idle_timeout), str(pipelines - 1)
-    with tempfile.TemporaryDirectory(prefix="bench-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="bench-") as temporary, socket.create_server(("127.0.0.1", 0)) as halted:
         folder = Path(temporary)
-        for name in ("queue", *(f"idle_{number}" for number in range(pipelines - 1))):
+        # The kernel accepts connections, as for a server that is halted.
+        os.environ[HUNG] = f"postgresql://127.0.0.1:{halted.getsockname()[1]}/halted " * hung
+        for name in ("queue", *(f"idle_{number}" for number in range(hung, pipelines - 1))):
             TableQueue.model_validate(queue_options(folder, name)).create()
-        with daemon(folder):
-            time.sleep(30)
+        with daemon(folder) as instance:
+            time.sleep(60)
             before, began = processor_s(folder), time.monotonic()
             time.sleep(seconds)
-            return (processor_s(folder) - before) * 3600 / (time.monotonic() - began)
+            cost = (processor_s(folder) - before) * 3600 / (time.monotonic() - began)
+            since, gaps = time.time() - seconds, list[float]()
+            names = {f"idle_{number}_producer" for number in range(hung)}
+            for state in instance.all_instigator_state():
+                if state.name.endswith("_producer") and state.name not in names:
+                    ticks = instance.get_ticks(state.instigator_origin_id, state.selector_id, after=since)
+                    times = sorted(tick.timestamp for tick in ticks)
+                    gaps += [after - before for before, after in pairwise(times)]
+            if not gaps:
+                raise RuntimeError(f"no sensor was evaluated twice: {(folder / 'daemon.log').read_text()[-2_000:]}")
+            return Idle(cost, gaps)
 
 
 def cell(seconds: Sequence[float]) -> str:
@@ -191,12 +213,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=120)
     parser.add_argument("--window-cron", default="0 * * * *", help="starts of windows, with which runs end")
     parser.add_argument("--idle", type=int, nargs="*", default=[], help="numbers of pipelines without messages")
+    parser.add_argument("--hung", type=int, default=0, help="number of these whose source never answers")
     given = parser.parse_args()
     os.environ[WINDOW_CRON] = given.window_cron
     for pipelines in given.idle:
         for idle_timeout in (0.0, *given.idle_timeout):
-            cost = idle(pipelines, idle_timeout, given.seconds)
-            print(f"{pipelines} idle, idle_timeout {idle_timeout:g} s: {cost:,.0f} s of processor time per hour")
+            still = idle(pipelines, idle_timeout, given.seconds, given.hung)
+            name = f"{pipelines} idle, {given.hung} of them hung, idle_timeout {idle_timeout:g} s"
+            print(
+                f"{name}: {still.processor_s:,.0f} s of processor time per hour; {cell(still.gaps)} between two ticks"
+            )
     if given.idle:
         return
     per_hour = "runs per hour | events per hour | processor time per hour"
