@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from pipeline_platform.cli.status_data import RequestsStatus
+from pipeline_platform.cli.status.status_data import RequestsStatus
 from pipeline_platform.model.bound_producer import BoundProducer
 
 if TYPE_CHECKING:

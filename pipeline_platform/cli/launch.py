@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.planned_runs import Launched, PlannedRun, carry_out, launch_all, windows_text
+from pipeline_platform.cli.runs.planned_runs import Launched, PlannedRun, carry_out, launch_all, windows_text
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota

@@ -10,26 +10,26 @@ import dotenv
 import typer
 from typer.core import TyperGroup
 
-from pipeline_platform.cli import failure_commands as failures
 from pipeline_platform.cli import limit_commands as limits
 from pipeline_platform.cli import loading
-from pipeline_platform.cli import spark_commands as spark
-from pipeline_platform.cli import table_queue_commands as table_queue
 from pipeline_platform.cli.dashboard.command import dashboard
-from pipeline_platform.cli.doctor_command import doctor
-from pipeline_platform.cli.erase_command import erase
+from pipeline_platform.cli.doctor.doctor_command import doctor
 from pipeline_platform.cli.errors import FAILED, line_of
+from pipeline_platform.cli.failures import failure_commands as failures
 from pipeline_platform.cli.history_command import history
-from pipeline_platform.cli.new_command import new
-from pipeline_platform.cli.pull_command import pull
+from pipeline_platform.cli.lake.erase_command import erase
+from pipeline_platform.cli.lake.receives_command import receives
+from pipeline_platform.cli.lake.repair_command import repair
+from pipeline_platform.cli.lake.trace_command import trace
 from pipeline_platform.cli.push_command import push
-from pipeline_platform.cli.receives_command import receives
-from pipeline_platform.cli.repair_command import repair
-from pipeline_platform.cli.replay_command import replay
+from pipeline_platform.cli.runs.pull_command import pull
+from pipeline_platform.cli.runs.replay_command import replay
+from pipeline_platform.cli.setup import spark_commands as spark
+from pipeline_platform.cli.setup import table_queue_commands as table_queue
+from pipeline_platform.cli.setup.new_command import new
 from pipeline_platform.cli.show_command import show
-from pipeline_platform.cli.status_command import status
+from pipeline_platform.cli.status.status_command import status
 from pipeline_platform.cli.terminal import say
-from pipeline_platform.cli.trace_command import trace
 
 _TASKS = """
 **Why did a message fail?** `failures list NAME`, then `failures show NAME ID`

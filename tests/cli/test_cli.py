@@ -126,7 +126,7 @@ def test_a_look_at_failures_and_outcomes_loads_no_pandas(keeping):
     assert looked_at.open_by_window() == {"2026-01-01T0000": 1}
     script = f"""
 import sys
-from pipeline_platform.cli.status_gathering import failures_status, redelivered
+from pipeline_platform.cli.status.status_gathering import failures_status, redelivered
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.small_lake import Keeping
 lake = Lake(root={keeping.lake.root!r})

@@ -11,9 +11,10 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from pipeline_platform import Processors, Producer
-from pipeline_platform.cli import launch, planned_runs
+from pipeline_platform.cli import launch
 from pipeline_platform.cli.main import app
-from pipeline_platform.cli.planned_runs import windows_text
+from pipeline_platform.cli.runs import planned_runs
+from pipeline_platform.cli.runs.planned_runs import windows_text
 from pipeline_platform.lake.storage import Lake
 from tests.fixtures.failures import LATER, MINUTE, NOON, event, failures, record
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory

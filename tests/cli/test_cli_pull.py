@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.cli import planned_runs
+from pipeline_platform.cli.runs import planned_runs
 from pipeline_platform.orchestration.asset_windows import window_now
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory, numbered

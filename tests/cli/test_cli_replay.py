@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pipeline_platform.cli import planned_runs, replay_command
+from pipeline_platform.cli.runs import planned_runs, replay_command
 from pipeline_platform.cli.time_range import windows_between
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -149,7 +149,7 @@ def test_the_exit_code_is_the_result_of_the_runs_that_are_waited_for(
         followed.append(run_ids)
         return succeeds
 
-    monkeypatch.setattr("pipeline_platform.cli.planned_runs.follow", follow)
+    monkeypatch.setattr("pipeline_platform.cli.runs.planned_runs.follow", follow)
     answer = cli("replay", "keeping", "--since", "2026-01-01", "--until", "2026-01-03", "--wait")
     assert (answer.exit_code, followed) == (code, [["run-1", "run-2"]])
 

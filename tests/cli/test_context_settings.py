@@ -10,9 +10,9 @@ import typer
 from pydantic import BaseModel
 
 from pipeline_platform import Pipeline, PipelineError
-from pipeline_platform.cli import planned_runs
-from pipeline_platform.cli.context_settings import settings_of
 from pipeline_platform.cli.launch import retry_failures
+from pipeline_platform.cli.runs import planned_runs
+from pipeline_platform.cli.runs.context_settings import settings_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.asset_windows import window_now
 from tests.fixtures.failures import event, record

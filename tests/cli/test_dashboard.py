@@ -16,7 +16,7 @@ from rich.console import Console
 from pipeline_platform.cli.dashboard.command import follow, to_html
 from pipeline_platform.cli.dashboard.gathering import Gatherer
 from pipeline_platform.cli.dashboard.looks import Paced
-from pipeline_platform.cli.status_data import Health
+from pipeline_platform.cli.status.status_data import Health
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import window_now

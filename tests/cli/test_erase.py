@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 
 from pipeline_platform import TableBatcher
-from pipeline_platform.cli import erase_command
+from pipeline_platform.cli.lake import erase_command
 from pipeline_platform.lake.latest.keyed_table import KeyedTable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables

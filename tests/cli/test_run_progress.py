@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 import typer
 
-from pipeline_platform.cli.run_progress import follow
+from pipeline_platform.cli.runs.run_progress import follow
 from tests.fixtures.pipelines_under_test import Told
 
 

@@ -8,7 +8,7 @@ import pytest
 from dagster._core.definitions.run_request import InstigatorType
 
 from pipeline_platform import Backlog, Producer, Retry, SourceAwayError
-from pipeline_platform.cli import status_command
+from pipeline_platform.cli.status import status_command
 from pipeline_platform.cli.waiting import Wait
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.jobs import RunTags

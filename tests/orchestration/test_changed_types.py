@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Producer, TableBatcher
-from pipeline_platform.cli import status_gathering
+from pipeline_platform.cli.status import status_gathering
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import SYSTEM, Table

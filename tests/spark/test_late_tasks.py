@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline_platform.cli.status_gathering import _in_flight
+from pipeline_platform.cli.status.status_gathering import _in_flight
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.spark_work import SparkWork

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from pipeline_platform.cli.dashboard.looks import Paced
 from pipeline_platform.cli.dashboard.picture import Cause, Causes
-from pipeline_platform.cli.status_data import FailuresStatus
+from pipeline_platform.cli.status.status_data import FailuresStatus
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.inspection import grouped
 from pipeline_platform.lake.storage import Lake

@@ -12,7 +12,7 @@ from pipeline_platform.cli.dashboard.bars import sparkline
 from pipeline_platform.cli.dashboard.figures import count, oldest, rate, state_of, waiting
 from pipeline_platform.cli.dashboard.picture import Look, Picture, PipelinePicture
 from pipeline_platform.cli.dashboard.pipeline_drawing import draw_pipeline
-from pipeline_platform.cli.status_data import Health
+from pipeline_platform.cli.status.status_data import Health
 from pipeline_platform.cli.terminal import duration, plain
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from pipeline_platform.cli.dashboard.picture import Look, PipelinePicture, Stage
-from pipeline_platform.cli.status_data import Health, ProducerStatus
+from pipeline_platform.cli.status.status_data import Health, ProducerStatus
 from pipeline_platform.cli.terminal import duration, plain
 
 SIGNS = {

@@ -27,7 +27,7 @@ from pipeline_platform.cli.dashboard.picture import (
     Stage,
 )
 from pipeline_platform.cli.dashboard.run_lines import run_lines
-from pipeline_platform.cli.status_gathering import pipeline_status
+from pipeline_platform.cli.status.status_gathering import pipeline_status
 from pipeline_platform.control.activity import by_minute, latest
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStoreError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from pipeline_platform.cli.dashboard.picture import Look
-from pipeline_platform.cli.status_data import PipelineStatus
-from pipeline_platform.cli.status_gathering import LookingAt
+from pipeline_platform.cli.status.status_data import PipelineStatus
+from pipeline_platform.cli.status.status_gathering import LookingAt
 
 _AT_ONCE = 8
 """Maximum number of concurrent looks that do not hang. The control store has at most ten connections per process."""

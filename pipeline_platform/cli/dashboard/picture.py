@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple
 
-from pipeline_platform.cli.status_data import PipelineStatus
+from pipeline_platform.cli.status.status_data import PipelineStatus
 
 HOUR_MINUTES = 60
 RATES_OVER = timedelta(minutes=5)

@@ -12,7 +12,7 @@ from rich.text import Text
 from pipeline_platform.cli.dashboard.bars import gauge, sparkline, time_line
 from pipeline_platform.cli.dashboard.figures import SIGNS, count, line, oldest, rate, seconds, state_of
 from pipeline_platform.cli.dashboard.picture import TIME_LINE, Look, Minute, Picture, PipelinePicture, RunLine, Stage
-from pipeline_platform.cli.status_data import ProducerStatus
+from pipeline_platform.cli.status.status_data import ProducerStatus
 from pipeline_platform.cli.terminal import duration, plain
 
 WIDE = 130

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.status_data import Health, PipelineStatus, Problem, ProducerStatus
+from pipeline_platform.cli.status.status_data import Health, PipelineStatus, Problem, ProducerStatus
 from pipeline_platform.cli.terminal import duration
 from pipeline_platform.model.pipeline import Pipeline
 

@@ -5,11 +5,11 @@ from typing import Annotated, Any
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.context_settings import Settings, settings_of
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Name
-from pipeline_platform.cli.planned_runs import (
+from pipeline_platform.cli.runs.context_settings import Settings, settings_of
+from pipeline_platform.cli.runs.planned_runs import (
     DryRun,
     IgnorePause,
     PlannedRun,

@@ -16,7 +16,7 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.progress import progress
-from pipeline_platform.cli.run_progress import follow
+from pipeline_platform.cli.runs.run_progress import follow
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer

@@ -10,7 +10,7 @@ from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.limit_commands import chosen_producer
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Name
-from pipeline_platform.cli.planned_runs import DryRun, IgnorePause, PlannedRun, Wait, carry_out, refuse_paused
+from pipeline_platform.cli.runs.planned_runs import DryRun, IgnorePause, PlannedRun, Wait, carry_out, refuse_paused
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.demand import no_room
 from pipeline_platform.control.quota import Quota

@@ -12,8 +12,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, known, requests_of
-from pipeline_platform.cli.failed_runs import failed_runs
-from pipeline_platform.cli.status_data import (
+from pipeline_platform.cli.status.failed_runs import failed_runs
+from pipeline_platform.cli.status.status_data import (
     BacklogStatus,
     DagsterRuns,
     FailuresStatus,
@@ -33,7 +33,7 @@ from pipeline_platform.cli.status_data import (
     WindowFailures,
     worst,
 )
-from pipeline_platform.cli.status_problems import problems_of
+from pipeline_platform.cli.status.status_problems import problems_of
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages

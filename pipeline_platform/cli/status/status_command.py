@@ -20,7 +20,7 @@ from pipeline_platform.cli.errors import BROKEN, exiting_with
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, OptionalName
 from pipeline_platform.cli.output import print_json
-from pipeline_platform.cli.status_data import (
+from pipeline_platform.cli.status.status_data import (
     DagsterRuns,
     FailuresStatus,
     Health,
@@ -33,7 +33,7 @@ from pipeline_platform.cli.status_data import (
     Shared,
     StatusOutput,
 )
-from pipeline_platform.cli.status_gathering import gather
+from pipeline_platform.cli.status.status_gathering import gather
 from pipeline_platform.cli.terminal import duration, plain, say
 from pipeline_platform.cli.waiting import waiting
 

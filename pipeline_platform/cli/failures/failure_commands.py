@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.context_settings import Settings, settings_of
-from pipeline_platform.cli.failure_selection import (
+from pipeline_platform.cli.failures.failure_selection import (
     Cause,
     Chosen,
     Every,
@@ -23,13 +22,14 @@ from pipeline_platform.cli.failure_selection import (
     for_history,
     selected_by,
 )
-from pipeline_platform.cli.failure_views import list_, show
+from pipeline_platform.cli.failures.failure_views import list_, show
 from pipeline_platform.cli.history_command import Why, record, user
 from pipeline_platform.cli.launch import retry_all
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Name
-from pipeline_platform.cli.planned_runs import DryRun, Wait
 from pipeline_platform.cli.progress import progress
+from pipeline_platform.cli.runs.context_settings import Settings, settings_of
+from pipeline_platform.cli.runs.planned_runs import DryRun, Wait
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until
 from pipeline_platform.lake.failures import closing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from pipeline_platform.cli.status_data import FailedRunsStatus
+from pipeline_platform.cli.status.status_data import FailedRunsStatus
 from pipeline_platform.model.bound_producer import BoundProducer
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import typer
 from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_views import happened
+from pipeline_platform.cli.failures.failure_views import happened
 from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import say

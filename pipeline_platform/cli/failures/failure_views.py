@@ -12,7 +12,14 @@ import typer
 from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.failure_selection import Cause, Kind, Reason, Windows, chosen_windows, failed_messages
+from pipeline_platform.cli.failures.failure_selection import (
+    Cause,
+    Kind,
+    Reason,
+    Windows,
+    chosen_windows,
+    failed_messages,
+)
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, Time, print_json

@@ -1,0 +1,1 @@
+"""Commands on data in the lake: messages, receives and files of tables."""
