@@ -20,7 +20,7 @@ from pydantic import Field
 from docs.examples.connectors.jetstream import JetStream
 from docs.examples.connectors.redis_stream import RedisStream
 from pipeline_platform import Source
-from pipeline_platform.connectors.files import FileSource
+from pipeline_platform.connectors.files import FileSource, notifications
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
@@ -29,10 +29,12 @@ from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.database import Database
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.testing import PAGES, TEXTS, BrokenPromiseError, Server, check_source, promises_of
 from servers import sqs
+from tests.connectors.test_file_notifications import event
 
 SHORT_S, LONG_S = 2, 15
 """Leases in seconds. Most promises are verified with a short lease. A slow machine may exceed it, so a failed promise
@@ -199,6 +201,65 @@ def files(request: pytest.FixtureRequest, lease_s: int) -> Row:
     return new, Server(payloads=lines, send=send, many=PAGES[:300], missing=missing, sleep=turned.append)
 
 
+def bucket(
+    request: pytest.FixtureRequest, lease_s: int, queue: Callable[[], tuple[str, Callable[[list[str]], object]]]
+) -> Row:
+    """Return a row of files in a bucket, which only notifications name; `queue` returns a new queue and its sender."""
+    build, server = files(request, lease_s)
+    # Without credentials, which are in the environment: their text is also part of names.
+    options = {name: value for name, value in request.getfixturevalue("s3").items() if "KEY" not in name}
+    notify: dict[str, Callable[[list[str]], object]] = {}
+
+    def new() -> Source:
+        address, notify[address] = queue()
+        at = {"root": f"s3://lake/{uuid4().hex[:8]}", "storage_options": options}
+        return build().model_copy(update={**at, "list_root": False, "notifications": address})
+
+    def send(source: FileSource, payloads: list[bytes]) -> None:
+        lake = Lake(root=source.root, storage_options=options)
+        names = [f"{uuid4().hex}.jsonl" for _ in payloads]
+        for name, payload in zip(names, payloads, strict=True):
+            lake.write(name, payload + b"\n")
+        notify[str(source.notifications)]([f"{source.root.removeprefix('s3://lake/')}/{name}" for name in names])
+
+    def missing() -> Source:
+        source = new()
+        return source.model_copy(update={"notifications": f"{source.notifications}-not-there"})
+
+    return new, replace(server, send=send, many=PAGES[:60], missing=missing)
+
+
+def bucket_through_sqs(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", request.getfixturevalue("sqs_server"))
+    monkeypatch.setenv("AWS_REGION", sqs.REGION)
+    create: Callable[..., str] = request.getfixturevalue("sqs_queue")
+
+    def queue() -> tuple[str, Callable[[list[str]], object]]:
+        url = create()
+        return url, lambda keys: sqs.fill(url, [event(key) for key in keys])
+
+    return bucket(request, lease_s, queue)
+
+
+def bucket_through_pubsub(request: pytest.FixtureRequest, lease_s: int) -> Row:
+    monkeypatch: pytest.MonkeyPatch = request.getfixturevalue("monkeypatch")
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", request.getfixturevalue("pubsub_server"))
+    monkeypatch.setattr(notifications, "_PULL_S", 0.1)
+    subscribed: Callable[..., PubsubSource] = request.getfixturevalue("subscribed")
+
+    def queue() -> tuple[str, Callable[[list[str]], object]]:
+        topic = subscribed()
+
+        def notify(keys: list[str]) -> None:
+            named = [{"eventType": "OBJECT_FINALIZE", "bucketId": "lake", "objectId": key} for key in keys]
+            topic.send([b""] * len(keys), [{"attributes": attributes} for attributes in named])
+
+        return topic._path, notify
+
+    return bucket(request, lease_s, queue)
+
+
 def amazon_kinesis(request: pytest.FixtureRequest, _: int) -> Row:
     endpoint: str = request.getfixturevalue("kinesis_server")
     create: Callable[..., str] = request.getfixturevalue("kinesis_stream")
@@ -221,6 +282,8 @@ SOURCES = {
     redis: RedisStream,
     nats: JetStream,
     files: FileSource,
+    bucket_through_sqs: FileSource,
+    bucket_through_pubsub: FileSource,
     amazon_kinesis: KinesisSource,
 }
 

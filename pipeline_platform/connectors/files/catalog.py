@@ -74,6 +74,12 @@ class Catalog:
             sa.Column("is_done", sa.Boolean, nullable=False, server_default=sa.false()),
         )
         sa.Index(f"{table}_next", self._table.c.is_done, self._table.c.modified)
+        self._listings = sa.Table(
+            f"{table}_listings",
+            self._table.metadata,
+            sa.Column("place", sa.Text, primary_key=True),
+            sa.Column("started", sa.Double, nullable=False),
+        )
 
     def create(self) -> None:
         """Create the table, if it does not exist."""
@@ -82,13 +88,26 @@ class Catalog:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(self._table.name))))
             self._table.metadata.create_all(connection)
 
+    def listing_due(self, place: str, every_s: float) -> float | None:
+        """Return the current time if a listing of a place is due, else None."""
+        started = sa.select(self._listings.c.started).where(self._listings.c.place == place)
+        with self._database.reading() as connection:
+            last, now = connection.execute(started).scalar(), self._now(connection)
+        return None if last is not None and last <= now < last + every_s else now
+
+    def listed(self, place: str, started: float) -> None:
+        """Record a complete listing of a place."""
+        with self._database.writing() as connection:
+            record = insert(connection, self._listings).values(place=place, started=started)
+            connection.execute(record.on_conflict_do_update(index_elements=["place"], set_={"started": started}))
+
     def add(self, files: Iterable[Found]) -> None:
         """Add files that are not in the catalog.
 
-        The first files count as delivered before: the catalog may be new because an earlier one was lost.
+        Until the first listing is complete, they count as delivered before: an earlier catalog may have been lost.
         """
         with self._database.reading() as connection:
-            is_new = connection.execute(sa.select(self._table.c.id).limit(1)).first() is None
+            is_new = connection.execute(sa.select(self._listings.c.place).limit(1)).first() is None
         for some in _groups({"id": file.id, **file._asdict(), "attempts": int(is_new)} for file in files):
             with self._database.writing() as connection:
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)

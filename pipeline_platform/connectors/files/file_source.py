@@ -2,11 +2,12 @@
 
 import fnmatch
 import logging
+import re
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Self
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -14,13 +15,16 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from pipeline_platform.connectors.files import rows
 from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
+from pipeline_platform.connectors.files.notifications import Notifications, queue_of
 from pipeline_platform.control.database import Database, parse_url
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.model.portions import BATCH_BYTES, portions
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
+from pipeline_platform.source.pauses import PAUSES
 
 logger = logging.getLogger(__name__)
 
@@ -29,22 +33,15 @@ _MISSING_S = 600
 """Seconds until a file that is missing is looked for again."""
 MOST_FILES = 10_000
 """Maximum number of files of one receive: their names are part of its record."""
-
-
-class Listing(NamedTuple):
-    """The last listing of this process.
-
-    Attributes:
-        due: Time of the next listing, by the monotonic clock.
-        seen: Ids of the files in it.
-    """
-
-    due: float = 0.0
-    seen: frozenset[str] = frozenset()
+_MOST_NAMED = 1_000
+"""Maximum number of notifications that a look for the backlog takes: it must be quick."""
+_QUEUE = re.compile(r"https?://[\w.-]+(:\d+)?/[^@?#\s]+|projects/[^/]+/subscriptions/[^/]+")
+_LIST_EVERY_S, _LIST_BESIDES_S = 10.0, 86_400.0
+"""Default seconds between two listings, without and with notifications."""
 
 
 class FileSource(Source):
-    """Files under a root, each row of which is a message. A file is read once its version appears in a listing.
+    """Files under a root, each row of which is a message. A file is read once a listing or a notification names it.
 
     A receive leases whole files, and reads each in one task. Its rows have the ids `<path>@<version>#<line>`, so a file
     that is read again after a crash yields duplicates only. A file is done once all its rows are decided.
@@ -74,7 +71,18 @@ class FileSource(Source):
         "postgresql+psycopg://user:password@host/database.",
     )
     table: str = Field("files", pattern=r"^\w{1,50}$", description="Table of the catalog, one per source.")
-    list_every_s: float = Field(10.0, ge=0, description="Seconds between two listings of root by a process.")
+    notifications: str | None = Field(
+        None,
+        description="Queue of the bucket's notifications, which name new files: URL of an SQS queue, or "
+        "projects/<project>/subscriptions/<name> of Pub/Sub. Without it, files are found by listing root.",
+    )
+    list_root: bool = Field(True, description="Whether root is listed; false needs notifications.")
+    list_every_s: float | None = Field(
+        None,
+        ge=0,
+        description="Seconds between two listings of root, over all processes. Default: 10, or 86,400 with "
+        "notifications.",
+    )
     settle_s: float | None = Field(
         None,
         ge=0,
@@ -104,11 +112,26 @@ class FileSource(Source):
             raise ValueError("; ".join(str(each["ctx"]["error"]) for each in error.errors())) from None
         return self
 
+    @model_validator(mode="after")
+    def _finds_files(self) -> Self:
+        if self.notifications is None:
+            if not self.list_root:
+                raise ValueError("list_root is False, and notifications is not set. Set it, or list_root to True.")
+        elif "://" not in self.root:
+            raise ValueError(f"notifications must not be set for a folder, got root {self.root}. Remove it.")
+        elif not _QUEUE.fullmatch(self.notifications):
+            raise ValueError(
+                "notifications must be the URL of an SQS queue or projects/<project>/subscriptions/<name>, got "
+                f"{redacted(self.notifications)!r}. Correct it."
+            )
+        return self
+
     @property
     def places(self) -> frozenset[str]:
         """The root with the pattern, and the table of the catalog."""
         catalog = parse_url(self.catalog).set(query={}, username=None, password=None)
-        return frozenset({f"files {self.root}/{self.pattern}", f"table {self.table} of {catalog}"})
+        queue = self._notifications.queue.places if self._notifications else frozenset()
+        return queue | {f"files {self.root}/{self.pattern}", f"table {self.table} of {catalog}"}
 
     @property
     def ack_actions(self) -> AckActions:
@@ -120,10 +143,20 @@ class FileSource(Source):
         """A third of the lease: two renewals may fail."""
         return self.lease_s / 3
 
+    @property
+    def poll_pauses(self) -> Backoff:  # type: ignore[override]
+        """The pauses of the queue of notifications, if there is one."""
+        return self._notifications.queue.poll_pauses if self._notifications else PAUSES
+
     def backlog(self) -> Backlog:
         """Estimate the rows of the files that wait, by their size."""
         self._list_if_due()
+        named = self._notifications.queue.backlog().messages if self._notifications else 0
+        if self._notifications and named:
+            self._notifications.take(_MOST_NAMED, self._catalog.add)
         messages, oldest = self._catalog.waiting(self.row_bytes)
+        if named is None:  # only a pull, which waits, finds out: see `plan`
+            return Backlog(messages, oldest, at_least=True) if messages else Backlog(None)
         return Backlog(messages, oldest)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
@@ -131,6 +164,8 @@ class FileSource(Source):
         if demand < 1:
             return []
         self._list_if_due()
+        if self._notifications and self._catalog.waiting(self.row_bytes)[0] < demand:
+            self._notifications.take(MOST_FILES, self._catalog.add)
         files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES, self.row_bytes)
         return [
             Share(
@@ -181,24 +216,37 @@ class FileSource(Source):
 
     def close(self) -> None:
         """Close this process's connections."""
-        self.__dict__.pop("_listing", None)
+        if notifications := self.__dict__.pop("_notifications", None):
+            notifications.queue.close()
         if catalog := self.__dict__.pop("_database", None):
             catalog.close()
         self.__dict__.pop("_catalog", None)
 
     def _list_if_due(self) -> None:
-        listing = self._listing
-        if (now := time.monotonic()) < listing.due:
+        every_s = self.list_every_s
+        if every_s is None:
+            every_s = _LIST_BESIDES_S if self.notifications else _LIST_EVERY_S
+        place = f"{self.root}/{self.pattern}"
+        if not self.list_root or (due_at := self._catalog.listing_due(place, every_s)) is None:
             return
         found = {file.id: file for file in self._found()}
-        self._catalog.add(file for file in found.values() if file.id not in listing.seen)
-        self.__dict__["_listing"] = Listing(now + self.list_every_s, frozenset(found))
+        self._catalog.add(file for file in found.values() if file.id not in self._seen)
+        self._catalog.listed(place, due_at)
+        self.__dict__["_seen"] = frozenset(found)
 
     def _expect(self, file: str, path: str) -> None:
         """Raise `FileNotFoundError` if the version of a file no longer exists."""
-        info = self._files.get_file_info(path)
-        if not info.is_file or Found.of(info, is_local=self._lake.is_local).id != file:
+        found = self._version(path)
+        if found is None or found.id != file:
             raise FileNotFoundError(path)
+
+    def _version(self, path: str) -> Found | None:
+        info = self._files.get_file_info(path)
+        return Found.of(info, is_local=self._lake.is_local) if info.is_file else None
+
+    def _current(self, path: str) -> Found | None:
+        """Return the current version of a file; None if it does not exist or is left out."""
+        return self._version(path) if self._is_wanted(path) else None
 
     def _found(self) -> Iterator[Found]:
         try:
@@ -214,20 +262,33 @@ class FileSource(Source):
         settle_s = self.settle_s if self.settle_s is not None else _SETTLE_S if self._lake.is_local else 0.0
         newest = time.time() - settle_s
         for info in infos:
-            is_hidden = any(part.startswith((".", "_")) for part in info.path.split("/"))
-            if not info.is_file or is_hidden or not fnmatch.fnmatchcase(info.path, self.pattern):
-                continue
-            if self._format(info.path) is None:
-                logger.warning("%s: left out %s: its suffix has no format. Set format", self.name, info.path)
-            elif (file := Found.of(info, is_local=self._lake.is_local)).modified <= newest or not settle_s:
-                yield file
+            if info.is_file and self._is_wanted(info.path):
+                file = Found.of(info, is_local=self._lake.is_local)
+                if file.modified <= newest or not settle_s:
+                    yield file
+
+    def _is_wanted(self, path: str) -> bool:
+        is_hidden = any(part.startswith((".", "_")) for part in path.split("/"))
+        if is_hidden or path.endswith("/") or not fnmatch.fnmatchcase(path, self.pattern):
+            return False
+        if self._format(path) is None:
+            logger.warning("%s: left out %s: its suffix has no format. Set format", self.name, path)
+            return False
+        return True
 
     def _format(self, path: str) -> rows.Format | None:
         return self.format or rows.format_of(path)
 
     @cached_property
-    def _listing(self) -> Listing:
-        return Listing()
+    def _seen(self) -> frozenset[str]:
+        """Ids of the files of this process's last listing."""
+        return frozenset()
+
+    @cached_property
+    def _notifications(self) -> Notifications | None:
+        if self.notifications is None:
+            return None
+        return Notifications(queue_of(self.notifications, self.name), self.root, self._current)
 
     @cached_property
     def _lake(self) -> Lake:
