@@ -19,8 +19,8 @@ export SOURCE FLIGHTS PORT
 help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 	@echo
-	@echo '  make demo SOURCE=kafka|kinesis|rabbitmq|pubsub|sqs|postgres'
-	@echo '                 the same over a real server; FLIGHTS=<number> or FLIGHTS=all says how many'
+	@echo '  make demo SOURCE=kafka|kinesis|rabbitmq|pubsub|sqs|postgres|files'
+	@echo '                 the same over a real server, or files; FLIGHTS=<number> or FLIGHTS=all says how many'
 
 demo: setup ## A year of flights through a queue, Dagster and Spark; ends with figures that add up
 	@$(BIN)/python -m demo run

@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-Kind = Literal["table", "postgres", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub"]  # the demo's queue
+Kind = Literal["table", "postgres", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "files"]  # the demo's queue
 ALL_FLIGHTS = 336_776
 PROJECT = Path(__file__).resolve().parents[1]  # the checkout: working directory of all processes
 MARK = "PIPELINE_PLATFORM_DEMO"  # variable that marks the processes of a demo, which ends only these
@@ -35,6 +35,7 @@ class Place:
         self.home = home = home.resolve()
         self.lake, self.dagster, self.logs = home / "lake", home / "dagster", home / "logs"
         self.queue, self.control, self.alerts = (home / f"{name}.sqlite" for name in ("queue", "control", "alerts"))
+        self.incoming, self.catalog = home / "incoming", home / "files.sqlite"
         self.chart, self._begun = home / "demo.png", home / "demo.json"
 
     @property
@@ -48,9 +49,9 @@ class Place:
 
     def clear(self) -> None:
         """Remove the files of demos, and no other files."""
-        for folder in (self.lake, self.dagster, self.logs):
+        for folder in (self.lake, self.dagster, self.logs, self.incoming):
             shutil.rmtree(folder, ignore_errors=True)
-        for file in (self.queue, self.control, self.alerts, self.chart, self._begun):
+        for file in (self.queue, self.catalog, self.control, self.alerts, self.chart, self._begun):
             for part in self.home.glob(f"{file.name}*"):  # also SQLite's -wal and -shm
                 part.unlink()
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 from uuid import uuid4
 
 from demo.place import PROJECT, Kind, Place
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
@@ -23,6 +27,8 @@ from pipeline_platform.source.patience import patiently
 from servers import kafka, kinesis, postgres, pubsub, rabbitmq, sqs
 
 Fill = Callable[[list[bytes]], int]
+
+_ROWS_PER_FILE = 10_000
 
 
 class Queue(NamedTuple):
@@ -45,7 +51,7 @@ class Queue(NamedTuple):
 def opened(place: Place, source: Kind) -> Iterator[Queue]:
     """Open the queue, and create it if it is missing. Servers that the demo starts end with the block."""
     kinds = {"table": _table, "postgres": _postgres, "sqs": _sqs, "kafka": _kafka, "kinesis": _kinesis}
-    kinds |= {"rabbitmq": _rabbitmq}
+    kinds |= {"rabbitmq": _rabbitmq, "files": _files}
     with kinds.get(source, _pubsub)(place) as queue:
         yield queue._replace(environment={"FLIGHTS_SOURCE": source, **queue.environment})
 
@@ -70,6 +76,34 @@ def _table(place: Place) -> Iterator[Queue]:
             return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
 
     yield Queue({}, table.send, rows, rows)
+
+
+@contextmanager
+def _files(place: Place) -> Iterator[Queue]:
+    catalog = f"sqlite:///{place.catalog}"
+    source = FileSource(name="flights_queue", root=str(place.incoming), catalog=catalog)
+
+    @cache
+    def rows(path: Path) -> int:
+        return gzip.decompress(path.read_bytes()).count(b"\n")
+
+    def fill(payloads: list[bytes]) -> int:
+        place.incoming.mkdir()
+        for number, first in enumerate(range(0, len(payloads), _ROWS_PER_FILE)):
+            content = b"".join(payload + b"\n" for payload in payloads[first : first + _ROWS_PER_FILE])
+            path = place.incoming / f"{number:03}.jsonl.gz"
+            path.with_suffix(".part").write_bytes(gzip.compress(content, 1))
+            path.with_suffix(".part").rename(path)  # only complete files appear
+        return len(payloads)
+
+    def left() -> int:
+        source.backlog()  # creates the catalog
+        with closing(sqlite3.connect(f"file:{place.catalog}?mode=ro", uri=True, timeout=30)) as database:
+            done = {path for (path,) in database.execute("SELECT path FROM files WHERE is_done")}
+        return sum(rows(path) for path in place.incoming.glob("*.gz") if path.name not in done)
+
+    with closing(source):
+        yield Queue({}, fill, left, left)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.connectors.pubsub import PubsubSource
@@ -36,6 +37,10 @@ def flights_queue() -> Any:
                 visibility_timeout=int(given("FLIGHTS_SQS_VISIBILITY", "900")),
                 endpoint_url=given("AWS_ENDPOINT_URL"),
                 region_name=given("AWS_REGION", "us-east-1"),
+            )
+        case "files":
+            return source_resource(FileSource)(
+                name=name, root=f"{home()}/incoming", catalog=f"sqlite:///{home()}/files.sqlite", row_bytes=50
             )
         case "kafka":
             topic, servers = given("FLIGHTS_TOPIC", "flights"), given("KAFKA_BOOTSTRAP_SERVERS", "localhost:9092")

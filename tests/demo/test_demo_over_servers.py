@@ -10,10 +10,11 @@ from tests.fixtures.demo_under_test import Demo
 from tests.fixtures.postgres import administrator
 
 
-@pytest.fixture(params=["sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "postgres"])
+@pytest.fixture(params=["sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "postgres", "files"])
 def demo(tmp_path, request):
     """Return a demo with its own server; skip if the session's server is not available."""
-    request.getfixturevalue(f"{request.param}_server")
+    if request.param != "files":
+        request.getfixturevalue(f"{request.param}_server")
     demo = Demo(tmp_path / "demo", request.param, 300)
     yield demo
     demo.clear_up()
