@@ -59,17 +59,16 @@ class Number(BaseModel):
     n: int
 
 
-PROCESSORS = Processors(concurrency=2, max_demand=25_000)
-BATCHERS = {"even": TableBatcher(schema=Number), "odd": TableBatcher(schema=Number)}
-
-
 def into(sink: str) -> dict[str, TableBatcher]:
     """Return the batchers with a sink for the even numbers."""
-    return {**BATCHERS, "even": TableBatcher(schema=Number, sink=sink)}
+    return {"even": TableBatcher(schema=Number, sink=sink), "odd": TableBatcher(schema=Number)}
 
 
-class Numbers:
+class Numbers(Pipeline, abstract=True):
     """Numbers by parity; one of ten thousand fails."""
+
+    processors = Processors(concurrency=2, max_demand=25_000)
+    batchers = {"even": TableBatcher(schema=Number), "odd": TableBatcher(schema=Number)}
 
     def handle_message(self, message: Message, context: Any) -> Message:
         """Store a number."""
@@ -79,60 +78,55 @@ class Numbers:
         return message.put({"n": number}, batcher="odd" if number % 2 else "even")
 
 
-class OverPostgres(Numbers, Pipeline):
+class OverPostgres(Numbers):
     """Numbers from a table queue."""
 
     name = "postgres"
     producer = Producer(source="postgres")
-    processors, batchers = PROCESSORS, BATCHERS
 
 
-class OverKafka(Numbers, Pipeline):
+class OverKafka(Numbers):
     """Numbers from a topic."""
 
     name = "kafka"
     producer = Producer(source="kafka")
-    processors, batchers = PROCESSORS, into(SINKS["kafka"])
+    batchers = into(SINKS["kafka"])
 
 
-class OverKinesis(Numbers, Pipeline):
+class OverKinesis(Numbers):
     """Numbers from a stream."""
 
     name = "kinesis"
     producer = Producer(source="kinesis")
-    processors, batchers = PROCESSORS, BATCHERS
 
 
-class OverRabbitmq(Numbers, Pipeline):
+class OverRabbitmq(Numbers):
     """Numbers from a RabbitMQ queue."""
 
     name = "rabbitmq"
     producer = Producer(source="rabbitmq")
-    processors, batchers = PROCESSORS, BATCHERS
 
 
-class OverSqs(Numbers, Pipeline):
+class OverSqs(Numbers):
     """Numbers from an SQS queue."""
 
     name = "sqs"
     producer = Producer(source="sqs")
-    processors, batchers = PROCESSORS, BATCHERS
 
 
-class OverPubsub(Numbers, Pipeline):
+class OverPubsub(Numbers):
     """Numbers from a subscription."""
 
     name = "pubsub"
     producer = Producer(source="pubsub")
-    processors, batchers = PROCESSORS, BATCHERS
 
 
-class OverFiles(Numbers, Pipeline):
+class OverFiles(Numbers):
     """Numbers from lines of files."""
 
     name = "files"
     producer = Producer(source="files")
-    processors, batchers = PROCESSORS, into(SINKS["files"])
+    batchers = into(SINKS["files"])
 
 
 PIPELINES: tuple[type[Pipeline], ...] = (

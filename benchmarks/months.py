@@ -27,9 +27,8 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
-from pydantic import BaseModel
 
-from pipeline_platform import Message, Pipeline, Producer, TableBatcher
+from pipeline_platform import Producer
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.decisions import decision
@@ -53,6 +52,7 @@ from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.run.trace import deliveries_of
 from pipeline_platform.tasks.handle.repeats import Scan
+from tests.fixtures.small_lake import Keeping
 
 MESSAGES = 20
 """Messages of a round; one fails."""
@@ -61,24 +61,11 @@ SAMPLES = 5
 Figures = dict[str, float]
 
 
-class Row(BaseModel):
-    """Columns of the batcher's table."""
-
-    text: str
-
-
-class Busy(Pipeline):
-    """Stores texts."""
+class Busy(Keeping):
+    """Stores texts, and fails for one of them."""
 
     name = "busy"
     producer = Producer(source="queue")
-    batchers = {"kept": TableBatcher(schema=Row)}
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        """Fail for one of the payloads."""
-        if message.data == b"0":
-            raise ValueError(f"the order {message.message_id} is invalid")
-        return message.put_batcher("kept").put_data(Row(text=message.data.decode()))
 
 
 class Clock(datetime):
@@ -128,7 +115,7 @@ class Months:
 
     def round(self) -> None:
         """Perform a receive with messages of now."""
-        self.queue.enqueue([str(number).encode() for number in range(MESSAGES)])
+        self.queue.enqueue([b"fail %d" % Clock.now_s, *(str(number).encode() for number in range(1, MESSAGES))])
         flow, window = self.flow(), window_key(Clock.now(UTC))
         receive = begin_module.begin(flow, origin="source", run_id="run", windows=[window], demand=MESSAGES)
         for step in (steps.receive_messages, steps.handle_messages, steps.decide, steps.publish, steps.acknowledge):

@@ -7,14 +7,13 @@ by their age, and checks neither credentials nor the limits of a shard.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from servers import npm
-from servers.server import Server, ServerError, free_ports, in_memory
+from servers.server import Server, ServerError, free_ports
 from servers.sqs import ENVIRONMENT, REGION
 
 _LOCKED = Path(__file__).parent / "kinesis-local"
@@ -22,30 +21,12 @@ KINESIS_LOCAL = npm.version(_LOCKED)
 _ACTIVE_S = 30
 
 missing = npm.missing
+install = partial(npm.install, locked=_LOCKED)
 
 
-@contextmanager
-def serve(folder: Path) -> Iterator[Server]:
-    """Run a server on loopback until the block or this process ends; yield it. Its address is an endpoint.
-
-    Concurrent callers share `folder`, where the server is installed.
-
-    Raises:
-        ServerError: Node is missing, or the server cannot be installed or does not start.
-    """
-    package, ports = install(folder), map(str, free_ports(2))
-    script = Path(__file__).with_suffix(".cjs")
-    with in_memory(["node", str(script), str(package), *ports], "http://") as server:
-        yield server
-
-
-def install(folder: Path) -> Path:
-    """Install the server, once for all callers, and return the folder of the package.
-
-    Raises:
-        ServerError: npm is missing, or fails.
-    """
-    return npm.install(folder, _LOCKED)
+def serve(folder: Path) -> AbstractContextManager[Server]:
+    """Return a context that runs the server, see `npm.serve`."""
+    return npm.serve(folder, _LOCKED, Path(__file__).with_suffix(".cjs"), *free_ports(2))
 
 
 @cache

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
-from servers.server import ServerError
+from servers.server import InMemory, ServerError, in_memory
 
 _INSTALL_S = 300
 
@@ -24,6 +26,23 @@ def version(locked: Path) -> str:
     """Return the version of a package that a folder locks."""
     dependencies: dict[str, str] = json.loads((locked / "package.json").read_text())["dependencies"]
     return dependencies[locked.name]
+
+
+@contextmanager
+def serve(folder: Path, locked: Path, script: Path, *ports: int) -> Iterator[InMemory]:
+    """Run a server on loopback until the block or this process ends; yield it. Its address is an endpoint.
+
+    Args:
+        folder: Folder of all servers.
+        locked: Folder of the package, see `install`.
+        script: Program for Node that runs the server. Its arguments are the installed package and the ports.
+        ports: Free ports.
+
+    Raises:
+        ServerError: Node is missing, or the server cannot be installed or does not start.
+    """
+    with in_memory(["node", str(script), str(install(folder, locked)), *map(str, ports)], "http://") as server:
+        yield server
 
 
 def install(folder: Path, locked: Path) -> Path:

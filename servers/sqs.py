@@ -7,16 +7,16 @@ everything in memory and checks no credentials.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import cache
+from contextlib import AbstractContextManager
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from servers import npm
-from servers.server import Server, ServerError, in_memory
+from servers.server import Server, ServerError
 
 if TYPE_CHECKING:
     from mypy_boto3_sqs import SQSClient
@@ -27,30 +27,13 @@ REGION = "us-east-1"
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local", "AWS_DEFAULT_REGION": REGION}
 """Variables that boto3 requires; the local server ignores them."""
 
-
 missing = npm.missing
+install = partial(npm.install, locked=_LOCKED)
 
 
-@contextmanager
-def serve(folder: Path) -> Iterator[Server]:
-    """Run a server on loopback until the block or this process ends; yield it. Its address is an endpoint.
-
-    Concurrent callers share `folder`, where the server is installed.
-
-    Raises:
-        ServerError: Node is missing, or the server cannot be installed or does not start.
-    """
-    with in_memory(["node", str(Path(__file__).with_suffix(".mjs")), str(install(folder))], "http://") as server:
-        yield server
-
-
-def install(folder: Path) -> Path:
-    """Install fauxqs, once for all callers, and return the folder of the package.
-
-    Raises:
-        ServerError: npm is missing, or fails.
-    """
-    return npm.install(folder, _LOCKED)
+def serve(folder: Path) -> AbstractContextManager[Server]:
+    """Return a context that runs the server, see `npm.serve`."""
+    return npm.serve(folder, _LOCKED, Path(__file__).with_suffix(".mjs"))
 
 
 @cache

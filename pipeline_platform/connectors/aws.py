@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
+
+from pipeline_platform.model.safe_text import redacted
+from pipeline_platform.source.contract import SourceAwayError, SourceError
 
 NO_CREDENTIALS = (
     ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
@@ -12,6 +17,16 @@ NO_CREDENTIALS = (
 )
 AWAY = ".*Connect.*|.*Timeout.*|SSLError|ProxyConnectionError|HTTPClientError|ConnectionClosedError"
 BUSY = ".*Throttl.*|RequestLimitExceeded|TooManyRequests.*|ServiceUnavailable.*|Internal(Error|Failure|ServerError)"
+
+_EXPLANATIONS = {
+    "NoRegionError|InvalidRegionError": "region_name is {region}, and {what} contains no region. Set region_name or "
+    "AWS_DEFAULT_REGION.",
+    # AWS's text about rejected credentials is left out: it may quote them.
+    NO_CREDENTIALS: "no valid credentials for {what} ({code}; profile_name {profile}). Provide some by the environment "
+    "(AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew them.",
+    AWAY: "endpoint_url ({endpoint}) does not answer for {what}: {text}. Correct it, or check the network or server.",
+}
+"""Descriptions of errors of every service, by patterns of their codes."""
 
 
 def code_of(error: BaseException | None) -> str:
@@ -44,6 +59,34 @@ def aws_client(
         read_timeout=read_timeout_s,
     )
     return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=config)
+
+
+def explained(
+    error: Exception, source: Any, client: Any, what: str, explanations: Mapping[str, str], away: str = BUSY
+) -> SourceError:
+    """Return an error that names the option of a source at fault and the fix, without credentials.
+
+    Args:
+        error: Error of a call, or of the creation of the client.
+        source: The source.
+        client: Client of the source, or None if it could not be created.
+        what: Option that names the queue or stream, with its value.
+        explanations: Descriptions of errors of the service, by patterns of their codes.
+        away: Pattern of the codes after which a call is retried, beside those of an unavailable service.
+    """
+    code = code_of(error)
+    patterns = {**explanations, **_EXPLANATIONS}
+    found = (explanation for codes, explanation in patterns.items() if re.fullmatch(codes, code))
+    explanation = next(found, "{what} failed with {text}").format(
+        what=what,
+        endpoint=source.endpoint_url or (f"unset, so {client.meta.endpoint_url}" if client else "unset"),
+        region=source.region_name or "unset",
+        profile=source.profile_name or "unset",
+        code=code,
+        text=f"{type(error).__name__}: {error}",
+    )
+    kind = SourceAwayError if re.fullmatch(f"{AWAY}|{away}", code) else SourceError
+    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
 
 
 @cache

@@ -1,5 +1,6 @@
 """Options of every source: strict numbers, and errors without secrets."""
 
+from datetime import datetime
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
@@ -43,3 +44,24 @@ def host(name: str | None) -> str:
     """Return a host name in canonical form, for `Source.places`."""
     lower = (name or "localhost").lower().strip("[]")
     return "localhost" if lower in ("127.0.0.1", "::1") else lower
+
+
+def time_of_start(option: str, words: tuple[str, str], prefix: str) -> float | None:
+    """Return the time of an option that is one of two words or `prefix:<time>`, in seconds; None for a word.
+
+    Raises:
+        ValueError: The option is not valid.
+    """
+    if option in words:
+        return None
+    word, _, text = option.partition(":")
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        time = None
+    if word != prefix or time is None or time.tzinfo is None:
+        raise ValueError(
+            f"must be {', '.join(words)} or {prefix}:<ISO 8601 with a time zone>, as in "
+            f"{prefix}:2026-01-31T00:00:00Z, got {option!r}. Correct it."
+        )
+    return time.timestamp()

@@ -26,14 +26,7 @@ def check_sink(sink: Callable[[], Sink], store: Store, *, only: str | Iterable[s
         store: Function that reads the rows, and properties of the store that the suite cannot detect.
         only: Name or names of the promises to check; all by default.
 
-    Returns:
-        The kept and the skipped promises.
-
-    Raises:
-        BrokenPromiseError: The promise named by `only`, a str, is broken.
-        ExceptionGroup: Contains a `BrokenPromiseError` for each broken promise. Promises that depend on it are
-            skipped.
-        ValueError: A name in `only` is not a promise.
+    Returns and raises as `check_source`.
     """
     __tracebackhide__ = True
     return check_promises(SINK_PROMISES, only, lambda promise, _: SinkTrial(promise, sink, store))

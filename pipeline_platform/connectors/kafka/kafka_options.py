@@ -1,14 +1,14 @@
 """Options of a Kafka source, their validation, and the settings of its clients."""
 
 import re
-from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from pipeline_platform.source.log import LogSource
-from pipeline_platform.source.options import host
+from pipeline_platform.source.options import host, time_of_start
 
+_STARTS = ("earliest", "latest"), "timestamp"
 _TOPIC = r"[a-zA-Z0-9._-]{1,249}"
 _AT_ONCE = {"fetch_queue_backoff_ms": 2, "queued_min_messages": 20_000, "queued_max_messages_kbytes": 32_768}
 """Defaults that `client_options` may override.
@@ -122,7 +122,7 @@ class KafkaOptions(LogSource):
     @field_validator("offset_reset_policy")
     @classmethod
     def _begins_somewhere(cls, policy: str) -> str:
-        _since(policy)
+        time_of_start(policy, *_STARTS)
         return policy
 
     @field_validator("client_options")
@@ -178,7 +178,8 @@ class KafkaOptions(LogSource):
     @property
     def since_ms(self) -> int | None:
         """Time of the policy `timestamp:...` in milliseconds since the epoch; None for another policy."""
-        return _since(self.offset_reset_policy)
+        since = time_of_start(self.offset_reset_policy, *_STARTS)
+        return since if since is None else round(since * 1_000)
 
     @property
     def default_topic(self) -> str | None:
@@ -221,20 +222,3 @@ class KafkaOptions(LogSource):
             topic_metadata_propagation_max_ms=round(self.request_timeout_s * 500),
             message_max_bytes=1_000_000_000,  # the broker applies its own limit
         )
-
-
-def _since(policy: str) -> int | None:
-    """Return the time of an offset_reset_policy, if it has one; raise `ValueError` if the policy is not valid."""
-    if policy in ("earliest", "latest"):
-        return None
-    word, _, text = policy.partition(":")
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if word != "timestamp" or time is None or time.tzinfo is None:
-        raise ValueError(
-            "must be earliest, latest or timestamp:<ISO 8601 with a time zone>, as in timestamp:2026-01-31T00:00:00Z, "
-            f"got {policy!r}. Correct it."
-        )
-    return round(time.timestamp() * 1_000)

@@ -9,10 +9,9 @@ from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from pipeline_platform.connectors.aws import AWAY, BUSY, NO_CREDENTIALS, aws_client, code_of
+from pipeline_platform.connectors.aws import BUSY, aws_client, code_of, explained
 from pipeline_platform.connectors.kinesis.kinesis_options import KinesisOptions
-from pipeline_platform.model.safe_text import redacted
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceError
 
 THREADS = 8
 """Concurrent requests of a process, each to another shard."""
@@ -21,21 +20,14 @@ _KNOWN_S = 5.0
 not deleted and created again in this time."""
 _THROTTLED = "ProvisionedThroughputExceeded.*|LimitExceeded.*|KMSThrottling.*"
 _EXPLANATIONS = {
-    "ResourceNotFound.*": "stream {stream!r} does not exist, or a shard of it has expired (region_name {region}, "
-    "endpoint_url {endpoint}). Create it, or correct the option that is wrong.",
-    "ResourceInUse.*": "stream {stream!r} is being created or deleted: {text}. Wait until it is active.",
-    "NoRegionError|InvalidRegionError": "region_name is {region}, and stream {stream!r} contains no region. Set "
-    "region_name or AWS_DEFAULT_REGION.",
-    "AccessDenied.*|KMSAccessDenied.*": "permission denied for stream {stream!r}: {text}. Allow "
+    "ResourceNotFound.*": "{what} does not exist, or a shard of it has expired (region_name {region}, endpoint_url "
+    "{endpoint}). Create it, or correct the option that is wrong.",
+    "ResourceInUse.*": "{what} is being created or deleted: {text}. Wait until it is active.",
+    "AccessDenied.*|KMSAccessDenied.*": "permission denied for {what}: {text}. Allow "
     "kinesis:DescribeStreamSummary, kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords, and for "
     "send() kinesis:PutRecords; for an encrypted stream also kms:Decrypt and kms:GenerateDataKey.",
-    _THROTTLED: "stream {stream!r} is used at its limits ({code}): a shard allows five reads and 2 MB per second over "
+    _THROTTLED: "{what} is used at its limits ({code}): a shard allows five reads and 2 MB per second over "
     "all its consumers, and 1 MB per second of new messages. The call is retried. Add shards, or stop other consumers.",
-    # AWS's text about rejected credentials is left out: it may quote them.
-    NO_CREDENTIALS: "no valid credentials for stream {stream!r} ({code}; profile_name {profile}). Provide some by "
-    "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew them.",
-    AWAY: "endpoint_url ({endpoint}) does not answer for stream {stream!r}: {text}. Correct it, or check the network "
-    "or server.",
 }
 """Descriptions of errors, by patterns of their codes."""
 
@@ -156,20 +148,6 @@ class KinesisApi:
             return getattr(self.client, operation)(**parameters)
         except Exception as error:
             self._known = None
-            raise self._explained(error) from None  # AWS may quote the rejected credentials
-
-    def _explained(self, error: Exception) -> SourceError:
-        """Return an error that names the option at fault and the fix, without credentials."""
-        source, code = self._source, code_of(error)
-        client = self.__dict__.get("client")  # missing if it could not be created
-        found = (explanation for codes, explanation in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-        explanation = next(found, "stream {stream!r} failed with {text}").format(
-            stream=source.stream,
-            endpoint=source.endpoint_url or (f"unset, so {client.meta.endpoint_url}" if client else "unset"),
-            region=source.region_name or "unset",
-            profile=source.profile_name or "unset",
-            code=code,
-            text=f"{type(error).__name__}: {error}",
-        )
-        kind = SourceAwayError if re.fullmatch(f"{AWAY}|{BUSY}|{_THROTTLED}|ResourceInUse.*", code) else SourceError
-        return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
+            client = self.__dict__.get("client")  # missing if it could not be created
+            what, away = f"stream {self._source.stream!r}", f"{BUSY}|{_THROTTLED}|ResourceInUse.*"
+            raise explained(error, self._source, client, what, _EXPLANATIONS, away) from None  # AWS may quote secrets

@@ -1,14 +1,15 @@
 """Options of a Kinesis source, and their validation."""
 
 import re
-from datetime import datetime
 
 from pydantic import Field, field_validator
 
 from pipeline_platform.connectors.aws import checked_url
+from pipeline_platform.source.options import time_of_start
 from pipeline_platform.source.positioned import PositionedSource
 
 _ARN = r"arn:aws[\w-]*:kinesis:([a-z0-9-]+):\d{12}:stream/([a-zA-Z0-9_.-]{1,128})"
+_STARTS = ("TRIM_HORIZON", "LATEST"), "AT_TIMESTAMP"
 _NAME = r"[a-zA-Z0-9_.-]{1,128}"
 
 
@@ -41,7 +42,7 @@ class KinesisOptions(PositionedSource):
     @field_validator("start")
     @classmethod
     def _starts_somewhere(cls, start: str) -> str:
-        _time_of(start)
+        time_of_start(start, *_STARTS)
         return start
 
     @field_validator("endpoint_url")
@@ -63,21 +64,4 @@ class KinesisOptions(PositionedSource):
     @property
     def start_time(self) -> float | None:
         """Time of a start `AT_TIMESTAMP:...` in seconds since the epoch; None for another start."""
-        return _time_of(self.start)
-
-
-def _time_of(start: str) -> float | None:
-    """Return the time of a start, if it has one; raise `ValueError` if the start is not valid."""
-    if start in ("TRIM_HORIZON", "LATEST"):
-        return None
-    word, _, text = start.partition(":")
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        time = None
-    if word != "AT_TIMESTAMP" or time is None or time.tzinfo is None:
-        raise ValueError(
-            "must be TRIM_HORIZON, LATEST or AT_TIMESTAMP:<ISO 8601 with a time zone>, as in "
-            f"AT_TIMESTAMP:2026-01-31T00:00:00Z, got {start!r}. Correct it."
-        )
-    return time.timestamp()
+        return time_of_start(self.start, *_STARTS)

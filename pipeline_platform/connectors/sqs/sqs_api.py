@@ -1,14 +1,11 @@
-"""Conversion of SQS messages, and explanations of errors of a call or of an entry of a call."""
+"""Conversion of SQS messages, and descriptions of errors of a call or of an entry of a call."""
 
 import base64
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pipeline_platform.connectors.aws import AWAY, BUSY, NO_CREDENTIALS, code_of
 from pipeline_platform.model.portions import portions
-from pipeline_platform.model.safe_text import redacted
-from pipeline_platform.source.contract import Refused, SourceAwayError, SourceError
+from pipeline_platform.source.contract import Refused
 
 PER_CALL = 10
 """Maximum messages of one call to SQS."""
@@ -69,40 +66,16 @@ def _bytes(entry: Mapping[str, Any]) -> int:
 
 
 NO_QUEUE = "NonExistentQueue|QueueDoesNotExist|InvalidAddress"
-_EXPLANATIONS = {
-    NO_QUEUE: "queue_url {queue!r} does not exist (region_name {region}, endpoint_url {endpoint}). Create it, or "
-    "correct the option that is wrong.",
-    "NoRegionError|InvalidRegionError": "region_name is {region}, and queue_url {queue!r} contains no region. Set "
-    "region_name or AWS_DEFAULT_REGION.",
-    "OverLimit": "queue_url {queue!r} has reached its quota of messages in flight ({code}). Set max_in_flight to that "
-    "quota, or request a higher quota: no message is received until some are deleted.",
-    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "permission denied for queue_url {queue!r}: {text}. Allow "
+EXPLANATIONS = {
+    NO_QUEUE: "{what} does not exist (region_name {region}, endpoint_url {endpoint}). Create it, or correct the option "
+    "that is wrong.",
+    "OverLimit": "{what} has reached its quota of messages in flight ({code}). Set max_in_flight to that quota, or "
+    "request a higher quota: no message is received until some are deleted.",
+    "AccessDenied.*|AuthorizationError|KmsAccessDenied": "permission denied for {what}: {text}. Allow "
     "sqs:GetQueueAttributes, sqs:ReceiveMessage, sqs:DeleteMessage and sqs:ChangeMessageVisibility, and for send() "
     "sqs:SendMessage.",
-    # AWS's text about rejected credentials is left out: it may quote them.
-    NO_CREDENTIALS: "no valid credentials for queue_url {queue!r} ({code}; profile_name {profile}). Provide some by "
-    "the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), a profile or a role, or renew them.",
-    AWAY: "endpoint_url "
-    "({endpoint}) does not answer for queue_url {queue!r}: {text}. Correct it, or check the network or server.",
 }
 """Descriptions of errors, by patterns of their codes."""
-
-
-def explained(error: Exception, source: Any) -> SourceError:
-    """Return an error that names the option of an `SqsSource` at fault and the fix, without credentials."""
-    code = code_of(error)
-    client = vars(source).get("_client")  # missing if it could not be created
-    found = (explanation for codes, explanation in _EXPLANATIONS.items() if re.fullmatch(codes, code))
-    explanation = next(found, "queue_url {queue!r} failed with {text}").format(
-        queue=source.queue_url,
-        endpoint=source.endpoint_url or (f"unset, so {client.meta.endpoint_url}" if client else "unset"),
-        region=source.region_name or "unset",
-        profile=source.profile_name or "unset",
-        code=code,
-        text=f"{type(error).__name__}: {error}",
-    )
-    kind = SourceAwayError if re.fullmatch(f"{AWAY}|{BUSY}", code) else SourceError
-    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
 
 
 def words_of(failure: Mapping[str, Any]) -> str:

@@ -13,13 +13,13 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 from pydantic import Field, ValidationInfo, field_validator
 
-from pipeline_platform.connectors.aws import aws_client, checked_url, code_of
+from pipeline_platform.connectors.aws import aws_client, checked_url, code_of, explained
 from pipeline_platform.connectors.sqs.sqs_api import (
+    EXPLANATIONS,
     NO_QUEUE,
     PER_CALL,
     batches,
     entry_of,
-    explained,
     metadata_of_message,
     refused,
     sequence_of,
@@ -240,7 +240,9 @@ class SqsSource(calls.CalledSource):
         try:
             return getattr(self._client, operation)(**parameters)
         except Exception as error:
-            raise explained(error, self) from None  # AWS may quote the rejected credentials
+            client = vars(self).get("_client")  # missing if it could not be created
+            what = f"queue_url {self.queue_url!r}"
+            raise explained(error, self, client, what, EXPLANATIONS) from None  # AWS may quote the rejected credentials
 
     @property
     def _is_fifo(self) -> bool:
