@@ -96,7 +96,7 @@ run/lease.py: run/test_lease.py
     except Exception:  # a failover => except ZeroDivisionError:  # a failover
 run/steps.py: run/test_steps_again.py
     unpublished = _publish_others(flow, receive) if looks else [] => unpublished: list[str] = []
-    def _acknowledge( >> _expect_published(state, receive)
+    def _acknowledge( >> state.expect_published()
 run/steps.py: run/test_queue_faults.py
     if left == answer.withheld => if True
 run/steps.py: run/test_retry.py

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +14,7 @@ import pyarrow.compute as pc
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decisions.decision import FencedError
 from pipeline_platform.lake.decisions.ledger import Receive
-from pipeline_platform.lake.manifest import File
+from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import only, read_ranges, whole
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.run.flow import Flow
@@ -154,12 +155,21 @@ def held(flow: Flow, receive: Receive) -> Iterator[tuple[str, list[str]]]:
     yield from _ack_ids(_rows(flow, received, "ack_ref", "ack_id"))
 
 
-def given_back(flow: Flow, receive: Receive, *, begun: bool) -> Iterator[tuple[str, list[str]]]:
+def _given_back(flow: Flow, receive: Receive, *, begun: bool) -> Iterator[tuple[str, list[str]]]:
     """Yield the `ack_id`s of a decided receive's started or unstarted messages by `ack_ref`, in portions."""
     decided = flow.ledger.manifest(receive).of_table("outcomes")
     compare = pc.not_equal if begun else pc.equal
     rows = _rows(flow, decided, "ack_ref", "ack_id", "outcome")
     yield from _ack_ids(some.filter(compare(some.column("outcome"), "returned")) for some in rows)
+
+
+def finish_at_source(flow: Flow, receive: Receive, manifest: Manifest) -> None:
+    """End a receive at its source, and release the messages that were not started."""
+    source = intake_of(flow, receive).source
+    if source.gives_back_offsets and manifest.totals.released:
+        parts = (partial(_given_back, flow, receive, begun=begun) for begun in (False, True))
+        source.give_back(receive.receive_id, *parts)
+    source.finish(receive.receive_id, partial(held, flow, receive))
 
 
 def _rows(flow: Flow, files: Sequence[File], *columns: str) -> Iterator[pa.RecordBatch]:

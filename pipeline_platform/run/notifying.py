@@ -33,24 +33,24 @@ class NotTaken(NamedTuple):
     written: Manifest = Manifest()
 
 
-def waits(flow: Flow, receive: Receive) -> bool:
+def waits(flow: Flow, receive: Receive, manifest: Manifest) -> bool:
     """Whether a decided receive has messages that `acknowledge` was not notified of."""
     if flow.pipeline.acknowledge is Pipeline.acknowledge or not intake_of(flow, receive).is_outside:
         return False
-    if not flow.ledger.manifest(receive).of_table("outcomes"):
+    if not manifest.of_table("outcomes"):
         return False
     before = flow.ledger.manifest(receive, NOTIFIED)
     return not before.reports or before.totals.not_taken > 0
 
 
-def notify(flow: Flow, receive: Receive) -> NotTaken:
+def notify(flow: Flow, receive: Receive, manifest: Manifest) -> NotTaken:
     """Notify `acknowledge` of the remaining messages of a decided receive, and store their positions.
 
     If the run crashes before they are stored, `acknowledge` is notified again.
     """
-    if not waits(flow, receive):
+    if not waits(flow, receive, manifest):
         return NotTaken()
-    manifest, before = flow.ledger.manifest(receive), flow.ledger.manifest(receive, NOTIFIED)
+    before = flow.ledger.manifest(receive, NOTIFIED)
     name, notified, totals = flow.pipeline.name, _merged(before.totals.notified), manifest.totals
     all_decided = not (totals.returned.total() or totals.duplicates.total() or totals.dropped)
     outcomes = [] if all_decided else whole(manifest.of_table("outcomes"), name)

@@ -4,6 +4,7 @@ from enum import IntEnum
 from functools import cached_property
 
 from pipeline_platform.lake.decisions import decision
+from pipeline_platform.lake.decisions.decision import FencedError, UnhandledError
 from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, FENCED
 from pipeline_platform.run.flow import Flow
@@ -68,6 +69,19 @@ class ReceiveState:
             return Phase.LEASED if "receive" in steps else Phase.BEGUN
         manifest = ledger.manifest(receive)
         return Phase.BATCHED if manifest.rows("messages") == manifest.rows("outcomes") else Phase.HANDLED
+
+    def expect_published(self) -> None:
+        """Check that its tables are published.
+
+        Raises:
+            FencedError: It was fenced.
+            UnhandledError: It is at an earlier phase.
+        """
+        if self.phase is Phase.FENCED:
+            raise FencedError.of(self._receive_id)
+        if self.phase < Phase.PUBLISHED:
+            phase = self.phase.name.lower()
+            raise UnhandledError(f"receive {self._receive_id} is {phase}, not published: publish it first")
 
     @property
     def is_live(self) -> bool:

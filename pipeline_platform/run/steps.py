@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pipeline_platform.lake.decisions import decision
-from pipeline_platform.lake.decisions.decision import Decision, FencedError, UnhandledError
+from pipeline_platform.lake.decisions.decision import Decision, FencedError
 from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
@@ -21,7 +21,7 @@ from pipeline_platform.run import batching, dead_letters, handling, notifying
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import alive, given_back, held, renew, working
+from pipeline_platform.run.lease import alive, finish_at_source, renew, working
 from pipeline_platform.run.notifying import NotTaken
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.release import fence_and_release
@@ -226,9 +226,9 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     files = manifest.of_table("outcomes") if intake.is_outside else []
     state = ReceiveState(flow, receive.receive_id)
     if receive.demand and (manifest.files or state.phase is not Phase.LEASED):
-        _expect_published(state, receive)
+        state.expect_published()
     letters = dead_letters.send_dead_letters(flow, receive, manifest)
-    not_taken = notifying.notify(flow, receive) if files else NotTaken()
+    not_taken = notifying.notify(flow, receive, manifest)
     looks = totals.duplicates.total() or totals.dropped
     unpublished = _publish_others(flow, receive) if looks else []
     written, messages = Manifest(), sum(file.rows for file in files)
@@ -249,7 +249,7 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     errors = [error for error in (letters.error, *not_taken.errors, *answer.errors) if error]
     if left == answer.withheld:  # those are delivered again
         try:
-            patiently(lambda: _finish(flow, receive, manifest), source.patience)
+            patiently(partial(finish_at_source, flow, receive, manifest), source.patience)
             if not letters.unsent:
                 flow.ledger.remove(receive.receive_id)
                 is_kept = False
@@ -273,23 +273,6 @@ def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event
     return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency)
 
 
-def _expect_published(state: ReceiveState, receive: Receive) -> None:
-    if state.phase is Phase.FENCED:
-        raise FencedError.of(receive.receive_id)
-    if state.phase < Phase.PUBLISHED:
-        phase = state.phase.name.lower()
-        raise UnhandledError(f"receive {receive.receive_id} is {phase}, not published: publish it first")
-
-
-def _finish(flow: Flow, receive: Receive, manifest: Manifest) -> None:
-    """End a receive at its source, and release the messages that were not started."""
-    source = intake_of(flow, receive).source
-    if source.gives_back_offsets and manifest.totals.released:
-        parts = (partial(given_back, flow, receive, begun=begun) for begun in (False, True))
-        source.give_back(receive.receive_id, *parts)
-    source.finish(receive.receive_id, partial(held, flow, receive))
-
-
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:
     """Publish the decided receives of other runs, whose messages this run acknowledges as duplicates.
 
@@ -301,7 +284,7 @@ def _publish_others(flow: Flow, receive: Receive) -> list[str]:
         try:
             if done := ReceiveState(flow, receive_id).unfinished:
                 publish(flow, done)
-                if notifying.waits(flow, done):
+                if notifying.waits(flow, done, flow.ledger.manifest(done)):
                     unpublished.append(f"receive {receive_id} waits for `acknowledge`")
         except Exception as error:
             unpublished.append(unfinishable(receive_id, error))

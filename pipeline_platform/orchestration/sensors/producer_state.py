@@ -145,9 +145,8 @@ def state_of(
     control: ControlStore,
     instance: dg.DagsterInstance | None,
     *,
-    seen: tuple[demand.InFlight, demand.Limits] | None = None,
-    most: int | None = None,
     is_tick: bool = False,
+    counts_all: bool = True,
 ) -> ProducerState:
     """Return the current state of a producer.
 
@@ -156,12 +155,12 @@ def state_of(
         source: The producer's source, open.
         control: The control store.
         instance: The Dagster instance; None if it is unavailable: then only runs with a claim are known.
-        seen: Messages in flight and limits, if the caller has them.
-        most: Number up to which to count the backlog; None to count all.
         is_tick: Whether a sensor asks, which waits for the source for a short time only.
+        counts_all: Whether to count the whole backlog, not only up to a number that is of use for the next run.
     """
     options, now = producer.options, datetime.now(UTC)
-    under_way, bounds = seen or (in_flight(producer, instance, control), limits(producer, control, now))
+    under_way, bounds = in_flight(producer, instance, control), limits(producer, control, now)
+    most = None if counts_all else demand.of_use(bounds, under_way)
     name, look = ("backlog", source.backlog) if most is None else ("backlog_up_to", partial(source.backlog_up_to, most))
     try:
         backlog: Backlog | SourceError = timely(source, name, look) if is_tick else look()

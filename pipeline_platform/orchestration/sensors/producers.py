@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -21,15 +20,13 @@ from pipeline_platform.orchestration.jobs import refuse_changed_models, run_requ
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.orchestration.sensors.runs_under_way import (
-    empty_in_a_row,
-    ended_early,
+    awaited_turn,
     failed_in_a_row,
-    in_flight,
+    left_claims,
     limits,
-    was_filled,
+    with_earlier_runs,
 )
 from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, is_late, timely
-from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.telemetry.configuration import export
 from pipeline_platform.telemetry.spans import Span, span
@@ -81,14 +78,11 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         window = window_now(pipeline)
         end_claims(context.instance, control, pipeline.name)
         now = datetime.now(UTC)
-        under_way = in_flight(producer, context.instance, control)
-        bounds = limits(producer, control, now)
         # A tick that reports the check counts the whole backlog, for the check and its plot.
-        most = None if is_to_report else demand.of_use(bounds, under_way)
-        state = state_of(producer, source, control, context.instance, seen=(under_way, bounds), most=most, is_tick=True)
-        left = _left(producer, control)
+        state = state_of(producer, source, control, context.instance, is_tick=True, counts_all=is_to_report)
+        left = left_claims(producer, control)
         alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
-        turn = _awaits_turn(pipeline, control, alone=alone)
+        turn = awaited_turn(pipeline, control, alone=alone)
     except (ControlStoreError, NoWindowError) as error:
         return dg.SkipReason(str(error))
     shown = evaluation_of(producer, state) if is_to_report else None
@@ -96,13 +90,13 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         {} if shown is None else {"reported": now, "shown": zlib.crc32(str(shown.description).encode())}
     )
     events = [shown] if shown and noted["shown"] != waiting.shown else []
-    backlog = state.backlog
+    backlog, under_way = state.backlog, state.in_flight
     if isinstance(backlog, SourceError):
         event.fail(backlog)
         cursor = waiting.without_answer(now, options.interval).model_copy(update=noted).to_json()
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
-    bounds = _with_earlier_runs(bounds, producer, context.instance, backlog, left, waiting.asked)
+    bounds = with_earlier_runs(state.limits, producer, context.instance, backlog, left, waiting.asked)
     # A decided receive has no leased messages but must be finished: it counts as one message.
     held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
@@ -163,36 +157,3 @@ def _news(left: Sequence[Claim], messages: int, loss: str) -> str:
     """Return what a tick reports besides its reason: messages of crashed runs, and a loss at the source."""
     runs = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
     return "".join(f"; {text}" for text in (f"{runs} left {demand.count(messages)}" if left else "", loss) if text)
-
-
-def _with_earlier_runs(
-    bounds: demand.Limits,
-    producer: BoundProducer,
-    instance: dg.DagsterInstance,
-    backlog: Backlog,
-    left: Sequence[Claim],
-    asked: datetime | None,
-) -> demand.Limits:
-    """Add the results of earlier runs: messages that they left, and for a source without a backlog, their sizes."""
-    if asked is None or any(claim.expires_at > asked for claim in left):
-        bounds = replace(bounds, left=bool(left))
-    elif backlog.messages != 0:
-        bounds = replace(bounds, left=ended_early(producer, instance, asked))
-    if backlog.messages is None:
-        filled, empty = was_filled(producer, instance), empty_in_a_row(producer, instance)
-        bounds = replace(bounds, filled=filled, empty_runs=empty)
-    return bounds
-
-
-def _awaits_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
-    """Return why a run could not start now because messages keep their order over runs; None if it could."""
-    if not pipeline.takes_turns():
-        return None
-    others = [claim for claim in control.in_flight(pipeline.name, of_all=True) if alone or claim.alone]
-    return f"run {others[0].run_id} is active, and runs take turns to keep messages in order" if others else None
-
-
-def _left(producer: BoundProducer, control: ControlStore) -> list[Claim]:
-    """Return the expired claims of a producer's runs, and for the first producer, also of retries and replays."""
-    is_first = producer == BoundProducer.all_of(producer.pipeline)[0]
-    return control.over(producer.key, *([producer.pipeline.name] if is_first else []))

@@ -11,13 +11,14 @@ import dagster as dg
 
 from pipeline_platform.control import demand
 from pipeline_platform.control.quota import Quota
-from pipeline_platform.control.store import ControlStore, interval_end
+from pipeline_platform.control.store import Claim, ControlStore, interval_end
 from pipeline_platform.lake.decisions.ledger import Origin
 from pipeline_platform.launcher.run_process import never_begins
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags, job_of, producer_tag, tags_by_producer
 from pipeline_platform.orchestration.run_queries import newest_runs, runs_with
+from pipeline_platform.source.backlog import Backlog
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -209,6 +210,39 @@ def _newest(
 
 def _tags(producer: BoundProducer, origin: Origin) -> dict[str, str]:
     return {RunTags.of(producer.pipeline).origin: origin, **producer_tag(producer)}
+
+
+def with_earlier_runs(
+    bounds: demand.Limits,
+    producer: BoundProducer,
+    instance: dg.DagsterInstance,
+    backlog: Backlog,
+    left: Sequence[Claim],
+    asked: datetime | None,
+) -> demand.Limits:
+    """Add the results of earlier runs: messages that they left, and for a source without a backlog, their sizes."""
+    if asked is None or any(claim.expires_at > asked for claim in left):
+        bounds = replace(bounds, left=bool(left))
+    elif backlog.messages != 0:
+        bounds = replace(bounds, left=ended_early(producer, instance, asked))
+    if backlog.messages is None:
+        filled, empty = was_filled(producer, instance), empty_in_a_row(producer, instance)
+        bounds = replace(bounds, filled=filled, empty_runs=empty)
+    return bounds
+
+
+def awaited_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
+    """Return why a run could not start now because messages keep their order over runs; None if it could."""
+    if not pipeline.takes_turns():
+        return None
+    others = [claim for claim in control.in_flight(pipeline.name, of_all=True) if alone or claim.alone]
+    return f"run {others[0].run_id} is active, and runs take turns to keep messages in order" if others else None
+
+
+def left_claims(producer: BoundProducer, control: ControlStore) -> list[Claim]:
+    """Return the expired claims of a producer's runs, and for the first producer, also of retries and replays."""
+    is_first = producer == BoundProducer.all_of(producer.pipeline)[0]
+    return control.over(producer.key, *([producer.pipeline.name] if is_first else []))
 
 
 def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str], rounds_tag: str = "") -> dict[str, str]:
