@@ -18,6 +18,7 @@ from demo.place import Begun, DemoError, Kind, Place
 from demo.queues import Queue, opened
 from demo.screen import Screen, account_table, run_table
 from demo.services import Run, Services, alone
+from pipeline_platform.cli.loading import load
 from pipeline_platform.orchestration.asset_windows import contiguous
 from pipelines.flights import Flights
 
@@ -56,7 +57,7 @@ class _Demo:
             self._console.print(f"Sent {self._queue.fill(payloads(flights)):,} flights to the queue.")
         with self._timed("start Dagster and Spark"):
             self._services.wait()
-            import definitions  # noqa: F401 - an error in it is shown here instead of in a daemon's log
+            load("definitions")  # an error in it is shown here instead of in a daemon's log
         self._console.print(f"The Dagster UI is at {self._services.url}/asset-groups while the demo runs.")
         with self._timed("handle, batch, commit, acknowledge"):
             self._until("From the queue", lambda figures, _: not figures["backlog"] and not figures["in flight"])

@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import SECOND, TABLES, as_time
 from pipeline_platform.model.options import Breaker
+from pipeline_platform.sql.database import Database, insert
 
 TRIAL = 10
 """Messages of an attempt after a pause."""

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database
 from pipeline_platform.control.limits import SECOND, TABLES, as_time, forget_stop, lock, pipeline_of_key
+from pipeline_platform.sql.database import Database
 
 _RECEIVES = sa.Table(
     "control_receives",

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database
 from pipeline_platform.control.limits import SECOND, TABLES, as_time
 from pipeline_platform.model.safe_text import printable
+from pipeline_platform.sql.database import Database
 
 _HISTORY = sa.Table(
     "control_history",

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database, insert
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.model.safe_text import printable
 from pipeline_platform.model.strict_options import PipelineError
+from pipeline_platform.sql.database import Database, insert
 
 _NO_REASON = "no reason given"
 

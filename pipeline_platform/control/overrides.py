@@ -2,12 +2,12 @@
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides, Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
+from pipeline_platform.sql.database import Database, insert
 
 _OVERRIDES = sa.Table(
     "control_overrides",

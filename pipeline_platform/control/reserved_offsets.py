@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database, insert
 from pipeline_platform.control.limits import TABLES
 from pipeline_platform.source.offsets import Choose, Offsets, Place, still_leased
+from pipeline_platform.sql.database import Database, insert
 
 _LOGS = sa.Table("control_logs", TABLES, sa.Column("source", sa.Text, primary_key=True))
 """A row for each log, which its planners lock."""

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from pipeline_platform.control.breaker import Breakers, forget_breaker
 from pipeline_platform.control.claims import Claim, Claims
-from pipeline_platform.control.database import insert, transaction
 from pipeline_platform.control.history import History
 from pipeline_platform.control.limits import TABLES, Grant, Throttle, interval_end
 from pipeline_platform.control.overrides import Overriding
 from pipeline_platform.control.reserved_offsets import LogPositions
 from pipeline_platform.source.readers import Reader
+from pipeline_platform.sql.database import insert, transaction
 
 __all__ = ["Claim", "ControlStore", "ControlStoreError", "Grant", "interval_end"]
 

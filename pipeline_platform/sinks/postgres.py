@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from pydantic import Field, model_validator
 from sqlalchemy.dialects import postgresql
 
-from pipeline_platform.control.database import Database
 from pipeline_platform.model.strict_options import did_you_mean
 from pipeline_platform.sinks.contract import Publication, Sink, SinkAwayError, SinkError
 from pipeline_platform.sinks.postgres_copy import column_type, copy_rows
+from pipeline_platform.sql.database import Database
 
 _KEEP: Final = sa.text("interval '30 days'")
 """Time for which a sink keeps the ids of published receives. A receive is published until its run or a later run

@@ -16,9 +16,9 @@ from psycopg import sql
 
 from pipeline_platform.connectors.table_queue import TableQueue, queue_reading, queue_tables
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.control import database, database_errors
-from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
+from pipeline_platform.sql import database, database_errors
+from pipeline_platform.sql.database import Database
 from tests.fixtures.postgres import administrator, cut_all_others
 from tests.fixtures.table_queue import ids, numbers, read, receive
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from pipeline_platform.connectors.table_queue.table_queue_source import LOST, TableQueue
-from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import Refused, SourceError
+from pipeline_platform.sql.database import Database
 from tests.fixtures.table_queue import Rows, do, ids, numbers, read, receive
 
 

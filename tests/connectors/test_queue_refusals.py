@@ -8,9 +8,9 @@ import pytest
 import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue import TableQueue, queue_tables
-from pipeline_platform.control.database import Database
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.sql.database import Database
 from tests.fixtures.table_queue import ids, receive
 
 

@@ -17,15 +17,15 @@ import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue import TableQueue, queue_reading, queue_tables
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.control import database
-from pipeline_platform.control.database import Database
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.sql import database
+from pipeline_platform.sql.database import Database
 
 ROOT = Path(__file__).parents[2]
 
 STANDS_STILL = """
 import signal, os, sys
-from pipeline_platform.control import database
+from pipeline_platform.sql import database
 database.IDLE_S = 1
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue import TableQueue

@@ -60,7 +60,7 @@ def test_a_store_that_another_keeps_to_itself_is_a_reason(place, monkeypatch):
     place.enqueue(100)
     place.control.resume("asked")
     place.control.close()
-    monkeypatch.setattr("pipeline_platform.control.database.BUSY_S", 0.5)
+    monkeypatch.setattr("pipeline_platform.sql.database.BUSY_S", 0.5)
     with closing(sqlite3.connect(place.folder / "control.sqlite", isolation_level=None)) as owner:
         owner.execute("PRAGMA locking_mode = EXCLUSIVE")
         owner.execute("BEGIN EXCLUSIVE")

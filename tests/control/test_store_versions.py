@@ -2,8 +2,8 @@
 
 import pytest
 
-from pipeline_platform.control.database import Database
 from pipeline_platform.control.store import _BEFORE, VERSION, ControlStore, ControlStoreError
+from pipeline_platform.sql.database import Database
 
 
 def set_version(url: str, version: int) -> None:

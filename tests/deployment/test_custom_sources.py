@@ -10,6 +10,7 @@ import pytest
 
 from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.source.contract import Source
+from pipeline_platform.sql.database import Database
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "connect" / "your-own.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(), re.S)
@@ -35,3 +36,7 @@ def test_its_sources_are_dagster_s_resources(shown, tmp_path):
     with dg.build_resources({"trackings": resource}) as resources:
         made: Source = resources.trackings
     assert made == shown["Trackings"](name="trackings", path=tmp_path / "trackings.sqlite")
+
+
+def test_database_has_its_earlier_place_too():
+    assert importlib.import_module("pipeline_platform.control.database").Database is Database

@@ -27,11 +27,11 @@ from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.database import Database
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.patience import patiently
+from pipeline_platform.sql.database import Database
 from pipeline_platform.testing import PAGES, TEXTS, BrokenPromiseError, Server, check_source, promises_of
 from servers import sqs
 from tests.connectors.test_file_notifications import event

@@ -7,8 +7,8 @@ from typing import NamedTuple, Self, TypeVar
 import pyarrow.fs as pafs
 import sqlalchemy as sa
 
-from pipeline_platform.control.database import Database, insert
 from pipeline_platform.model.portions import portions
+from pipeline_platform.sql.database import Database, insert
 
 T = TypeVar("T")
 

@@ -16,7 +16,6 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from pipeline_platform.connectors.files import rows
 from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
 from pipeline_platform.connectors.files.notifications import Notifications, queue_of
-from pipeline_platform.control.database import Database, parse_url
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.model.portions import BATCH_BYTES, portions
@@ -25,6 +24,7 @@ from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
 from pipeline_platform.source.pauses import PAUSES
+from pipeline_platform.sql.database import Database, parse_url
 
 logger = logging.getLogger(__name__)
 

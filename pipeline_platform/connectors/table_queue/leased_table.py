@@ -23,8 +23,8 @@ from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import id_spans, ids_on_sqlite
 from pipeline_platform.connectors.table_queue.id_spans import HOLE, IdSpan
-from pipeline_platform.control.database import Database, insert
 from pipeline_platform.source.contract import Share
+from pipeline_platform.sql.database import Database, insert
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from uuid import UUID
 import sqlalchemy as sa
 
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
-from pipeline_platform.control.database import Database, parse_url
 from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.source.options import host
+from pipeline_platform.sql.database import Database, parse_url
 
 COLUMNS_AS_JSON: Final = 60
 """Maximum columns of a row as JSON: SQLite accepts 127 arguments, two for each member of an object."""

@@ -17,11 +17,11 @@ from sqlalchemy.dialects import postgresql
 from pipeline_platform.connectors.table_queue import queue_reading, queue_tables, queue_writing
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, database_at, open_table, row_id
-from pipeline_platform.control.database import parse_url
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.pauses import poll
+from pipeline_platform.sql.database import parse_url
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledgements of one transaction: it holds SQLite's write lock for about 0.1 s."""

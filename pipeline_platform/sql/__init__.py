@@ -1,0 +1,1 @@
+"""SQL databases, SQLite and PostgreSQL."""
