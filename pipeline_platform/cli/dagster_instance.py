@@ -1,4 +1,4 @@
-"""The Dagster instance of the command line, and whether it requests runs of a pipeline."""
+"""The Dagster instance of the command line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
-
-from pipeline_platform.cli.status.status_data import RequestsStatus
-from pipeline_platform.model.bound_producer import BoundProducer
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -55,18 +52,3 @@ def _is_made(home: Path) -> bool:
 def known(instance: Instance) -> dg.DagsterInstance | None:
     """Return the instance, or None if it is unavailable."""
     return None if isinstance(instance, str | Exception) else instance
-
-
-def requests_of(producer: BoundProducer, instance: Instance) -> RequestsStatus:
-    """Return whether runs of a producer that is not paused are requested."""
-    from pipeline_platform.orchestration.sensors.asking import not_asked_for
-
-    if isinstance(instance, str):
-        return RequestsStatus(state="unknown", reason=instance)
-    try:
-        if isinstance(instance, Exception):
-            raise instance
-        why = not_asked_for(producer, instance)
-    except Exception as error:  # any error of the instance's storage
-        return RequestsStatus(state="unknown", reason=f"Dagster does not answer ({type(error).__name__})")
-    return RequestsStatus(state="active" if why is None else "not_requested", reason=why)

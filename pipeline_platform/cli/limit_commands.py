@@ -9,11 +9,12 @@ import typer
 from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import Instance, dagster_instance, requests_of
+from pipeline_platform.cli.dagster_instance import Instance, dagster_instance
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, print_json
+from pipeline_platform.cli.status.status_gathering import requests_of
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.model.bound_producer import BoundProducer

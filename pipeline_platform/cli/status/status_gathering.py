@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import Instance, known, requests_of
+from pipeline_platform.cli.dagster_instance import Instance, known
 from pipeline_platform.cli.status.failed_runs import failed_runs
 from pipeline_platform.cli.status.status_data import (
     BacklogStatus,
@@ -328,3 +328,18 @@ def redelivered(lake: Lake, pipeline: type[Pipeline]) -> RedeliveredStatus | Non
     if found is None:
         return None
     return RedeliveredStatus(messages=found.messages, deliveries=found.deliveries, first_window=found.oldest)
+
+
+def requests_of(producer: BoundProducer, instance: Instance) -> RequestsStatus:
+    """Return whether runs of a producer that is not paused are requested."""
+    from pipeline_platform.orchestration.sensors.asking import not_asked_for
+
+    if isinstance(instance, str):
+        return RequestsStatus(state="unknown", reason=instance)
+    try:
+        if isinstance(instance, Exception):
+            raise instance
+        why = not_asked_for(producer, instance)
+    except Exception as error:  # any error of the instance's storage
+        return RequestsStatus(state="unknown", reason=f"Dagster does not answer ({type(error).__name__})")
+    return RequestsStatus(state="active" if why is None else "not_requested", reason=why)
