@@ -108,18 +108,6 @@ def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_fini
     assert [line for line in said if line.startswith(f" unfinished receives  {finish}; ")]
 
 
-def test_status_counts_open_failures_by_window(cli, keeping):
-    leased(keeping, "first", b"one", b"fail", b"fail").finish()
-    leased(keeping, "second", b"fail", window="2026-01-01T0100").finish()
-    leased(keeping, "third", b"two", window="2026-01-01T0200").finish()
-    said = [line.split() for line in lines(cli("status"))]
-    assert ["open", "failures", "3"] in said
-    assert [words for words in said if words[0] == "window"] == [
-        ["window", "2026-01-01T0000", "2"],
-        ["window", "2026-01-01T0100", "1"],
-    ]
-
-
 def test_a_look_at_failures_and_outcomes_loads_no_pandas(keeping):
     leased(keeping, "first", b"one", b"fail").finish()
     looked_at = FailedMessages(name="keeping", lake=keeping.lake, pipeline="keeping")

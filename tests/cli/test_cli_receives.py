@@ -4,10 +4,8 @@ import json
 
 import pytest
 
-from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.small_lake import Keeping, Memory, Run
 
 
@@ -38,25 +36,3 @@ def test_receives_tell_run_next_step_messages_and_lease(runs):
     shown = runs("receives", "keeping").stdout
     assert "run of held" in shown
     assert shown.endswith("4 unfinished receives.\n")
-
-
-def test_reading_commands_print_json(beside, tmp_path):
-    queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
-    queue.create()
-    queue.enqueue([b"1", b"2"])
-    queue.plan(1, 1, "somebody")
-    cli = beside(Told, queue=queue)
-    cli("scale", "told", "--concurrency", "3")
-
-    status, show, table = (
-        json.loads(cli(*command, "--json").stdout)
-        for command in (["status"], ["show"], ["table-queue", "show", "queue"])
-    )
-
-    assert status["pipelines"]["told"]["failures"]["open"] == 0
-    assert show["lake"] == f"{tmp_path}/lake"
-    told = show["pipelines"]["told"]
-    assert (told["processors"]["concurrency"], told["batchers"]["lines"]["table_schema"]) == (3, "Line")
-    assert told["producers"][""]["oldest_allowed"] == 300
-    assert table["messages"] == 1
-    assert [(lease["receive_id"], lease["messages"]) for lease in table["leases"]] == [("somebody", 1)]

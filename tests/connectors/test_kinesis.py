@@ -1,7 +1,6 @@
 """Kinesis as a source: deliveries, positions, and shards that split and merge, on a local server."""
 
 import json
-import pickle
 import threading
 import time
 from collections import defaultdict
@@ -89,19 +88,6 @@ def test_a_received_message_can_be_sent_again_with_its_key(kinesis_source):
 
     (again,) = received(source, "b")
     assert (again["data"], again["partition"], again["message_id"] == row["message_id"]) == (b"one", "k", False)
-
-
-def test_more_messages_than_a_call_takes(kinesis_source):
-    source = kinesis_source(shards=3)
-    sent = [b"%d" % number for number in range(700)]
-    assert source.send(sent, [{"partition_key": f"{number}"} for number in range(700)]) == 700
-
-    rows = []
-    for receive_id in ("a", "b", "c"):
-        some = received(source, receive_id, demand=400)
-        finish(source, receive_id, some)
-        rows += some
-    assert sorted(map(int, payloads(rows))) == [*range(700)]
 
 
 # Where reading starts
@@ -222,17 +208,6 @@ def test_two_processes_may_finish_the_same_receive(kinesis_source, monkeypatch):
     monkeypatch.setattr(control, "reserve", late)
     finish(source, "a", rows)
     assert received(source, "c") == []
-
-
-def test_a_task_in_another_process_reads_a_share_without_the_control_store(kinesis_source):
-    source = kinesis_source()
-    source.send([b"one"])
-    (share,) = source.plan(10, 2, "a")
-    task = pickle.loads(pickle.dumps(source))
-    source.send([b"later"])
-    first, second = ([row for batch in task.read(share, "a") for row in batch.to_pylist()] for _ in range(2))
-    assert payloads(first) == payloads(second) == [b"one"], "the run has counted one"
-    task.close()
 
 
 # Shards that split and merge

@@ -287,37 +287,6 @@ def test_a_backfill_from_the_command_line_retries_each_window_once(deployed, fai
     assert attempts(deployed) == {**before, (EARLY, again): 5, (LATE, again): 7}
 
 
-FIX = {"ops": {"told": {"ops": {"receive_messages": {"config": {"context": {"forgiving": True}}}}}}}
-
-
-def open_failures(deployed: Deployed) -> dict[str, int]:
-    """Return the failures of the two windows whose last attempt failed."""
-    events = deployed.rows("failed").filter(pl.col("window").is_in([EARLY, LATE])).sort("attempt")
-    last = events.group_by("message_id", "window", maintain_order=True).last().filter(state="open")
-    return dict(last.group_by("window").len().iter_rows())
-
-
-@pytest.mark.soak
-def test_a_fix_in_the_run_config_reaches_backfill_and_replay_from_the_partitions_tab_and_the_command_line(
-    deployed, failures_in_two_windows
-):
-    assert open_failures(deployed) == {EARLY: 5, LATE: 7}
-
-    (driven,) = backfill(deployed, {**of_job("told_retry", EARLY), "runConfigData": json.dumps(FIX)})
-    assert driven.tags[TAGS.origin] == "failed"
-    assert open_failures(deployed) == {LATE: 7}
-
-    (replayed,) = backfill(deployed, {**of_job("told_replay", EARLY), "runConfigData": json.dumps(FIX)})
-    assert replayed.tags[TAGS.origin] == "messages"
-    assert deployed.rows("lines").filter(window=EARLY).height == 5
-
-    windows = {"dagster/asset_partition_range_start": BETWEEN, "dagster/asset_partition_range_end": LATE}
-    deployed.call(
-        "job", "launch", "--job", "told_retry", "--config-json", json.dumps(FIX), "--tags", json.dumps(windows)
-    )
-    deployed.until("its run has ended", lambda: done(deployed.instance) and not open_failures(deployed))
-
-
 def run_at_work(deployed: Deployed, pipeline: str = "told", messages: int = 0) -> tuple[str, int]:
     """Wait until a run of a pipeline handles messages, at least this many; return its id and its process."""
     control = ControlStore(f"sqlite:///{deployed.folder}/control.sqlite")

@@ -102,25 +102,6 @@ def test_a_deletion_removes_the_key_and_an_older_row_does_not_bring_it_back(grou
     assert ground.balances() == {2: 20.0}
 
 
-def test_a_key_that_is_deleted_before_its_first_row_stays_deleted(ground):
-    ground.store(of(1, 3, gone=True))
-    ground.merge()
-    ground.store(of(1, 2, 12.0), of(2, 1, 20.0))
-    ground.merge()
-    assert ground.balances() == {2: 20.0}
-
-
-def test_a_newer_row_brings_a_deleted_key_back(ground):
-    ground.store(of(1, 3, gone=True), of(1, 1, 10.0))
-    ground.merge()
-    ground.store(of(1, 4, 14.0))
-    ground.merge()
-    assert ground.balances() == {1: 14.0}
-    ground.store(of(1, 2, gone=True), window=WINDOWS[1])
-    ground.merge()
-    assert ground.balances() == {1: 14.0}
-
-
 def test_null_is_not_deleted(ground):
     ground.store({**of(1, 1, 10.0), "gone": None})
     ground.merge()
@@ -158,16 +139,6 @@ def test_a_message_that_a_replay_no_longer_deletes_is_safe_from_its_tombstone(gr
     ground.store(of(1, 3, 13.0), window=WINDOWS[1])
     ground.merge()
     assert ground.balances() == {1: 14.0}
-
-
-def test_a_replay_with_equal_code_changes_nothing(ground):
-    rows = of(1, 1, 10.0, message_id="a"), of(1, 2, 11.0, message_id="b"), of(2, 9, message_id="c", gone=True)
-    ground.store(*rows)
-    ground.store(of(1, 3, 12.0), window=WINDOWS[1])
-    ground.merge()
-    ground.replay(*rows)
-    ground.merge()
-    assert ground.balances() == {1: 12.0}
 
 
 def test_rows_that_retention_drops_and_files_that_compaction_creates_change_nothing(ground):

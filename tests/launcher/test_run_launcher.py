@@ -165,19 +165,6 @@ def test_run_monitoring_finds_a_run_whose_process_is_not_watched(launching):
     launching.ended(run)
 
 
-def test_a_re_execution_by_another_launcher_is_not_judged_by_the_process_of_its_parent(launching):
-    parent = launching.launch("sleeping")
-    os.kill(launching.at_work(parent).pid, signal.SIGKILL)
-    launching.ended(parent)
-    dead = launching.run(parent)
-    assert launching.launcher.check_run_worker_health(dead).status is WorkerStatus.FAILED
-    again = launching.instance.add_run(
-        dg.DagsterRun(job_name="sleeping", tags=dead.tags, parent_run_id=parent, root_run_id=parent)
-    )
-    assert PROCESS_TAG in again.tags
-    assert launching.launcher.check_run_worker_health(again).status is WorkerStatus.RUNNING
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("tag", [PROCESS_TAG, LAUNCHER_TAG])
 def test_a_run_that_crashed_with_its_launcher_before_it_started_fails_at_the_next_launch(launching, tag):

@@ -117,15 +117,6 @@ def test_a_skip_reason_names_the_limit_and_the_runs_once(place):
     assert "no run can start" not in reason
 
 
-def test_a_pause_shows_on_the_asset(place):
-    place.control.pause("asked", "new schema on Monday")
-
-    (shown,) = evaluations(place, place.tick())
-
-    assert (shown.passed, shown.severity) == (False, dg.AssetCheckSeverity.WARN)
-    assert shown.description.startswith("Paused: new schema on Monday.")
-
-
 def test_the_rate_is_of_what_was_acknowledged_of_late(place):
     place.control.claim("asked", "r", "run", wanted=60, capacity=200, lease_s=60)
     place.control.finish("r")

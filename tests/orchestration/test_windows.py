@@ -121,20 +121,3 @@ def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself
     assert location.run(f"{name}_maintenance").status == dg.DagsterRunStatus.SUCCESS
     assert set(by_window(location, pipeline, "messages", "message_id")) == {today}, "the newest is kept in any case"
     assert set(by_window(location, pipeline, "lines", "text")) == {yesterday, today}, "for ever"
-
-
-def test_the_clock_drives_the_failures_of_two_days_again_in_one_run(location, pipeline):
-    begin = BEGIN[pipeline]
-    windows = [
-        pull(location, pipeline, begin - timedelta(minutes=1), "fail 1"),
-        pull(location, pipeline, begin, "fail 2", "fail 3"),
-    ]
-
-    tags = asked(location, pipeline, "retry", begin + timedelta(days=3)).tags
-    bounds = [tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
-    run = location.run(f"{pipeline.name}_retry", *bounds, context={"forgiving": True})
-
-    assert bounds == windows
-    assert told(location, run, pipeline) == windows
-    assert by_window(location, pipeline, "lines", "text") == {windows[0]: ["fail 1"], windows[1]: ["fail 2", "fail 3"]}
-    assert location.open_failures(*windows, pipeline=pipeline) == {}

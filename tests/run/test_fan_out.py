@@ -1,13 +1,12 @@
 """Fan-out in whole runs over a real queue: children share the outcome of their message."""
 
-import time
 from collections import Counter
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from pipeline_platform import Batcher, PipelineError, Processors, Producer, TableBatcher
+from pipeline_platform import PipelineError, Producer
 from pipeline_platform.lake.decisions.decision import UnhandledError
 from pipeline_platform.lake.decisions.ledger import Ledger, Receive
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -15,7 +14,6 @@ from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
 from tests.fixtures.flow import finish, handled, received, rows, run
-from tests.fixtures.flow_pipelines import Word
 
 TABLES = ("lake", "left", "right")
 
@@ -100,38 +98,6 @@ def test_nothing_is_decided_before_the_messages_with_children_ended(filled, monk
 
 FEW = [b"lake=a left=b right=c", b"plain", b"left=d right=e"]
 FEW_WORDS = {"lake": ["a", "plain"], "left": ["b", "d"], "right": ["c", "e"]}
-CALL = timedelta(seconds=3)
-
-
-class Hanging(families.Families):
-    """A pipeline that hangs at `hang`."""
-
-    name = "hanging"
-    producer = Producer(source="queue", max_runs=2)
-    processors = Processors(concurrency=2, message_timeout=CALL)
-    batchers = {
-        "lake": TableBatcher(schema=Word),
-        "left": Batcher(schema=Word, batch_size=2, message_timeout=CALL),
-        "right": Batcher(schema=Word, message_timeout=CALL),
-    }
-
-    def _child(self, message: Any, batcher: str, word: str) -> Any:
-        child = super()._child(message, batcher, word)
-        return child.put_batch_key(message.message_id) if word == "hang" else child
-
-    def handle_batch(self, batcher: str, messages: Any, batch_info: Any, context: Any) -> Any:
-        if "hang" in map(self._word, messages):
-            time.sleep(10**6)
-        return super().handle_batch(batcher, messages, batch_info, context)
-
-
-@pytest.mark.faults
-def test_a_child_whose_batch_hangs_or_dies_fails_its_message_alone(filled):
-    flow = filled(Hanging, [*FEW, b"lake=x left=hang right=y", b"lake=z right=leave left=w"])
-    run(flow)
-    assert kept(flow) == FEW_WORDS
-    assert sorted(rows(flow, "failed")["kind"]) == ["timeout", "worker killed"]
-    assert flow.source.backlog().messages == 0
 
 
 @pytest.mark.faults
@@ -175,18 +141,18 @@ class Plain(families.Families):
 
 @pytest.mark.faults
 def test_a_drain_while_children_wait_publishes_what_was_handled(filled):
-    flow = filled(Hanging, [*FEW, b"lake=x left=fail right=y"])
+    flow = filled(Plain, [*FEW, b"lake=x left=fail right=y"])
     receive = handled(flow)
-    flow.control.drain("hanging", "moves", timedelta(microseconds=1))
+    flow.control.drain("families", "moves", timedelta(microseconds=1))
 
     steps.batch_messages(flow, receive)
     finish(flow, receive)
 
     assert kept(flow) == FEW_WORDS
     assert flow.source.backlog().messages == 0
-    flow.control.resume("hanging")
+    flow.control.resume("families")
     drained = received(flow, origin="messages")
-    flow.control.drain("hanging", "moves", timedelta(microseconds=1))
+    flow.control.drain("families", "moves", timedelta(microseconds=1))
     with pytest.raises(PipelineError, match="stay as they were"):
         steps.handle_messages(flow, drained)
     assert kept(flow) == FEW_WORDS

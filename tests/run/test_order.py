@@ -1,7 +1,5 @@
 """Order in whole runs on Spark: pulls, retries and replays with crashes between, from real servers."""
 
-import os
-import signal
 import time
 from collections import defaultdict
 from contextlib import closing
@@ -12,7 +10,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import handled, kinds, rows, run
+from tests.fixtures.flow import handled, rows, run
 from tests.fixtures.flow_pipelines import Word
 
 Handled = dict[str, list[int]]
@@ -33,8 +31,6 @@ class InOrder(Pipeline):
 
     def handle_message(self, message: Message, context: Any) -> Message:
         payload = message.data.decode()
-        if payload.endswith("kill"):
-            os.kill(os.getpid(), signal.SIGKILL)
         if payload.endswith("fail") and message.attempt == 1:
             raise ValueError("told to")
         return message.put(Word(word=stamped(payload)), batcher="words")
@@ -81,16 +77,6 @@ def by_partition(flow: Flow, table: str = "words") -> Handled:
         _, partition, number, *_ = word.split()
         order[partition].append(int(number))
     return order
-
-
-def test_a_partition_keeps_its_order_in_several_tasks_and_around_a_killer(filled_on_spark):
-    payloads = [f"{number % 7} {number}" for number in range(350)]
-    payloads[150] += " kill"
-    flow = filled_on_spark(InOrder, [payload.encode() for payload in payloads])
-    run(flow)
-    expected = {str(part): [n for n in range(part, 350, 7) if n != 150] for part in range(7)}
-    assert by_partition(flow) == expected
-    assert kinds(flow) == {payloads[150]: "worker killed"}
 
 
 def test_what_a_dead_run_left_is_handled_before_what_came_later(filled):

@@ -2,45 +2,13 @@
 
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
-from tests.fixtures.flow import kinds, rows, run
-from tests.fixtures.fragile import Gathering
-from tests.fixtures.small_lake import Row
-
-
-class Poisoned(Gathering):
-    """A pipeline whose payloads name the callback and the fault: `handle_message kill`."""
-
-    name = "poisoned"
-    producer = Producer(source="queue")
-    processors = Processors(concurrency=2)
-    batchers = {"kept": TableBatcher(schema=Row), "called": Batcher()}
-    diary = Path(os.devnull)
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        if message.data.startswith(b"handle_batch"):
-            return message.put(message.data.decode(), batcher="called")
-        return super().handle_message(message, context)
-
-
-@pytest.mark.parametrize("place", ["filled_locally", "filled_on_spark"])
-def test_a_message_that_ends_its_worker_fails_alone(request, place):
-    good = {f"word {number}" for number in range(50)}
-    poison = ["handle_message kill", "handle_message exit", "handle_failed kill", "serialise kill", "handle_batch kill"]
-    flow = request.getfixturevalue(place)(Poisoned, [word.encode() for word in (*good, *poison)])
-    run(flow)
-    assert set(rows(flow, "kept")["text"]) == good
-    assert kinds(flow) == dict.fromkeys(poison, "worker killed")
-    stages = {row["data"].decode(): row["stage"] for row in rows(flow, "failed").to_dicts()}
-    assert stages == {payload: payload.split()[0].replace("serialise", "lake") for payload in poison}
-    assert flow.source.backlog().messages == 0, "nothing is left to fail the next run"
-
+from tests.fixtures.flow import rows, run
 
 # The Spark lane
 

@@ -14,10 +14,9 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.run import dead_letters, steps
 from pipeline_platform.run.finish import finish_others
-from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.source.pauses import Patience
-from tests.fixtures.flow import begun, flow_of, rows, run
+from tests.fixtures.flow import begun, flow_of, run
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Run, visible
 
@@ -194,39 +193,6 @@ class Soon(Obedient):
 
     name = "soon"
     retry = Retry(max_attempts=2, backoff=timedelta(microseconds=1))
-
-
-class Late(Soon):
-    """Failures are due in a month."""
-
-    name = "late"
-    retry = Retry(max_attempts=2, backoff=timedelta(days=30))
-
-
-def counted(flow: Flow) -> list[tuple[int, int]]:
-    failed = FailedMessages(name="queue", lake=flow.lake, pipeline=flow.pipeline.name)
-    return [(counts.open, counts.dead) for counts in failed.by_window().values()]
-
-
-def test_a_run_that_drives_what_is_due_leaves_dead_ones_alone(filled):
-    flow = filled(Soon, [b"raise", b"word", b"none", b"batch raise"])
-    run(flow)
-    assert counted(flow) == [(3, 0)]
-    assert run(flow, "failed", SOON).demand == 3
-    assert counted(flow) == [(3, 3)], "each was the last attempt"
-    assert run(flow, "failed", SOON).demand == 0
-    assert run(flow, "failed", Selection(state="waiting")).demand == 0
-    assert run(flow, "failed").demand == 3, "people drive dead ones, too"
-    assert rows(flow, "failed")["attempt"].max() == 3
-    assert counted(flow) == [(3, 3)]
-
-
-def test_what_is_not_due_waits_and_can_be_driven_by_hand(filled):
-    flow = filled(Late, [b"raise", b"none"])
-    run(flow)
-    assert run(flow, "failed", SOON).demand == 0
-    assert run(flow, "failed", Selection(kind="ValueError")).demand == 1
-    assert counted(flow) == [(2, 1)], "and the other was not touched"
 
 
 def test_what_a_run_goes_by_is_in_its_record(filled):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.fixtures.sqs_between import Body
 from tests.fixtures.sqs_flow import SqsGround
 
 MANY = 240
@@ -41,25 +40,5 @@ def test_what_was_received_by_a_server_s_answer_that_never_came_is_back_after_th
     flow = sqs_ground.flow(visibility_timeout=4)
     sqs_ground.run(flow)
     assert len(sqs_ground.words(flow)) == MANY - 20
-    run_to_end(sqs_ground)
-    assert sqs_ground.words(flow) == words
-
-
-def half_refused(number: int, body: Body) -> Body:
-    """Pass every other entry to the server, and refuse the others."""
-    del number
-    told, kept = body["Entries"][::2], body["Entries"][1::2]
-    error = {"SenderFault": False, "Code": "InternalError", "Message": "try again"}
-    failed = [{"Id": entry["Id"], **error} for entry in kept]
-    return {**body, "Entries": told, "Failed": failed}
-
-
-def test_half_an_acknowledgement_that_is_refused_is_reported_and_told_again(sqs_ground, words):
-    sqs_ground.fake.meddle["DeleteMessageBatch"] = half_refused
-    flow = sqs_ground.flow()
-    first = sqs_ground.run(flow)
-    assert (first.acknowledged, first.unacknowledged) == (MANY // 2, MANY // 2)
-    assert any(error.endswith("InternalError: try again") for error in first.errors)
-    assert sqs_ground.words(flow) == words, "they are visible before they are acknowledged"
     run_to_end(sqs_ground)
     assert sqs_ground.words(flow) == words

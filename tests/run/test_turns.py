@@ -87,12 +87,6 @@ def test_pulls_at_once_from_a_source_that_leases_partitions_get_different_ones(m
     assert held == [{"0"}, {"1"}, set()]
 
 
-def test_without_the_source_s_option_its_pulls_take_turns(made):
-    flow = made(BySource, log())
-    demands = [begun(flow, run_id=n, demand=2).demand for n in ("first", "second")]
-    assert demands == [2, 0]
-
-
 def test_a_run_that_waited_for_a_dead_one_clears_up_after_it_before_it_receives(made, monkeypatch):
     monkeypatch.setattr(Intake, "room_within_s", 60.0)
     source = Memory(deliveries_=numbered(b"one"))
