@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from benchmarks.recovery_location import SOURCES
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.options import Processors, Producer, TableBatcher
+from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
@@ -59,7 +59,7 @@ class Number(BaseModel):
     n: int
 
 
-def into(sink: str) -> dict[str, TableBatcher]:
+def into(sink: str) -> dict[str, Batcher | TableBatcher]:
     """Return the batchers with a sink for the even numbers."""
     return {"even": TableBatcher(schema=Number, sink=sink), "odd": TableBatcher(schema=Number)}
 
