@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import ClassVar, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -18,7 +19,6 @@ from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
 from pipeline_platform.connectors.files.notifications import Notifications, queue_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckAction, AckActions
-from pipeline_platform.model.portions import BATCH_BYTES, portions
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.backlog import Backlog
@@ -181,8 +181,7 @@ class FileSource(Source):
             count = 0
             try:
                 self._expect(file, path)
-                found = rows.rows_of(self._files, path, self._format(path), self.max_row_bytes)
-                for batch in portions(found, lambda row: len(row.data), BATCH_BYTES, rows.BATCH_ROWS):
+                for batch in rows.batches_of(self._files, path, self._format(path), self.max_row_bytes):
                     count += len(batch)
                     yield self._deliveries(batch, file, path, modified, is_again=attempts > 1, receive_id=receive_id)
             except FileNotFoundError:
@@ -313,14 +312,16 @@ class FileSource(Source):
         self, batch: Sequence[rows.Row], file: str, path: str, modified: float, *, is_again: bool, receive_id: str
     ) -> pa.RecordBatch:
         published = pa.scalar(datetime.fromtimestamp(modified, UTC), pa.timestamp("us", "UTC"))
+        numbers = pa.array([line for line, _, _ in batch], pa.int64())
+        problems = [{"problem": problem} if problem else None for _, _, problem in batch]
         return self.deliveries(
-            message_id=[f"{file}#{row.line}" for row in batch],
-            data=[row.data for row in batch],
-            metadata=[{"problem": row.problem} if row.problem else None for row in batch],
+            message_id=pc.binary_join_element_wise(file, numbers.cast(pa.string()), "#"),
+            data=[data for _, data, _ in batch],
+            metadata=problems if any(problems) else None,
             ack_id=pa.repeat(file, len(batch)),
             ack_ref=receive_id,
             redelivered=is_again,
             published_at=pa.repeat(published, len(batch)),
             partition=path,
-            sequence=[row.line for row in batch],
+            sequence=numbers,
         )
