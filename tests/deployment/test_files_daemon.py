@@ -1,0 +1,124 @@
+"""Files under the real daemon: runs are killed while files arrive, in a folder and in a bucket with notifications."""
+
+import json
+import os
+import signal
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import polars as pl
+import pytest
+
+from pipeline_platform.connectors.files import FileSource
+from pipeline_platform.lake.storage import Lake
+from servers import sqs
+from tests.connectors.test_file_notifications import event
+from tests.deployment.test_daemon import deployment, done, run_at_work
+from tests.fixtures.location import write_location
+
+HANDLING = """
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
+
+
+class Line(BaseModel):
+    number: int
+    gate: str = ""
+
+
+class Lines(Pipeline):
+    name = "lines"
+    producer = Producer(source="files", idle_timeout=timedelta(seconds=3))
+    processors = Processors(concurrency=2, max_demand=400)
+    batchers = {"lake": TableBatcher(schema=Line)}
+
+    def handle_message(self, message, context):
+        line = message.json(Line)
+        while line.gate and not Path(line.gate).exists():
+            time.sleep(0.1)
+        return message.put(line, batcher="lake")
+"""
+
+Send = Callable[[str, list[dict[str, object]]], object]
+"""Function that writes a file with these rows."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> tuple[FileSource, Send]:
+    """A folder that is listed each second."""
+    root = tmp_path / "incoming"
+    root.mkdir()
+
+    def send(name: str, rows: list[dict[str, object]]) -> None:
+        (root / f".{name}").write_bytes(content(rows))
+        (root / f".{name}").rename(root / name)
+
+    return FileSource(name="files", root=str(root), catalog=f"sqlite:///{tmp_path}/files.sqlite", list_every_s=1), send
+
+
+@pytest.fixture
+def bucket(tmp_path, s3, sqs_server, sqs_queue, monkeypatch) -> tuple[FileSource, Send]:
+    """A bucket that is not listed, and whose notifications are delivered twice."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_server)
+    monkeypatch.setenv("AWS_REGION", sqs.REGION)
+    lake, queue = Lake(root=f"s3://lake/{uuid4().hex[:8]}", storage_options=s3), sqs_queue()
+
+    def send(name: str, rows: list[dict[str, object]]) -> None:
+        lake.write(name, content(rows))
+        sqs.fill(queue, [event(f"{lake.root.removeprefix('s3://lake/')}/{name}")] * 2)
+
+    options = {"storage_options": s3, "notifications": queue, "list_root": False}
+    return FileSource(name="files", root=lake.root, catalog=f"sqlite:///{tmp_path}/files.sqlite", **options), send
+
+
+def content(rows: list[dict[str, object]]) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_each_row_is_stored_once_if_runs_are_killed_while_they_handle_and_after_they_publish(
+    tmp_path, warm_spark, request, place
+):
+    source, send = request.getfixturevalue(place)
+    location = write_location(tmp_path, "lines", warm_spark.folder, HANDLING, "Lines", source)
+    gates = [str(tmp_path / "first"), str(tmp_path / "second")]
+
+    with deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
+
+        def stored() -> list[int]:
+            table = tmp_path / "lake" / "lines" / "lake"
+            return sorted(pl.read_delta(str(table))["number"]) if table.exists() else []
+
+        for number, gate in enumerate(gates):
+            first = 100 * number
+            send(f"{number}.jsonl", [{"number": first, "gate": gate}, *({"number": first + n} for n in range(1, 100))])
+        os.kill(run_at_work(deployed, "lines")[1], signal.SIGKILL)
+        Path(gates[0]).touch()
+
+        process = run_at_work(deployed, "lines")[1]
+        Path(gates[1]).touch()
+        deployed.until("rows are published", stored)
+        with suppress(ProcessLookupError):  # it may have ended
+            os.kill(process, signal.SIGKILL)
+
+        send("2.jsonl", [{"number": number} for number in range(200, 300)])
+        deployed.until("all rows are stored", lambda: stored() == [*range(300)])
+        deployed.until("no file waits", lambda: source.backlog().messages == 0)
+        deployed.until("the runs have ended", lambda: done(deployed.instance))
+        assert stored() == [*range(300)]
+        assert {run.status.value for run in deployed.instance.get_runs()} >= {"SUCCESS", "FAILURE"}
+    with closing(sqlite3.connect(tmp_path / "files.sqlite")) as catalog:
+        assert catalog.execute("SELECT path, is_done FROM files ORDER BY path").fetchall() == [
+            (f"{number}.jsonl", 1) for number in range(3)
+        ]
+    source.close()
