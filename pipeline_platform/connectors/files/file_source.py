@@ -36,7 +36,7 @@ MOST_FILES = 10_000
 _MOST_NAMED = 1_000
 """Maximum number of notifications that a look for the backlog takes: it must be quick."""
 _QUEUE = re.compile(r"https?://[\w.-]+(:\d+)?/[^@?#\s]+|projects/[^/]+/subscriptions/[^/]+")
-_LIST_EVERY_S, _LIST_BESIDES_S = 10.0, 86_400.0
+_LIST_EVERY_S, _LIST_RARELY_S = 10.0, 86_400.0
 """Default seconds between two listings, without and with notifications."""
 
 
@@ -155,7 +155,7 @@ class FileSource(Source):
         if self._notifications and named:
             self._notifications.take(_MOST_NAMED, self._catalog.add)
         messages, oldest = self._catalog.waiting(self.row_bytes)
-        if named is None:  # only a pull, which waits, finds out: see `plan`
+        if named is None:  # Pub/Sub does not report a backlog, and a pull would wait: `plan` pulls
             return Backlog(messages, oldest, at_least=True) if messages else Backlog(None)
         return Backlog(messages, oldest)
 
@@ -224,7 +224,7 @@ class FileSource(Source):
     def _list_if_due(self) -> None:
         every_s = self.list_every_s
         if every_s is None:
-            every_s = _LIST_BESIDES_S if self.notifications else _LIST_EVERY_S
+            every_s = _LIST_RARELY_S if self.notifications else _LIST_EVERY_S
         place = f"{self.root}/{self.pattern}"
         if not self.list_root or (due_at := self._catalog.listing_due(place, every_s)) is None:
             return
