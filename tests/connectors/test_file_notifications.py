@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from pipeline_platform.connectors.files import FileSource, notifications
 from pipeline_platform.connectors.files.catalog import Catalog
-from pipeline_platform.sql.database import Database
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.contract import SourceAwayError
+from pipeline_platform.sql.database import Database
 from servers import pubsub, sqs
 from tests.connectors.test_files import deliveries, lines, source_at
 
