@@ -10,7 +10,7 @@ from pipeline_platform.lake.decisions.decision import state_of
 from pipeline_platform.lake.decisions.ledger import Receive, ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import RowRange, between, divide, spread
+from pipeline_platform.lake.reader import RowRange, between, divide, spread, whole
 from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.lake.task_report import earliest
 from pipeline_platform.model.message import MESSAGE_KEY
@@ -38,11 +38,11 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
     pace = flow.pace(receive.receive_id if intake_of(flow, receive).gives_back else None)
     if flow.pipeline.partitioning() is not None:
         return _in_order(flow, receive, files, repeats, pace)
-    (whole,) = divide(files, flow.pipeline.name, 1)
+    received_rows = whole(files, flow.pipeline.name)
     work = flow.work(receive.receive_id, "handle")
 
     def step(first: int, end: int) -> Manifest:
-        parts = spread(between(whole, first, end), flow.processors.concurrency)
+        parts = spread(between(received_rows, first, end), flow.processors.concurrency)
         task = Handle(**common(flow, receive), parts=parts, pace=pace, repeats=repeats)
         return work.run(task, len(parts), end - first)
 
@@ -138,15 +138,17 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     with outcomes.look() as handle:
         stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
     known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
-    decisions = None
-    if known:
-        parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
-        decisions = work.scan(parts, *MESSAGE_KEY, "outcome")
-    fresh = divide(files, pipeline.name, concurrency)
-    copies = work.scan(fresh, *MESSAGE_KEY, "position", "redelivered")
-    write = repeats.WriteRepeats(flow.lake, pipeline.name, receive.receive_id, receive.window)
-    manifest = work.write(repeats.find_repeats(copies, decisions), write)
-    return [RowRange(f"{pipeline.name}/{file.table}/{file.path}", file.window, 0, file.rows, 0) for file in manifest]
+    parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
+    to = flow.lake, pipeline.name, receive.receive_id, receive.window
+    messages = sum(file.rows for file in files)
+    if messages <= repeats.IN_MEMORY:
+        find = repeats.FindRepeats(*to, whole(files, pipeline.name), parts or [[]])
+        manifest = work.run(find, len(find.known), messages)
+    else:
+        decisions = work.scan(parts, *MESSAGE_KEY, "outcome") if parts else None
+        copies = work.scan(divide(files, pipeline.name, concurrency), *MESSAGE_KEY, "position", "redelivered")
+        manifest = work.write(repeats.find_repeats(copies, decisions), repeats.WriteRepeats(*to))
+    return whole(manifest.files, pipeline.name)
 
 
 def _oldest(received: Manifest) -> datetime | None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import boto3
 import polars as pl
@@ -19,9 +20,9 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.source.contract import Share
-from tests.fixtures.flow import finish, handled
+from pipeline_platform.tasks.handle import repeats
+from tests.fixtures.flow import finish, handled, no_spark
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Run, received
 
@@ -104,17 +105,16 @@ def test_a_time_that_is_not_by_the_sources_own_clock_bounds_no_look_up(tmp_path)
 
 
 @pytest.fixture
-def start(tmp_path, warm_spark, sqs_queue, monkeypatch):
-    """A pipeline over one SQS queue, with different options each time."""
+def start(tmp_path, local_worker, sqs_queue, monkeypatch):
+    """A pipeline over one SQS queue, with different options each time. It has no Spark."""
     monkeypatch.setattr(handling, "CLOCKS", timedelta(0))  # server and run are on one machine
     url, control = sqs_queue(), ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    with closing(warm_spark.resource()) as spark, closing(control):
+    with closing(control):
 
         def flow(**options: str) -> Flow:
             source = SqsSource(name="queue", queue_url=url, endpoint_url=url.rsplit("/", 2)[0], **options)  # type: ignore[arg-type]
-            return Flow(
-                BoundProducer(Obedient), source, Lake(root=str(tmp_path / "lake")), control, lambda: spark.spark_session
-            )
+            lake = Lake(root=str(tmp_path / "lake"))
+            return Flow(BoundProducer(Obedient), source, lake, control, no_spark, worker=local_worker)
 
         yield flow
 
@@ -128,14 +128,14 @@ def send(flow: Flow, body: str) -> None:
 def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run once; return the files of outcomes that were read."""
     looked_at: list[str] = []
-    scan = SparkWork.scan
+    read_ranges = repeats.read_ranges
 
-    def spy(self: SparkWork, parts: Sequence[Sequence[RowRange]], *names: str) -> object:
-        looked_at.extend(each.path for part in parts for each in part if "/outcomes/" in each.path)
-        return scan(self, parts, *names)
+    def spy(lake: Lake, ranges: Sequence[RowRange], *options: Any) -> object:
+        looked_at.extend(each.path for each in ranges if "/outcomes/" in each.path)
+        return read_ranges(lake, ranges, *options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(SparkWork, "scan", spy)
+        patch.setattr(repeats, "read_ranges", spy)
         receive = handled(flow)
     assert finish(flow, receive).acknowledged
     return looked_at

@@ -8,12 +8,15 @@ from datetime import timedelta
 import pyarrow as pa
 import pytest
 
+from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.reader import read_ranges, whole
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.handle.repeats import REPEATS, WriteRepeats
+from pipeline_platform.tasks.handle.repeats import REPEATS, FindRepeats, Repeats, WriteRepeats
 from tests.fixtures.small_lake import (
     WINDOW,
     Keeping,
@@ -100,19 +103,43 @@ def test_a_message_that_crashes_or_hangs_handle_failed_fails_alone(lake):
 DECIDED, COPY = True, False
 
 
-@pytest.fixture
-def looked_up(spark):
-    """Look up deliveries in outcomes, with Spark."""
-    session = spark.spark_session
+def _by_spark(request, received, outcomes):
+    session, key = request.getfixturevalue("spark").spark_session, "source string, message_id string"
+    rows = session.createDataFrame(received, f"{key}, redelivered boolean, position bigint").repartition(3)
+    known = None if outcomes is None else session.createDataFrame(outcomes, f"{key}, outcome string")
+    return pa.Table.from_pylist([row.asDict() for row in repeats.find_repeats(rows, known).collect()], REPEATS)
+
+
+def _in_memory(request, received, outcomes):
+    lake = request.getfixturevalue("lake")
+    names = ("source", "message_id", "redelivered")
+    deliveries = pa.Table.from_pylist([dict(zip(names, row, strict=False)) for row in received])
+    parts = [("messages", WINDOW, deliveries.slice(0, 2)), ("messages", "2026-01-01T0000", deliveries.slice(2))]
+    files = whole(write_rows(lake, "keeping", "r1", parts), "keeping")
+    known = [[]]
+    for nth, decisions in enumerate([(outcomes or [])[:3], (outcomes or [])[3:]]):
+        decided = [dict(zip(("source", "message_id", "outcome"), row, strict=True)) for row in decisions]
+        earlier = [("outcomes", WINDOW, pa.Table.from_pylist(decided))] if decided else []
+        known.insert(nth, whole(write_rows(lake, "keeping", "r0", earlier), "keeping"))
+    find = FindRepeats(lake, "keeping", "r1", WINDOW, files, known)
+    manifest = sum((returned(find(index)) for index in range(len(known))), Manifest())
+    found = read_ranges(lake, ranges(manifest, "keeping", find.table), REPEATS, 1)
+    return pa.Table.from_batches((rows for _, rows in found), REPEATS)
+
+
+@pytest.fixture(params=[_by_spark, _in_memory])
+def looked_up(request):
+    """Look up deliveries in outcomes; return the repeats as handling splits them."""
 
     def look(received: list[tuple[str, str, bool]], outcomes: list[tuple[str, str, str]] | None) -> dict[int, bool]:
-        key = "source string, message_id string"
-        numbered_ = [(*delivery, position) for position, delivery in enumerate(received)]
-        rows = session.createDataFrame(numbered_, f"{key}, redelivered boolean, position bigint").repartition(3)
-        known = None
-        if outcomes is not None:
-            known = session.createDataFrame(outcomes, f"{key}, outcome string")
-        return {found["row"]: found["decided"] for found in repeats.find_repeats(rows, known).collect()}
+        found = request.param(request, [(*row, position) for position, row in enumerate(received)], outcomes)
+        chunk = pa.RecordBatch.from_pydict({"position": range(len(received))})
+        _, decided, copies = Repeats(found).split(chunk)
+        return {
+            row: is_decided
+            for rows, is_decided in ((decided, DECIDED), (copies, COPY))
+            for row in rows["position"].to_pylist()
+        }
 
     return look
 

@@ -8,26 +8,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, read_ranges
+from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import DECISIONS
+from pipeline_platform.lake.tables import DECISIONS, OUTCOMES
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.message import MESSAGE_KEY
+from pipeline_platform.model.message import MESSAGE_KEY, MESSAGES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 REPEATS = pa.schema([("row", pa.int64()), ("decided", pa.bool_())])
 """Deliveries that are not handled, by `row`, their position. `decided`: an earlier receive decided the message;
-otherwise another delivery of this receive is handled."""
+otherwise another delivery of this receive is handled. A delivery may have a row for each reason."""
+
+IN_MEMORY = 65_536
+"""Maximum number of deliveries whose keys a task looks up in memory. A join in Spark costs 3 s of processor time."""
+_ROWS = 65_536
+_DELIVERED = pa.schema([*only(MESSAGES, *MESSAGE_KEY, "redelivered"), ("position", pa.int64())])
+_DECIDED = only(OUTCOMES, *MESSAGE_KEY, "outcome")
 
 
 class Repeats:
     """Deliveries of a receive that are not handled."""
 
     def __init__(self, found: pa.Table) -> None:
-        found = found.sort_by("row")
+        found = found.sort_by([("row", "ascending"), ("decided", "descending")])
         self._rows, self._decided = found["row"].to_numpy(), found["decided"].to_numpy()
 
     @classmethod
@@ -62,8 +69,8 @@ class Scan:
 
 
 @dataclass(frozen=True)
-class WriteRepeats:
-    """Writes what `find_repeats` found, for the tasks that handle messages."""
+class _Repeats:
+    """Destination of the repeats of a receive, for the tasks that handle messages."""
 
     lake: Lake
     pipeline: str
@@ -75,6 +82,11 @@ class WriteRepeats:
         """Table of the repeats. No batcher can have this name."""
         return f"_receives/{self.receive_id}/_repeats"
 
+
+@dataclass(frozen=True)
+class WriteRepeats(_Repeats):
+    """Writes what `find_repeats` found."""
+
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition; return its manifest."""
         with Writer(self.lake, self.pipeline, self.receive_id) as writer:
@@ -82,6 +94,52 @@ class WriteRepeats:
                 writer.write(self.table, self.window, batch)
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
+
+
+@dataclass(frozen=True)
+class FindRepeats(_Repeats):
+    """Task `n` looks up the deliveries in the outcomes `known[n]`, and writes what `find_repeats` would find.
+
+    It needs no shuffle, because each task keeps the keys of all deliveries: of at most `IN_MEMORY`.
+
+    Attributes:
+        received: Deliveries of the receive.
+        known: Outcomes of earlier receives, for at least one task.
+    """
+
+    received: Sequence[RowRange]
+    known: Sequence[Sequence[RowRange]]
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`; task 0 also finds the copies. Return its manifest."""
+        batches = [batch for _, batch in read_ranges(self.lake, self.received, _DELIVERED, _ROWS)]
+        received = pa.Table.from_batches(batches, _DELIVERED)
+        again = received.filter(received["redelivered"])
+        is_decided = self._are_decided(again, self.known[index])
+        found = [(again["position"].filter(is_decided), True)]
+        if index == 0:
+            is_copy = pc.and_not(_are_copies(again, received), is_decided)
+            found.append((again["position"].filter(is_copy), False))
+        return WriteRepeats(self.lake, self.pipeline, self.receive_id, self.window)(
+            pa.RecordBatch.from_arrays([rows.combine_chunks(), pa.repeat(decided, len(rows))], schema=REPEATS)
+            for rows, decided in found
+        )
+
+    def _are_decided(self, again: pa.Table, known: Sequence[RowRange]) -> pa.Array:
+        ids, decisions = again["message_id"].combine_chunks(), [pa.array([], pa.string())]
+        for _, rows in read_ranges(self.lake, known, _DECIDED, _ROWS):
+            near = rows.filter(pc.is_in(rows["message_id"], value_set=ids))
+            decided = near.filter(pc.is_in(near["outcome"], value_set=pa.array(DECISIONS)))
+            decisions.append(pc.unique(keys_of(decided, *MESSAGE_KEY)))
+        return pc.is_in(keys_of(again, *MESSAGE_KEY), value_set=pa.concat_arrays(decisions))
+
+
+def _are_copies(again: pa.Table, received: pa.Table) -> pa.Array:
+    """Whether another delivery of the same message is handled: the first of a receive, if possible not redelivered."""
+    rows = pa.table({"key": keys_of(received, *MESSAGE_KEY), "row": received["position"]})
+    rows = rows.take(pc.sort_indices(received, [("redelivered", "ascending"), ("position", "ascending")]))
+    handled = rows.group_by("key", use_threads=False).aggregate([("row", "first")])["row_first"]
+    return pc.invert(pc.is_in(again["position"], value_set=handled.combine_chunks()))
 
 
 def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
