@@ -185,7 +185,7 @@ class Trial:
         begun = [
             entry.timestamp
             for run in instance.get_runs(limit=20)
-            if run.run_id not in known and run.tags.get(f"pipeline_platform.received/{NAME}", "0") != "0"
+            if run.run_id not in known and run.tags.get(f"{NAME}/received", "0") != "0"
             for entry in instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_START)
             if entry.step_key == HANDLES and entry.timestamp > died
         ]

@@ -33,8 +33,7 @@ def retry_failures(
 ) -> list[Launched]:
     """Launch runs that retry failures. Without criteria, retry all open failures, including dead failures.
 
-    If a range of windows has more failures than a run may retry, its run ends red after that number. Call this again
-    when it has ended, or use the command `failures retry`, which does so.
+    If a range of windows has more failures than fit into a receive, its run retries them in several receives.
 
     Args:
         pipeline: Name of the pipeline.

@@ -16,6 +16,7 @@ from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.failing import failing_with_reason
+from pipeline_platform.orchestration.further_retries import further_retries
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.receive_config import receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
@@ -240,12 +241,15 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDef
                 if receive is not None:
                     steps.advance(flow, receive, Phase.PUBLISHED)
                 red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
-                if red:
-                    tag = {RunTags.of(pipeline).published: context.run.run_id}
-                    context.instance.add_run_tags(context.run.run_id, tag)
-                    raise dg.Failure(red, allow_retries=False)
-        if receive is not None:
-            acknowledged(receive)
+            if receive is not None:
+                acknowledged(receive)
+                if not red:
+                    ignore_pause = config_of(pipeline, context).ignore_pause
+                    red = further_retries(context, flow, receive, ignore_pause=ignore_pause)
+            if red:
+                tag = {RunTags.of(pipeline).published: context.run.run_id}
+                context.instance.add_run_tags(context.run.run_id, tag)
+                raise dg.Failure(red, allow_retries=False)
         yield from ()  # no output: it would give all windows of the run one data version, and a new one each time
 
     return acknowledge

@@ -27,7 +27,9 @@ _JOBS: dict[Origin, tuple[str, str]] = {
 
 
 class RunTags(NamedTuple):
-    """Tag keys of a pipeline. A run may contain several pipelines, so each pipeline has its own keys.
+    """Tag keys of a pipeline: `orders/demand`. A run may contain several pipelines, so each pipeline has its own keys.
+
+    They are short, because the list of runs cuts a tag after about 35 characters, and with a longer key its value.
 
     Attributes:
         origin: Origin of the messages, on every run of the pipeline.
@@ -50,7 +52,7 @@ class RunTags(NamedTuple):
     @classmethod
     def of(cls, pipeline: type[Pipeline]) -> Self:
         """Return the keys of a pipeline."""
-        return cls(*(f"pipeline_platform.{field}/{pipeline.name}" for field in cls._fields))
+        return cls(*(f"{pipeline.name}/{field}" for field in cls._fields))
 
 
 def producer_tag(producer: BoundProducer) -> dict[str, str]:

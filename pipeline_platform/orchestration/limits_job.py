@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from datetime import timedelta
-from enum import Enum
 
 import dagster as dg
 from pydantic import Field
@@ -19,21 +18,17 @@ from pipeline_platform.model.strict_options import PipelineError
 _OVERRIDES = Overrides.model_fields
 
 
-class Activity(Enum):
-    """Change of the state of a pipeline: paused, drained or active."""
-
-    unchanged = "unchanged"
-    pause = "pause"
-    drain = "drain"
-    resume = "resume"
+_ACTS = ("pause", "drain", "resume")
 
 
 class LimitsConfig(dg.Config):
     """Changes to make. Unset fields change nothing."""
 
-    activity: Activity = Field(
-        default=Activity.unchanged, description="Pause, drain or resume. `drain` waits until all runs have ended."
+    pause: bool = Field(default=False, description="Pause: runs receive no more messages.")
+    drain: bool = Field(
+        default=False, description="Pause, stop the active runs, and wait until they have ended. Stays paused."
     )
+    resume: bool = Field(default=False, description="Resume after a pause or a drain.")
     reason: str = Field(
         default="",
         description="Shown while the pipeline is paused or drained. A drain of a paused pipeline keeps its reason.",
@@ -64,10 +59,14 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
     def change_limits(context: dg.OpExecutionContext, config: LimitsConfig) -> None:
         change(pipeline, context.resources.control, config, context.log.info, who=who(context.run))
 
+    # Dagster shows only the fields of this config in the launchpad, and none of the fields whose default is null.
+    unset = LimitsConfig().model_dump()
+
     @dg.job(
         name=f"{pipeline.name}_limits",
         description="Pauses, drains or resumes the pipeline, or changes its limits.",
         executor_def=dg.in_process_executor,
+        config={"ops": {"change": {"config": unset}}},
     )
     def job() -> None:
         change_limits.alias("change")()
@@ -93,9 +92,13 @@ def change(
     """Make all changes of a config, or none, and record them in the history.
 
     Raises:
-        PipelineError: The producer is unknown, an option is not an option of a producer, or a value is out of bounds.
+        PipelineError: The producer is unknown, an option is not an option of a producer, a value is out of bounds, or
+            several of `pause`, `drain` and `resume` are set.
     """
     producer = BoundProducer(pipeline, config.producer)
+    acts = [act for act in _ACTS if getattr(config, act)]
+    if len(acts) > 1:
+        raise PipelineError(f"{producer.key}: {' and '.join(acts)} exclude each other. Set one of them to true")
     changes = Overrides(concurrency=config.concurrency, max_demand=config.max_demand, max_runs=config.max_runs)
     check_overrides(producer, changes)
     interval = None if config.interval_s is None else timedelta(seconds=config.interval_s)
@@ -116,19 +119,17 @@ def change(
         log(f"{key}: set at run time: {now}")
     if limits:  # only the given parts: another process may set the other part at the same moment
         control.update_rate_limiting(key, own, allowed_messages=config.allowed_messages, interval=interval)
-    given = config.model_dump(mode="json", exclude_defaults=True, exclude={"reason", "producer", "activity"})
-    activity = config.activity.value if config.activity is not Activity.unchanged else ""
-    if given or activity:
-        control.record_act(key, activity or "limits", who, config.reason, **given)
+    given = config.model_dump(exclude_defaults=True, exclude={"reason", "producer", *_ACTS})
+    if given or acts:
+        control.record_act(key, acts[0] if acts else "limits", who, config.reason, **given)
     reason = config.reason or "changed in Dagster"
-    match config.activity:
-        case Activity.pause:
-            control.pause(key, reason)
-            log(f"Paused {key}: {reason}")
-        case Activity.resume:
-            control.resume(key)
-            still = control.paused(key)
-            log(f"Resumed {key}" if still is None else f"{key} is still paused: {still}")
-        case Activity.drain:
-            reason = config.reason or control.paused(key) or reason
-            log(drain(control, producer, reason, log=log))
+    if config.pause:
+        control.pause(key, reason)
+        log(f"Paused {key}: {reason}")
+    if config.resume:
+        control.resume(key)
+        still = control.paused(key)
+        log(f"Resumed {key}" if still is None else f"{key} is still paused: {still}")
+    if config.drain:
+        reason = config.reason or control.paused(key) or reason
+        log(drain(control, producer, reason, log=log))

@@ -5,6 +5,8 @@ from typing import Any, get_args
 
 import dagster as dg
 from pydantic import Field, create_model
+from pydantic.fields import FieldInfo
+from pydantic_core import to_jsonable_python
 
 from pipeline_platform.model.pipeline import Pipeline
 
@@ -67,23 +69,28 @@ class ReceiveConfig(dg.Config):
 
 
 def receive_config_of(pipeline: type[Pipeline]) -> type[ReceiveConfig]:
-    """Return a `ReceiveConfig` with the fields of the pipeline's context.
+    """Return a `ReceiveConfig` with the fields of the pipeline's context; the launchpad refuses other fields.
 
-    The fields have no defaults here: unset fields keep the value of the class. Dagster drops null for declared fields,
-    so fields that null would change are not declared. A context with such a field accepts unknown names here, and the
-    run refuses them.
+    Dagster leaves out a value that is equal to the default, so that a run contains only the fields that were changed.
     """
     fields = {} if pipeline.context is None else type(pipeline.context).model_fields
-    own: dict[str, Any] = {
-        name: (
-            field.annotation | None if field.annotation in _PLAIN else Any,
-            Field(None, description=field.description),
-        )
-        for name, field in fields.items()
-        if type(None) not in get_args(field.annotation) or getattr(pipeline.context, name) is None
-    }
-    base = dg.Config if len(own) == len(fields) else dg.PermissiveConfig
-    context = create_model(f"{pipeline.__name__}Context", __base__=base, **own)
+    own: dict[str, Any] = {name: _declared(field, getattr(pipeline.context, name)) for name, field in fields.items()}
+    context = create_model(f"{pipeline.__name__}Context", __base__=dg.Config, **own)
     described = ReceiveConfig.model_fields["context"].description
     field: Any = (context, Field(default_factory=context, description=described))
     return create_model("ReceiveConfig", __base__=ReceiveConfig, __doc__=ReceiveConfig.__doc__, context=field)
+
+
+def _declared(field: FieldInfo, value: Any) -> tuple[Any, Any]:
+    """Return the type and the declaration of a field of the context, which has a value in the class.
+
+    The launchpad writes defaults into the config. A value that may differ in the process of a run, for example because
+    it is read from a variable, is therefore not used as a default. Dagster drops null if it is the default, so a field
+    that null would change has its value as the default.
+    """
+    kinds = {*(get_args(field.annotation) or (field.annotation,))}
+    is_fixed = field.default_factory is None and value == field.default
+    is_shown = value is not None and (is_fixed or type(None) in kinds)
+    kind: Any = field.annotation if len(kinds - {type(None)}) == 1 and kinds & {*_PLAIN} else Any
+    default = to_jsonable_python(value, fallback=str, inf_nan_mode="strings") if is_shown else None
+    return kind if is_shown else kind | None, Field(default, description=field.description)

@@ -84,6 +84,10 @@ class Intake(ABC):
         """Return the receives whose rows this run replaces."""
         return ()
 
+    def left(self, receive: Receive) -> int:
+        """Return the number of messages that the run handles in further receives."""
+        return 0
+
     def left_out(self, receive: Receive, totals: Totals) -> str | None:
         """Return a description of messages that the run left out and that are not requested again; None if none."""
         return None
@@ -147,29 +151,28 @@ class RetryFailures(Intake):
         return waiting if demand is None else min(demand, waiting)
 
     def wanted(self, asked: int, log: Callable[[str], None]) -> int:
-        """Return the number of failures to claim, up to the limit of a run."""
+        """Return the number of failures to claim, up to the limit of a receive."""
         wanted = super().wanted(asked, log)
         if not asked:
             log(f"Found no {self.selection.state} failures in {', '.join(self.windows)}")
         elif wanted < asked:
-            log(f"Retrying {wanted:,} of {asked:,} failures: the limit of a run. Materialise these windows again later")
+            log(f"Retrying {wanted:,} of {asked:,} failures: the limit of a receive")
         return wanted
 
     def is_enough(self, granted: int, wanted: int) -> bool:
         """Whether there is any capacity."""
         return granted > 0 or not wanted
 
-    def left_out(self, receive: Receive, totals: Totals) -> str | None:
-        """Return a description of failures without capacity or time.
+    def left(self, receive: Receive) -> int:
+        """Return the number of failures above the limit of a receive, or without capacity.
 
         The retry sensor requests due failures again, and a command in several runs those before its start.
         """
         only = receive.selection
-        if only.state != "due" and only.failed_before is None and receive.demand < receive.asked:
-            return (
-                f"Retried {receive.demand:,} of {receive.asked:,} open failures: a run may retry no more, or other "
-                "runs use the capacity. Their outcomes are published. Materialise these windows again for the others"
-            )
+        return 0 if only.state == "due" or only.failed_before else max(0, receive.asked - receive.demand)
+
+    def left_out(self, receive: Receive, totals: Totals) -> str | None:
+        """Return a description of failures without time, or that wait for others."""
         if totals.released:
             left = "1 open failure was" if totals.released == 1 else f"{totals.released:,} open failures were"
             return f"The run was asked to stop: {left} not retried. Materialise these windows again"

@@ -191,10 +191,10 @@ def test_status_counts_runs_that_dagster_has_queued_or_started(cli, control, tmp
     with dg.DagsterInstance.get() as instance:
         for pipeline, statuses in runs.items():
             for status in statuses:
-                tags = {f"pipeline_platform.origin/{pipeline}": "source"}
+                tags = {f"{pipeline}/origin": "source"}
                 instance.add_run(dg.DagsterRun("pull", tags=tags, status=dg.DagsterRunStatus[status]))
 
-        demand = {"pipeline_platform.origin/flights": "source", "pipeline_platform.demand/flights": "40"}
+        demand = {"flights/origin": "source", "flights/demand": "40"}
         wanting = instance.add_run(dg.DagsterRun("pull", tags=demand))
         ended = instance.add_run(dg.DagsterRun("pull", status=dg.DagsterRunStatus.FAILURE))
         control.claim("flights", "r", ended.run_id, wanted=7, capacity=100, lease_s=60)

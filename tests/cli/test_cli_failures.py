@@ -177,10 +177,10 @@ def test_a_message_that_has_not_failed_is_not_there(cli):
 def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, launched, options, selection, messages):
     answer = cli("retry", "keeping", *options)
     assert answer.exit_code == 0, answer.output
-    assert [int(tags["pipeline_platform.demand/keeping"]) for _, tags in launched] == messages
+    assert [int(tags["keeping/demand"]) for _, tags in launched] == messages
     for config, tags in launched:
         assert config == {"origin": "failed", **({"failures": selection} if selection else {})}
-        assert tags["pipeline_platform.origin/keeping"] == "failed"
+        assert tags["keeping/origin"] == "failed"
 
 
 def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):

@@ -52,7 +52,7 @@ def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path
     receive = run.run_config["ops"]["flights"]["ops"]["receive_messages"]["config"]
     assert receive == {"origin": "failed", "failures": {"kind": "KeyError"}}
     assert run.tags["dagster/partition"] == window
-    assert run.tags["pipeline_platform.origin/flights"] == "failed"
+    assert run.tags["flights/origin"] == "failed"
 
 
 def test_a_replay_is_a_run_in_the_queue_of_the_instance(cli, tmp_path):

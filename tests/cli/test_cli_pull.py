@@ -49,7 +49,7 @@ def test_one_run_is_launched_into_the_current_window(cli, launched):
     ((job, config, tags),) = launched
     assert (job, config) == ("told_pull", {"origin": "source", "demand": 30})
     assert tags["dagster/partition"] == window
-    assert tags["pipeline_platform.demand/told"] == "30"
+    assert tags["told/demand"] == "30"
 
 
 def test_dry_run_prints_backlog_capacity_and_demand_and_launches_nothing(cli, control, launched):
@@ -80,7 +80,7 @@ def test_without_free_capacity_the_reason_is_a_warning(cli, control, launched):
 def test_without_a_producer_the_largest_backlog_is_pulled(cli, launched, options, producer):
     assert cli("pull", "coasts", *options).exit_code == 0
     ((_, config, tags),) = launched
-    assert config["producer"] == tags["pipeline_platform.producer/coasts"] == producer
+    assert config["producer"] == tags["coasts/producer"] == producer
 
 
 def test_an_unknown_producer_is_rejected(cli, launched):

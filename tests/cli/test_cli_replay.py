@@ -61,7 +61,7 @@ def test_each_contiguous_range_of_windows_is_one_run(cli, tables, launched):
     assert (job, config) == ("keeping_replay", {"origin": "messages"})
     assert first["dagster/asset_partition_range_start"] == WINDOW
     assert first["dagster/asset_partition_range_end"] == LATER
-    assert first["pipeline_platform.demand/keeping"] == "4"
+    assert first["keeping/demand"] == "4"
     assert second["dagster/partition"] == FAR
 
 

@@ -62,7 +62,7 @@ def test_each_change_is_one_line_and_the_end_has_the_counts_of_all_windows(insta
         steps(
             lambda: None,
             status(instance, run, dg.DagsterEventType.RUN_START),
-            lambda: instance.add_run_tags(run, {"pipeline_platform.received/told": "1200"}),
+            lambda: instance.add_run_tags(run, {"told/received": "1200"}),
             reported(instance, run, "2026-01-01T0000", received=1_000, handled=990, failed=10, returned=0),
             reported(instance, run, "2026-01-01T0100", received=200, handled=200, failed=0, returned=0),
             status(instance, run, dg.DagsterEventType.RUN_SUCCESS),

@@ -103,7 +103,7 @@ def test_the_ui_shows_what_came_of_the_demo_and_retries_failed_alone(browser, tm
 
         run = _ended(demo.instance())
     assert run.status == dg.DagsterRunStatus.SUCCESS
-    assert run.tags["pipeline_platform.origin/flights"] == "failed"
+    assert run.tags["flights/origin"] == "failed"
 
 
 def _ended(instance):

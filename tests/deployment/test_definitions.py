@@ -162,7 +162,7 @@ def test_each_job_has_its_origin_for_any_partition_and_accepts_config(kind, orig
     job = platform_definitions([Told], resources_at("nowhere", "nowhere")).resolve_job_def(f"told_{kind}")
     assert job.partitioned_config is not None
     assert not job.partitioned_config.get_run_config_for_partition_key("2025-03-01T0000")
-    assert job.tags["pipeline_platform.origin/told"] == origin
+    assert job.tags["told/origin"] == origin
     assert dg.validate_run_config(job, {})
     assert job.tags["dagster/max_retries"] == "0"
 

@@ -68,7 +68,7 @@ def test_failed_is_materialised_alone_on_the_command_line(typed, tmp_path, comma
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
         assert run.status == dg.DagsterRunStatus.SUCCESS
-        assert run.tags["pipeline_platform.origin/flights"] == "failed"
+        assert run.tags["flights/origin"] == "failed"
         assert instance.get_materialized_partitions(dg.AssetKey(["flights", "failed"])) == {WINDOW}
 
 

@@ -26,12 +26,35 @@ ops:
     ops:
       receive_messages:
         config:
+          context:
+            cancelled_is_valid: false
           ignore_pause: false
+"""
+LIMITS = """\
+ops:
+  change:
+    config:
+      allowed_messages: null
+      concurrency: null
+      drain: false
+      interval_s: null
+      max_demand: null
+      max_runs: null
+      pause: false
+      producer: ''
+      reason: ''
+      reset: false
+      resume: false
 """
 LAUNCHPAD = """query($job: String!) {
   runConfigSchemaOrError(selector: {
     pipelineName: $job, repositoryName: "__repository__", repositoryLocationName: "here"
   }) { ... on RunConfigSchema { rootDefaultYaml } }
+}"""
+PRESETS = """query($job: String!) {
+  pipelineOrError(params: {
+    pipelineName: $job, repositoryName: "__repository__", repositoryLocationName: "here"
+  }) { ... on Pipeline { presets { runConfigYaml } } }
 }"""
 RESOURCES = """{
   allTopLevelResourceDetailsOrError(repositorySelector: {
@@ -72,10 +95,16 @@ def test_it_opens_with_what_a_run_takes_on_and_no_resources(asked, job):
     assert asked(LAUNCHPAD, job=f"flights_{job}")["rootDefaultYaml"] == RECEIVE
 
 
+def test_the_job_of_limits_opens_with_all_its_fields(asked):
+    (preset,) = asked(PRESETS, job="flights_limits")["presets"]
+    assert preset["runConfigYaml"] == LIMITS
+
+
 def test_it_knows_the_fields_of_the_context_with_types_and_descriptions(asked):
     kinds = asked(TYPES, job="flights_pull")["allConfigTypes"]
     fields = {field["name"]: field for kind in kinds for field in kind.get("fields", ())}
-    declared = {name: fields[name]["configType"]["ofType"]["key"] for name in Rules.model_fields}
+    kinds = {name: fields[name]["configType"] for name in Rules.model_fields}
+    declared = {name: kind.get("ofType", kind)["key"] for name, kind in kinds.items()}
 
     assert declared == {"cancelled_is_valid": "BoolSourceType", "alerts": "StringSourceType"}
     assert {name: fields[name]["description"] for name in Rules.model_fields} == {
@@ -100,7 +129,7 @@ class Enriched(Pipeline, abstract=True):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"limit": 4}, {"since": "2026-02-03"}, {"most": None}, {"least": 2, "limit": 0}, {"limmit": 4}]
+    "given", [{}, {"limit": 4}, {"since": "2026-02-03"}, {"most": None}, {"most": 6}, {"least": 2, "limit": 0}]
 )
 def test_a_run_gets_the_fields_that_are_given_and_no_others(given):
     seen = []
@@ -119,23 +148,11 @@ def test_a_run_gets_the_fields_that_are_given_and_no_others(given):
     assert seen == [given]
 
 
-class Plain(BaseModel):
-    """Fields that are all declared."""
-
-    limit: int = 3
-
-
-class Declared(Pipeline, abstract=True):
-    """A pipeline whose launchpad knows every field."""
-
-    context = Plain()
-
-
 class Without(Pipeline, abstract=True):
     """A pipeline without a context."""
 
 
-@pytest.mark.parametrize("pipeline", [Declared, Without])
+@pytest.mark.parametrize("pipeline", [Enriched, Without])
 def test_a_field_that_the_context_does_not_have_is_refused_before_a_run_starts(pipeline):
     configured = receive_config_of(pipeline)
 

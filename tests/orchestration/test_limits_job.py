@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Overrides, RateLimiting
 from pipeline_platform.model.strict_options import PipelineError
-from pipeline_platform.orchestration.limits_job import Activity, LimitsConfig, change
+from pipeline_platform.orchestration.limits_job import LimitsConfig, change
 from tests.fixtures.jobs_under_test import job_at
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
@@ -30,13 +30,13 @@ def test_it_runs_in_one_process_whatever_the_deployment_uses(tmp_path):
 def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
     with dg.DagsterInstance.ephemeral() as instance:
         limit = {"allowed_messages": 5, "interval_s": 2.0}
-        assert changed(tmp_path, {"activity": activity, "reason": "moves", "max_runs": 4, **limit}, instance).success
+        assert changed(tmp_path, {activity: True, "reason": "moves", "max_runs": 4, **limit}, instance).success
         store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
         known = store.rate_limiting("told", None)
         assert known is not None
         assert (known.allowed_messages, known.interval.total_seconds()) == (5, 2.0)
         assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
-        assert changed(tmp_path, {"activity": "resume", "reset": True}, instance).success
+        assert changed(tmp_path, {"resume": True, "reset": True}, instance).success
         assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 
 
@@ -46,6 +46,7 @@ def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
         ({"allowed_messages": -5, "interval_s": 1.0}, "RateLimiting.allowed_messages: must be an int from 1 to"),
         ({"allowed_messages": 5, "interval_s": 1e300}, "less than or equal to 3153600000"),
         ({"allowed_messages": 5}, "told has no rate limit. Set both allowed_messages and interval"),
+        ({"resume": True}, "told: pause and resume exclude each other. Set one of them to true"),
         ({"max_runs": 0}, "Overrides.max_runs: must be an int from 1 to 1,000, got 0"),
     ],
 )
@@ -53,7 +54,7 @@ def test_a_change_that_is_refused_changes_nothing_of_what_holds(tmp_path, wrong,
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
     store.override(Told, Overrides(max_demand=7))
     with pytest.raises((PipelineError, ValidationError), match=said):
-        change(Told, store, LimitsConfig(**{"activity": Activity.pause, "reset": True, "max_runs": 3, **wrong}), print)
+        change(Told, store, LimitsConfig(**{"pause": True, "reset": True, "max_runs": 3, **wrong}), print)
     assert store.overrides("told") == Overrides(max_demand=7)
     assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 
@@ -90,7 +91,7 @@ def test_what_another_changes_of_the_limit_at_the_same_moment_stays(tmp_path, mo
 
 def test_it_logs_what_it_changed_and_no_option_that_is_unset(tmp_path):
     store, said = ControlStore(f"sqlite:///{tmp_path}/control.sqlite"), []
-    change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), said.append)
+    change(Told, store, LimitsConfig(pause=True, reason="moves"), said.append)
     change(Told, store, LimitsConfig(max_runs=3), said.append)
     assert said == ["Paused told: moves", "told: set at run time: max_runs 3"]
 
@@ -98,15 +99,15 @@ def test_it_logs_what_it_changed_and_no_option_that_is_unset(tmp_path):
 @pytest.mark.parametrize(("reason", "kept"), [("", "moves"), ("ends", "ends")])
 def test_a_drain_without_a_reason_keeps_that_of_the_pause(tmp_path, reason, kept):
     store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
-    change(Told, store, LimitsConfig(activity=Activity.pause, reason="moves"), print)
-    change(Told, store, LimitsConfig(activity=Activity.drain, reason=reason), print)
+    change(Told, store, LimitsConfig(pause=True, reason="moves"), print)
+    change(Told, store, LimitsConfig(drain=True, reason=reason), print)
     assert store.paused("told") == kept
 
 
 def test_a_run_of_it_is_recorded_with_its_user_and_options(tmp_path):
     with dg.DagsterInstance.ephemeral() as instance:
         job = job_at("told_limits", str(tmp_path), str(tmp_path / "spark"))
-        config = {"ops": {"change": {"config": {"activity": "pause", "reason": "moves", "max_runs": 4}}}}
+        config = {"ops": {"change": {"config": {"pause": True, "reason": "moves", "max_runs": 4}}}}
         run = job.execute_in_process(config, instance=instance, tags={"user": "anna@example.com"})
         (act,) = ControlStore(f"sqlite:///{tmp_path}/control.sqlite").acts("told")
     assert act[1:] == ("told", "pause", f"run {run.run_id} of anna@example.com", "moves", {"max_runs": 4})

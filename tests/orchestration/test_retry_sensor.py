@@ -57,7 +57,7 @@ def test_failures_that_are_due_are_driven_by_a_run_per_range_of_windows(place):
     first, last = look(place).run_requests
     bounds = [first.tags[f"dagster/asset_partition_range_{bound}"] for bound in ("start", "end")]
     assert (bounds, last.partition_key) == (WINDOWS[:2], WINDOWS[3])
-    assert [request.tags["pipeline_platform.demand/asked"] for request in (first, last)] == ["3", "1"]
+    assert [request.tags["asked/demand"] for request in (first, last)] == ["3", "1"]
     assert config(first) == {"origin": "failed", "demand": 100, "failures": {"state": "due"}}
 
 
@@ -76,7 +76,7 @@ def test_a_pause_holds_for_retries_too(place):
 
 def test_while_a_run_drives_failures_no_other_is_asked_for(place):
     fail(place, WINDOWS[0], AGO)
-    queued = place.queued(tags(1) | {"pipeline_platform.origin/asked": "failed"})
+    queued = place.queued(tags(1) | {"asked/origin": "failed"})
     assert look(place).skip_message == f"run {queued.run_id} is already retrying failures"
     place.control.claim("asked", "r1", queued.run_id, wanted=1, capacity=100, lease_s=60)
     assert look(place).skip_message == f"run {queued.run_id} is already retrying failures"
@@ -92,7 +92,7 @@ def test_a_pull_under_way_does_not_hold_retries_back(place):
 
 def test_runs_that_fail_in_a_row_are_asked_for_less_often(place):
     fail(place, WINDOWS[0], AGO)
-    failed = tags(1) | {"pipeline_platform.origin/asked": "failed"}
+    failed = tags(1) | {"asked/origin": "failed"}
     for _ in range(2):
         place.queued(failed, status=dg.DagsterRunStatus.FAILURE)
     assert look(place).skip_message.startswith("the last 2 runs failed; next run at")

@@ -11,7 +11,6 @@ from pipeline_platform import Message, PipelineError, Retry, SourceError
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.run import dead_letters, steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.intake import intake_of
@@ -206,15 +205,15 @@ def test_what_a_run_goes_by_is_in_its_record(filled):
 
 
 @pytest.mark.parametrize(
-    ("selection", "is_red"),
-    [(Selection(), True), (Selection(kind="ValueError"), True), (SOON, False), (SEVERAL, False)],
+    ("selection", "left"),
+    [(Selection(), 2), (Selection(kind="ValueError"), 2), (SOON, 0), (SEVERAL, 0)],
     ids=["all", "kind", "due", "in several runs"],
 )
-def test_a_run_with_less_capacity_than_failures_is_red_unless_another_run_is_requested(filled, selection, is_red):
+def test_a_run_retries_the_failures_without_capacity_later_unless_another_run_is_requested(filled, selection, left):
     flow = filled(Soon, [b"raise", b"raise", b"raise"])
     run(flow)
     receive = begun(flow, origin="failed", selection=selection).model_copy(update={"demand": 1, "asked": 3})
-    assert (intake_of(flow, receive).left_out(receive, Totals()) is not None) == is_red
+    assert intake_of(flow, receive).left(receive) == left
 
 
 @pytest.mark.parametrize("origin", ["source", "messages"])
