@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from pydantic import Field
@@ -39,6 +39,14 @@ class RateLimit(Output):
     interval_s: float = Field(description="Length of an interval.")
 
 
+class PauseOutput(Output):
+    """Output of `pause` and `resume`."""
+
+    key: str = Field(description="The pipeline, or `<pipeline>/<producer>`.")
+    state: Literal["active", "paused"] = Field(description="Whether runs receive messages.")
+    reason: str | None = Field(description="Reason of the pause. Null if it is not paused.")
+
+
 class LimitOutput(Output):
     """Output of `limit`."""
 
@@ -68,25 +76,34 @@ def chosen_producer(
         yield opened, of
 
 
-def pause(pipeline: Name, reason: PauseReason = "paused on the command line", producer: _Of = "") -> None:
+def pause(
+    pipeline: Name, reason: PauseReason = "paused on the command line", producer: _Of = "", as_json: Json = False
+) -> None:
     """Pause a pipeline: runs receive no more messages. Messages that a run has received are still handled."""
-    with chosen_producer(pipeline, producer) as (opened, of):
+    with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
         opened.control.pause(of.key, reason)
         record(opened, of.key, "pause", reason)
         in_flight = opened.control.in_flight(of.key, of_all=not producer)
+    if as_json:
+        print_json(PauseOutput(key=of.key, state="paused", reason=reason))
+        return
     messages = counted(sum(claim.messages for claim in in_flight), "message")
     runs = counted(len(in_flight), "run")
     rest = f"{messages} in {runs} will still be handled" if in_flight else "No messages are in flight"
     say(f"Paused {of.key}: {reason}. {rest}.")
 
 
-def resume(pipeline: Name, reason: Why = "", producer: _Of = "") -> None:
+def resume(pipeline: Name, reason: Why = "", producer: _Of = "", as_json: Json = False) -> None:
     """Resume a paused pipeline. A producer that was paused with --producer stays paused until resumed with it."""
-    with dagster_instance() as instance, chosen_producer(pipeline, producer) as (opened, of):
+    with dagster_instance() as instance, chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
         control, key = opened.control, of.key
         before = control.paused(key)
         control.resume(key)
         record(opened, key, "resume", reason)
+        if as_json:
+            still = control.paused(key)
+            print_json(PauseOutput(key=key, state="active" if still is None else "paused", reason=still))
+            return
         if before and not control.paused(key):
             say(f"Resumed {key}.")
         elif not before:

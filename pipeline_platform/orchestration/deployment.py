@@ -34,6 +34,7 @@ from pipeline_platform.orchestration.resources.source_resources import Acknowled
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.run_checks import run_checks
 from pipeline_platform.orchestration.sensors.alerts import To, alerts_sensor
+from pipeline_platform.orchestration.sensors.history import history_asset, history_sensor
 from pipeline_platform.orchestration.sensors.producers import producer_sensor
 from pipeline_platform.orchestration.sensors.schedules import (
     maintenance_schedule,
@@ -287,6 +288,7 @@ def pipeline_definitions(
         *(producer_sensor(pipeline, producer.name) for producer in producers),
         *(backlog_sensor(each) for each in producers if each.options.oldest_allowed or each.options.schedule),
         *([retry_sensor(pipeline)] if pipeline.retry else []),
+        history_sensor(pipeline),
     ]
     # Bound to the pipeline's own resources: Dagster describes a job with all resources of its definitions, so that the
     # description of all jobs would grow with the square of the number of pipelines.
@@ -294,7 +296,7 @@ def pipeline_definitions(
     jobs = [*pipeline_jobs(pipeline, assets), maintenance_job(pipeline), limits_job(pipeline)]
     bound = dg.Definitions(assets=[assets], jobs=jobs, resources=own)
     return dg.Definitions(
-        assets=[assets],
+        assets=[assets, history_asset(pipeline)],
         asset_checks=[*run_checks(pipeline), *map(backlog_check, producers)],
         jobs=[bound.resolve_job_def(job.name) for job in jobs],
         sensors=[sensor for sensor in sensors if sensor.name not in named],

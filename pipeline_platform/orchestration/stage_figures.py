@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 import dagster as dg
 
@@ -71,6 +73,54 @@ def metadata_of_stages(stages: Mapping[str, StageFigures], latency: Mapping[floa
     rounded = {stage: {name: round(value, 3) for name, value in asdict(each).items()} for stage, each in stages.items()}
     return {
         **seconds,
+        **slowest_batcher(stages),
         **(shown if latency else {}),
         **({STAGES: dg.MetadataValue.json(rounded)} if rounded else {}),
     }
+
+
+def slowest_batcher(stages: Mapping[str, StageFigures]) -> dict[str, str]:
+    """Return the batcher whose callback takes longest for a batch, as metadata; empty without batches."""
+    means = {stage: each.task_seconds / each.batches for stage, each in stages.items() if each.batches}
+    if not means:
+        return {}
+    slowest = max(means, key=means.__getitem__)
+    return {"slowest batcher": f"{slowest.removeprefix('batch-')}: {means[slowest]:.3g} s a batch"}
+
+
+class Report(NamedTuple):
+    """A report of one receive, or of the rounds since the last report, for one window.
+
+    Attributes:
+        at: Its time.
+        receive_id: Its last receive; reports of several windows of a run have the same.
+        received: Messages that were received in the window.
+        failed: Messages that failed in the window.
+        stages: Figures by stage.
+        latency: Percentiles; empty if unknown, for example of a retry.
+    """
+
+    at: datetime
+    receive_id: str
+    received: int
+    failed: int
+    stages: Mapping[str, StageFigures]
+    latency: tuple[float, ...]
+
+
+def report_of(timestamp: float, metadata: Mapping[str, Any]) -> Report:
+    """Return the report in the metadata of a materialisation of `messages`."""
+    values = {name: value.value for name, value in metadata.items()}
+    stages = {name: StageFigures(**figures) for name, figures in values.get(STAGES, {}).items()}
+    latency = tuple(values[name] for share in SHARES if (name := latency_name(share)) in values)
+    at = datetime.fromtimestamp(timestamp, UTC)
+    return Report(at, values.get("receive_id", ""), values.get("received", 0), values.get("failed", 0), stages, latency)
+
+
+def sum_of_stages(reports: Iterable[Report]) -> dict[str, StageFigures]:
+    """Return the sums of the figures of reports by stage."""
+    sums: dict[str, StageFigures] = defaultdict(StageFigures)
+    for report in reports:
+        for name, figures in report.stages.items():
+            sums[name].add(figures)
+    return sums

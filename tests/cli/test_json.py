@@ -62,6 +62,8 @@ def cli(beside, tmp_path, control, monkeypatch):
 
 ARGUMENTS = {
     "trace": ["keeping", "1"],
+    "pause": ["keeping", "--reason", "moves"],
+    "resume": ["keeping"],
     "limit": ["keeping"],
     "scale": ["keeping", "--max-runs", "2"],
     "repair": ["keeping"],

@@ -46,7 +46,7 @@ def resources_at(root: Path) -> dict[str, Any]:
 def first_of(pipeline: type[Keeping], root: Path, **given: Any) -> str:
     """Return the first partition of a pipeline's assets, as a process builds them when it loads the definitions."""
     definitions = platform_definitions([pipeline], resources_at(root), **given)
-    partitions = {spec.partitions_def for spec in definitions.resolve_all_asset_specs()}
+    partitions = {each.partitions_def for each in definitions.resolve_all_asset_specs() if each.partitions_def}
     (windows,) = partitions | {definitions.resolve_job_def(f"{pipeline.name}_pull").partitions_def}
     assert windows is not None
     return windows.get_partition_keys(current_time=datetime(2031, 1, 1, tzinfo=UTC))[0]

@@ -35,6 +35,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
+from pipeline_platform.orchestration.stage_figures import Report
 
 _SHARE = 0.1
 """Share of a processor that looks at all pipelines may use together, on average."""
@@ -134,7 +135,7 @@ class _Pipeline:
         causes = self._causes.newest(look.status.failures if look.status else None, now)
         return PipelinePicture(self._pipeline.name, look, capacity, stages, latency, minutes, runs, causes, unknown)
 
-    def _read_reports(self, since: datetime, unknown: dict[str, str]) -> list[reporting.Report]:
+    def _read_reports(self, since: datetime, unknown: dict[str, str]) -> list[Report]:
         if isinstance(self._instance, str | Exception):
             unknown["reports"] = str(self._instance).partition("\n")[0]
             return []
@@ -144,13 +145,13 @@ class _Pipeline:
             unknown["reports"] = f"Dagster does not answer ({type(error).__name__})"
             return []
 
-    def _stages(self, reports: Sequence[reporting.Report], now: datetime) -> dict[str, Stage]:
+    def _stages(self, reports: Sequence[Report], now: datetime) -> dict[str, Stage]:
         producers = BoundProducer.all_of(self._pipeline)
         runs = sum(self._control.options_of(producer).max_runs for producer in producers)
         concurrency = self._control.processors_of(self._pipeline).concurrency
         return reporting.stages_by(reports, self._pipeline, concurrency, runs, now)
 
-    def _minutes(self, reports: Sequence[reporting.Report], since: datetime) -> tuple[Minute, ...]:
+    def _minutes(self, reports: Sequence[Report], since: datetime) -> tuple[Minute, ...]:
         acknowledged = by_minute(self._control, self._keys, since)
         messages = {round((each.at - since) / timedelta(minutes=1)): each.messages for each in acknowledged}
         failures = reporting.by_minute(reports, since)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.cli.dashboard.picture import RATES_OVER, Stage
-from pipeline_platform.model.latency import SHARES
 from pipeline_platform.model.options import Batcher, has_table
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.stage_figures import STAGES, StageFigures, latency_name
+from pipeline_platform.orchestration.stage_figures import Report, report_of, sum_of_stages
 
 if TYPE_CHECKING:
     import dagster as dg
@@ -20,24 +19,6 @@ MOST = 100
 """Maximum number of reports to read: a continuous run reports once a minute."""
 _OF_SECONDS = 10
 """Newest reports whose durations are averaged."""
-
-
-class Report(NamedTuple):
-    """A report of one receive, or of the rounds since the last report.
-
-    Attributes:
-        at: Its time.
-        receive_id: Its last receive; reports of several windows of a run have the same.
-        failed: Messages that failed.
-        stages: Figures by stage.
-        latency: Percentiles; empty if unknown.
-    """
-
-    at: datetime
-    receive_id: str
-    failed: int
-    stages: Mapping[str, StageFigures]
-    latency: tuple[float, ...]
 
 
 class Reports:
@@ -61,16 +42,8 @@ class Reports:
         for record in reversed(records):
             self._last_id = record.storage_id
             if record.asset_materialization is not None:
-                self._known.append(_report(record.timestamp, record.asset_materialization.metadata))
+                self._known.append(report_of(record.timestamp, record.asset_materialization.metadata))
         return [report for report in self._known if report.at >= since]
-
-
-def _report(timestamp: float, metadata: Mapping[str, Any]) -> Report:
-    values = {name: value.value for name, value in metadata.items()}
-    stages = {name: StageFigures(**figures) for name, figures in values.get(STAGES, {}).items()}
-    latency = tuple(values[name] for share in SHARES if (name := latency_name(share)) in values)
-    at = datetime.fromtimestamp(timestamp, UTC)
-    return Report(at, values.get("receive_id", ""), values.get("failed", 0), stages, latency)
 
 
 def stages_by(
@@ -86,8 +59,8 @@ def stages_by(
         now: Time of the picture.
     """
     once = list({report.receive_id: report for report in reports}.values())
-    recent = _sum(report for report in once if report.at >= now - RATES_OVER)
-    newest = _sum(once[-_OF_SECONDS:])
+    recent = sum_of_stages(report for report in once if report.at >= now - RATES_OVER)
+    newest = sum_of_stages(once[-_OF_SECONDS:])
 
     def stage(key: str, tasks: int, **options: Any) -> Stage:
         lately, last = recent[key], newest[key]
@@ -107,14 +80,6 @@ def stages_by(
         most = size if isinstance(size, int) else 0  # a Splitter has no size
         batchers[name] = stage(f"batch-{name}", tasks, batch_size=most, stored_in=stored_in)
     return {"receive": stage("receive", 0), "handle": stage("handle", concurrency), **batchers}
-
-
-def _sum(reports: Iterable[Report]) -> dict[str, StageFigures]:
-    sums: dict[str, StageFigures] = defaultdict(StageFigures)
-    for report in reports:
-        for name, figures in report.stages.items():
-            sums[name].add(figures)
-    return sums
 
 
 def by_minute(reports: Iterable[Report], since: datetime) -> dict[int, tuple[int, float | None]]:

@@ -29,6 +29,7 @@ def turned_off(pipeline: type[Pipeline], instance: dg.DagsterInstance) -> list[s
     """Return the sensors and schedules of a pipeline that are turned off, besides those that request its pulls."""
     names = [
         *(f"{producer.prefix}_backlog" for producer in BoundProducer.all_of(pipeline)),
+        f"{pipeline.name}_history",
         f"{pipeline.name}_retry",
         f"{pipeline.name}_retry_schedule",
         f"{pipeline.name}_maintenance_schedule",
