@@ -1,7 +1,8 @@
-"""Make the pictures of docs/run/dashboard.md: `python docs/site/pictures [MINUTES]`.
+"""Make the pictures of docs/run/dashboard.md and operating.md: `python docs/site/pictures [MINUTES]`.
 
 Runs the deployment of `definitions.py` with Dagster's daemon and a trickle of messages, by default for three minutes,
-and writes `docs/dashboard.png` with Chromium, and the text of the page with 80 columns. It uses no network.
+and writes `docs/dashboard.png` with Chromium, the text of the page with 80 columns, and pictures of Dagster's pages
+(`pages.py`, also with 0 minutes, which leaves out the dashboard). It uses no network.
 """
 
 import json
@@ -17,6 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import dagster as dg
+import pages
 import psutil
 
 from pipeline_platform.connectors.table_queue import TableQueue
@@ -48,6 +51,10 @@ def main(minutes: float) -> None:
             tool = ["pipeline-platform", *arguments]
             return subprocess.run(tool, cwd=home, env=environment, check=True, capture_output=True, text=True).stdout
 
+        if not minutes:
+            dg.DagsterInstance.from_config(str(home / "dagster")).dispose()  # creates its storage
+            pages.take(home, environment, DOCS)
+            return
         command("pause", "shipments", "--reason", "stocktaking until noon")
         with (home / "daemon.log").open("w") as log:
             daemon = subprocess.Popen(
@@ -64,6 +71,7 @@ def main(minutes: float) -> None:
             text = re.sub(r"```text\n.*?```", lambda _: f"```text\n{shown}\n```", PAGE.read_text(), count=1, flags=re.S)
             PAGE.write_text(text)
             subprocess.run([*CHROMIUM, f"--screenshot={DOCS / 'dashboard.png'}", page.as_uri()], check=True)
+            pages.take(home, environment, DOCS)
         finally:
             stop(daemon, home)
 

@@ -1,0 +1,104 @@
+"""Pictures of Dagster's pages for docs/run/operating.md: plots of a history, and the launchpad of limits."""
+
+import math
+import random
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from unittest import mock
+from urllib.request import urlopen
+
+import dagster as dg
+from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.support.wait import WebDriverWait
+
+PATIENCE_S = 240
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1440,1000")
+_TWO_HOURS_S = 7_200
+_WEEK = 84
+
+
+def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
+    """Write `history.png` and `limits.png` into a folder, from the deployment in `home`.
+
+    The week before is simulated, so that the plots have points.
+    """
+    _simulate_week(home)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    address = f"http://127.0.0.1:{port}"
+    command = ["dagster-webserver", "-h", "127.0.0.1", "-p", str(port), "-w", "workspace.yaml"]
+    with (home / "web-server.log").open("w") as log:
+        server = subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log)
+    options = webdriver.ChromeOptions()
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium") or ""
+    browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
+    try:
+        _wait_for(address)
+        browser.get(f"{address}/assets/orders_history")
+        _see(browser, "slowest batcher")
+        _click(browser, "//button[contains(., 'Plots')]")
+        _take(browser, folder / "history.png", scrolled_to="failure share")
+        browser.get(f"{address}/locations/definitions/jobs/orders_limits/playground")
+        _see(browser, "allowed_messages")
+        _take(browser, folder / "limits.png")
+    finally:
+        browser.quit()
+        server.terminate()
+        server.wait()
+
+
+def _simulate_week(home: Path) -> None:
+    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
+        for number in range(_WEEK, 0, -1):
+            at = time.time() - number * _TWO_HOURS_S
+            load = 1 + math.sin(at / 86_400 * 2 * math.pi)
+            rate, share = 3 + 4 * load + random.random(), 0.1 if number in (30, 31) else 0.02
+            figures = {
+                "messages": round(rate * _TWO_HOURS_S),
+                "messages per second": round(rate, 3),
+                "failure share": round(share + random.random() / 100, 4),
+                "highest latency p95, seconds": round(1.2 + load / 2 + random.random() / 4, 2),
+                "backlog": round(20 * load * random.random()),
+                "oldest, seconds": round(load * 2, 1),
+                "slowest batcher": "reviews: 0.104 s a batch",
+            }
+            event = dg.AssetObservation(dg.AssetKey(["orders_history"]), metadata=figures)
+            with mock.patch("time.time", return_value=at):
+                instance.report_runless_asset_event(event)
+
+
+def _wait_for(address: str) -> None:
+    until = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until:
+        with suppress(OSError), urlopen(address):
+            return
+        time.sleep(1)
+    raise TimeoutError(f"{address}: Dagster's web server does not answer")
+
+
+def _see(browser: webdriver.Chrome, text: str) -> None:
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: text in browser.find_element(By.TAG_NAME, "body").text)
+
+
+def _click(browser: webdriver.Chrome, element: str) -> None:
+    """Click an element as soon as it is there. The page may replace it while it loads."""
+    WebDriverWait(browser, PATIENCE_S, ignored_exceptions=[Exception]).until(
+        lambda _: browser.find_element(By.XPATH, element).click() or True
+    )
+
+
+def _take(browser: webdriver.Chrome, file: Path, scrolled_to: str = "") -> None:
+    if scrolled_to:
+        _see(browser, scrolled_to)
+        heading = browser.find_element(By.XPATH, f"//*[normalize-space(text())='{scrolled_to}']")
+        browser.execute_script("arguments[0].scrollIntoView()", heading)
+    time.sleep(5)  # until the page is drawn
+    browser.save_screenshot(str(file))
