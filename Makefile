@@ -20,7 +20,7 @@ help: ## Say what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 	@echo
 	@echo '  make demo SOURCE=kafka|kinesis|rabbitmq|pubsub|sqs|postgres|files'
-	@echo '                 the same over a real server, or files; FLIGHTS=<number> or FLIGHTS=all says how many'
+	@echo '                 the same over a real server, or files; FLIGHTS=<number> or FLIGHTS=all sets their number'
 
 demo: setup ## A year of flights through a queue, Dagster and Spark; ends with figures that add up
 	@$(BIN)/python -m demo run

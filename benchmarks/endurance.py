@@ -1,11 +1,11 @@
 """Seven sources and two sinks under one daemon with random crashes: detects lost or duplicated messages, and growth.
 
 Run it as `python -m benchmarks.endurance [--minutes 60] [--messages 10000000] [--source kafka ...] [--plot FILE]`.
-Messages arrive evenly over this time. Rows from Kafka also go to PostgreSQL, those from files to Iceberg; the database
-and the catalog are on the server of the table queue. Runs, Python processes of Spark and the servers are killed, and
-runs are stopped, at random. The daemon and Spark's server are killed in the first half only, so that the second half
-shows whether they grow. It ends with an account of each source and of the samples. The exit code is 1 if anything is
-wrong.
+Messages arrive evenly over this time. Rows from Kafka also go to PostgreSQL, and rows from files to Iceberg. The
+database and the catalog are on the server of the table queue. Runs, Python processes of Spark and the servers are
+killed, and runs are stopped, at random. The daemon and Spark's server are killed in the first half only, so that the
+second half shows whether they grow. It ends with an account of each source and of the samples. The exit code is 1 if
+anything is wrong.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Number(BaseModel):
     n: int
 
 
-def into(sink: str) -> dict[str, Batcher | TableBatcher]:
+def batchers_with(sink: str) -> dict[str, Batcher | TableBatcher]:
     """Return the batchers with a sink for the even numbers."""
     return {"even": TableBatcher(schema=Number, sink=sink), "odd": TableBatcher(schema=Number)}
 
@@ -90,7 +90,7 @@ class OverKafka(Numbers):
 
     name = "kafka"
     producer = Producer(source="kafka")
-    batchers = into(SINKS["kafka"])
+    batchers = batchers_with(SINKS["kafka"])
 
 
 class OverKinesis(Numbers):
@@ -126,7 +126,7 @@ class OverFiles(Numbers):
 
     name = "files"
     producer = Producer(source="files")
-    batchers = into(SINKS["files"])
+    batchers = batchers_with(SINKS["files"])
 
 
 PIPELINES: tuple[type[Pipeline], ...] = (

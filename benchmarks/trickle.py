@@ -159,14 +159,14 @@ def measure(patience: float, idle_timeout: float, every: float, seconds: int) ->
 
 
 class Idle(NamedTuple):
-    """Pipelines without messages: processor time of an hour in seconds, and seconds between two ticks of a sensor."""
+    """Pipelines without messages: seconds of processor time per hour, and seconds between two ticks of a sensor."""
 
     processor_s: float
     gaps: list[float]
 
 
 def idle(pipelines: int, idle_timeout: float, seconds: int, hung: int) -> Idle:
-    """Measure pipelines without messages, with daemon and Spark; gaps are those of sensors whose source answers."""
+    """Measure pipelines without messages, with daemon and Spark. `gaps` contains only sensors whose source answers."""
     os.environ[IDLE_TIMEOUT], os.environ[IDLE_PIPELINES] = str(idle_timeout), str(pipelines - 1)
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary, socket.create_server(("127.0.0.1", 0)) as halted:
         folder = Path(temporary)
@@ -211,17 +211,23 @@ def main() -> None:
     parser.add_argument("--idle-timeout", type=float, nargs="*", default=[30])
     parser.add_argument("--every", type=float, default=1.0, help="seconds between two messages")
     parser.add_argument("--seconds", type=int, default=120)
-    parser.add_argument("--window-cron", default="0 * * * *", help="starts of windows, with which runs end")
+    parser.add_argument(
+        "--window-cron",
+        default="0 * * * *",
+        help="cron schedule of the starts of windows; a continuous run ends with its window",
+    )
     parser.add_argument("--idle", type=int, nargs="*", default=[], help="numbers of pipelines without messages")
-    parser.add_argument("--hung", type=int, default=0, help="number of these whose source never answers")
+    parser.add_argument(
+        "--hung", type=int, default=0, help="number of the pipelines of --idle whose source never answers"
+    )
     given = parser.parse_args()
     os.environ[WINDOW_CRON] = given.window_cron
     for pipelines in given.idle:
         for idle_timeout in (0.0, *given.idle_timeout):
-            still = idle(pipelines, idle_timeout, given.seconds, given.hung)
+            found = idle(pipelines, idle_timeout, given.seconds, given.hung)
             name = f"{pipelines} idle, {given.hung} of them hung, idle_timeout {idle_timeout:g} s"
             print(
-                f"{name}: {still.processor_s:,.0f} s of processor time per hour; {cell(still.gaps)} between two ticks"
+                f"{name}: {found.processor_s:,.0f} s of processor time per hour; {cell(found.gaps)} between two ticks"
             )
     if given.idle:
         return

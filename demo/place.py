@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
-Kind = Literal["table", "postgres", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "files"]  # the demo's queue
+Kind = Literal["table", "postgres", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "files"]  # the demo's source
 ALL_FLIGHTS = 336_776
 PROJECT = Path(__file__).resolve().parents[1]  # the checkout: working directory of all processes
 MARK = "PIPELINE_PLATFORM_DEMO"  # variable that marks the processes of a demo, which ends only these
