@@ -2,7 +2,7 @@
 
 Runs the deployment of `definitions.py` with Dagster's daemon and a trickle of messages, by default for three minutes,
 and writes `docs/dashboard.png` with Chromium, the text of the page with 80 columns, and pictures of Dagster's pages
-(`pages.py`, also with 0 minutes, which leaves out the dashboard). It uses no network.
+(`pages.py`). With 0 minutes, it writes only the pictures of Dagster's pages. It uses no network.
 """
 
 import json

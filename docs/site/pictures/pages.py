@@ -20,13 +20,13 @@ from selenium.webdriver.support.wait import WebDriverWait
 PATIENCE_S = 240
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1440,1000")
 _TWO_HOURS_S = 7_200
-_WEEK = 84
+_OBSERVATIONS_PER_WEEK = 84
 
 
 def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
     """Write `history.png` and `limits.png` into a folder, from the deployment in `home`.
 
-    The week before is simulated, so that the plots have points.
+    The observations of the past week are simulated, so that the plots have points.
     """
     _simulate_week(home)
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -41,14 +41,14 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
     options.binary_location = shutil.which("chromium") or ""
     browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     try:
-        _wait_for(address)
+        _wait_for_server(address)
         browser.get(f"{address}/assets/orders_history")
-        _see(browser, "slowest batcher")
+        _wait_for_text(browser, "slowest batcher")
         _click(browser, "//button[contains(., 'Plots')]")
-        _take(browser, folder / "history.png", scrolled_to="failure share")
+        _save(browser, folder / "history.png", scrolled_to="failure share")
         browser.get(f"{address}/locations/definitions/jobs/orders_limits/playground")
-        _see(browser, "allowed_messages")
-        _take(browser, folder / "limits.png")
+        _wait_for_text(browser, "allowed_messages")
+        _save(browser, folder / "limits.png")
     finally:
         browser.quit()
         server.terminate()
@@ -57,7 +57,7 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
 
 def _simulate_week(home: Path) -> None:
     with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
-        for number in range(_WEEK, 0, -1):
+        for number in range(_OBSERVATIONS_PER_WEEK, 0, -1):
             at = time.time() - number * _TWO_HOURS_S
             load = 1 + math.sin(at / 86_400 * 2 * math.pi)
             rate, share = 3 + 4 * load + random.random(), 0.1 if number in (30, 31) else 0.02
@@ -75,7 +75,7 @@ def _simulate_week(home: Path) -> None:
                 instance.report_runless_asset_event(event)
 
 
-def _wait_for(address: str) -> None:
+def _wait_for_server(address: str) -> None:
     until = time.monotonic() + PATIENCE_S
     while time.monotonic() < until:
         with suppress(OSError), urlopen(address):
@@ -84,7 +84,7 @@ def _wait_for(address: str) -> None:
     raise TimeoutError(f"{address}: Dagster's web server does not answer")
 
 
-def _see(browser: webdriver.Chrome, text: str) -> None:
+def _wait_for_text(browser: webdriver.Chrome, text: str) -> None:
     WebDriverWait(browser, PATIENCE_S).until(lambda _: text in browser.find_element(By.TAG_NAME, "body").text)
 
 
@@ -95,9 +95,9 @@ def _click(browser: webdriver.Chrome, element: str) -> None:
     )
 
 
-def _take(browser: webdriver.Chrome, file: Path, scrolled_to: str = "") -> None:
+def _save(browser: webdriver.Chrome, file: Path, scrolled_to: str = "") -> None:
     if scrolled_to:
-        _see(browser, scrolled_to)
+        _wait_for_text(browser, scrolled_to)
         heading = browser.find_element(By.XPATH, f"//*[normalize-space(text())='{scrolled_to}']")
         browser.execute_script("arguments[0].scrollIntoView()", heading)
     time.sleep(5)  # until the page is drawn
