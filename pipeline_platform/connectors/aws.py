@@ -72,7 +72,7 @@ def explained(
         client: Client of the source, or None if it could not be created.
         what: Option that names the queue or stream, with its value.
         explanations: Descriptions of errors of the service, by patterns of their codes.
-        away: Pattern of the codes after which a call is retried, beside those of an unavailable service.
+        away: Pattern of further codes after which a call is retried. Codes of an unavailable service always are.
     """
     code = code_of(error)
     patterns = {**explanations, **_EXPLANATIONS}

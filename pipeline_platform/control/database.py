@@ -1,4 +1,4 @@
-"""Earlier place of `pipeline_platform.sql.database`, for connectors that import it from here."""
+"""Alias of `pipeline_platform.sql.database`, for connectors that import `Database` from here."""
 
 from pipeline_platform.sql.database import Database
 

@@ -99,7 +99,7 @@ class Failure(NamedTuple):
         traceback: Traceback of the exception, or empty.
         stage: The callback in which it failed, `batch_size` for a splitter, or `lake` if its data fits no column.
         retry: Whether a retry can help. If not, the message is dead at once.
-        error: The exception, for the rules of `Retry`; None without one, and in later steps.
+        error: The exception, for the rules of `Retry`. None if there was no exception, and in later steps.
     """
 
     kind: str

@@ -67,9 +67,10 @@ _Kinds = tuple[type[BaseException] | str | Callable[[BaseException], object], ..
 class Retry(Options):
     """Retries of failed messages. A message that fails at its last attempt is dead.
 
-    A failure that `on` or `never` excludes is dead at once. A class includes its subclasses. The text of a kind is
-    that in the table `failed`, such as `timeout`, or `failed` for `message.failed(...)`. A function gets the exception
-    of a failure that has one, and returns whether it is meant. It runs where callbacks run.
+    A failure that `on` or `never` excludes is dead at once. A class includes its subclasses. A text is a kind as in
+    the table `failed`, such as `timeout`, or `failed` for `message.failed(...)`. A function gets the exception of a
+    failure, and returns whether the option applies to it. It runs in the process of the callbacks, and does not apply
+    to failures without an exception.
     """
 
     max_attempts: int = Field(
@@ -113,7 +114,7 @@ class Retry(Options):
 
     @property
     def has_functions(self) -> bool:
-        """Whether a function decides."""
+        """Whether `on` or `never` contains a function."""
         return any(not isinstance(kind, str | type) for kind in (*(self.on or ()), *self.never))
 
     def is_last(self, attempt: int) -> bool:
@@ -129,7 +130,7 @@ class Retry(Options):
 
 
 def _is_one_of(failure: Failure, kinds: _Kinds) -> bool:
-    """Whether a failure has one of some kinds. If its exception is not known any more, the names of classes count."""
+    """Whether any of `kinds` applies to a failure. Without an exception, a class applies if its name is the kind."""
     error = failure.error
     for kind in kinds:
         if isinstance(kind, str):

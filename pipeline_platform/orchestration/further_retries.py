@@ -18,10 +18,10 @@ def further_retries(context: dg.AssetExecutionContext, flow: Flow, first: Receiv
     """Retry the failures that did not fit into the first receive of a run, each once, and report each receive.
 
     Returns:
-        The reason for which the run is to fail although everything is published and acknowledged; None if it succeeds.
+        The reason why the run fails although its receives are published and acknowledged; None if it succeeds.
     """
     red, total, left = None, first.asked, intake_of(flow, first).left(first)
-    # A failure that fails again meanwhile is not retried once more.
+    # A message that fails again in this run is not retried once more.
     selection = first.selection.model_copy(update={"failed_before": first.started_at})
     while left and red is None:
         context.log.info(f"Retried {total - left:,} of {total:,} failures")

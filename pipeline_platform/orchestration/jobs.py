@@ -29,7 +29,7 @@ _JOBS: dict[Origin, tuple[str, str]] = {
 class RunTags(NamedTuple):
     """Tag keys of a pipeline: `orders/demand`. A run may contain several pipelines, so each pipeline has its own keys.
 
-    They are short, because the list of runs cuts a tag after about 35 characters, and with a longer key its value.
+    They are short, because Dagster's list of runs cuts a tag, key and value together, after about 35 characters.
 
     Attributes:
         origin: Origin of the messages, on every run of the pipeline.

@@ -16,8 +16,6 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 
 _OVERRIDES = Overrides.model_fields
-
-
 _ACTS = ("pause", "drain", "resume")
 
 
@@ -59,7 +57,7 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
     def change_limits(context: dg.OpExecutionContext, config: LimitsConfig) -> None:
         change(pipeline, context.resources.control, config, context.log.info, who=who(context.run))
 
-    # Dagster shows only the fields of this config in the launchpad, and none of the fields whose default is null.
+    # Without this config, the launchpad would not show fields whose default is null.
     unset = LimitsConfig().model_dump()
 
     @dg.job(

@@ -82,11 +82,11 @@ def receive_config_of(pipeline: type[Pipeline]) -> type[ReceiveConfig]:
 
 
 def _declared(field: FieldInfo, value: Any) -> tuple[Any, Any]:
-    """Return the type and the declaration of a field of the context, which has a value in the class.
+    """Return the type and the declaration of a field of the context. `value` is its value in the pipeline's class.
 
     The launchpad writes defaults into the config. A value that may differ in the process of a run, for example because
-    it is read from a variable, is therefore not used as a default. Dagster drops null if it is the default, so a field
-    that null would change has its value as the default.
+    it is read from a variable, is therefore not a default, unless the field may be null: Dagster drops a null that is
+    equal to the default, so a run could not set the field to null.
     """
     kinds = {*(get_args(field.annotation) or (field.annotation,))}
     is_fixed = field.default_factory is None and value == field.default

@@ -80,7 +80,7 @@ def metadata_of_stages(stages: Mapping[str, StageFigures], latency: Mapping[floa
 
 
 def slowest_batcher(stages: Mapping[str, StageFigures]) -> dict[str, str]:
-    """Return the batcher whose callback takes longest for a batch, as metadata; empty without batches."""
+    """Return the batcher with the highest mean time of a batch, as metadata; empty without batches."""
     means = {stage: each.task_seconds / each.batches for stage, each in stages.items() if each.batches}
     if not means:
         return {}

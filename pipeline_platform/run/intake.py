@@ -85,7 +85,7 @@ class Intake(ABC):
         return ()
 
     def left(self, receive: Receive) -> int:
-        """Return the number of messages that the run handles in further receives."""
+        """Return the number of messages that the run handles in further receives after this receive."""
         return 0
 
     def left_out(self, receive: Receive, totals: Totals) -> str | None:
@@ -164,9 +164,10 @@ class RetryFailures(Intake):
         return granted > 0 or not wanted
 
     def left(self, receive: Receive) -> int:
-        """Return the number of failures above the limit of a receive, or without capacity.
+        """Return the number of failures for which the receive had no space or no capacity.
 
-        The retry sensor requests due failures again, and a command in several runs those before its start.
+        It is 0 if another run retries these failures: the retry sensor requests due failures again, and a command that
+        launches several runs requests the failures from before its start again.
         """
         only = receive.selection
         return 0 if only.state == "due" or only.failed_before else max(0, receive.asked - receive.demand)

@@ -26,7 +26,7 @@ def check_sink(sink: Callable[[], Sink], store: Store, *, only: str | Iterable[s
         store: Function that reads the rows, and properties of the store that the suite cannot detect.
         only: Name or names of the promises to check; all by default.
 
-    Returns and raises as `check_source`.
+    The result and the errors are those of `check_source`.
     """
     __tracebackhide__ = True
     return check_promises(SINK_PROMISES, only, lambda promise, _: SinkTrial(promise, sink, store))

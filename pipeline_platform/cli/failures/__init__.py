@@ -1,1 +1,1 @@
-"""`pipeline-platform failures`: failures, their causes and their retries."""
+"""Commands `pipeline-platform failures`: failures, their causes and their retries."""

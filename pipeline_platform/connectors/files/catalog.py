@@ -95,8 +95,8 @@ class Catalog:
             last, now = connection.execute(started).scalar(), self._now(connection)
         return None if last is not None and last <= now < last + every_s else now
 
-    def listed(self, place: str, started: float) -> None:
-        """Record a complete listing of a place."""
+    def record_listing(self, place: str, started: float) -> None:
+        """Record a complete listing of a place, and the time of its start."""
         with self._database.writing() as connection:
             record = insert(connection, self._listings).values(place=place, started=started)
             connection.execute(record.on_conflict_do_update(index_elements=["place"], set_={"started": started}))
@@ -104,7 +104,7 @@ class Catalog:
     def add(self, files: Iterable[Found]) -> None:
         """Add files that are not in the catalog.
 
-        Until the first listing is complete, they count as delivered before: an earlier catalog may have been lost.
+        Until the first listing is complete, they count as redelivered: an earlier catalog may have been lost.
         """
         with self._database.reading() as connection:
             is_new = connection.execute(sa.select(self._listings.c.place).limit(1)).first() is None

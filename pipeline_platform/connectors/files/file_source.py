@@ -33,8 +33,8 @@ _MISSING_S = 600
 """Seconds until a file that is missing is looked for again."""
 MOST_FILES = 10_000
 """Maximum number of files of one receive: their names are part of its record."""
-_MOST_NAMED = 1_000
-"""Maximum number of notifications that a look for the backlog takes: it must be quick."""
+_MOST_NOTIFICATIONS = 1_000
+"""Maximum number of notifications that an estimate of the backlog takes, because it must be quick."""
 _QUEUE = re.compile(r"https?://[\w.-]+(:\d+)?/[^@?#\s]+|projects/[^/]+/subscriptions/[^/]+")
 _LIST_EVERY_S, _LIST_RARELY_S = 10.0, 86_400.0
 """Default seconds between two listings, without and with notifications."""
@@ -151,11 +151,11 @@ class FileSource(Source):
     def backlog(self) -> Backlog:
         """Estimate the rows of the files that wait, by their size."""
         self._list_if_due()
-        named = self._notifications.queue.backlog().messages if self._notifications else 0
-        if self._notifications and named:
-            self._notifications.take(_MOST_NAMED, self._catalog.add)
+        notified = self._notifications.queue.backlog().messages if self._notifications else 0
+        if self._notifications and notified:
+            self._notifications.take(_MOST_NOTIFICATIONS, self._catalog.add)
         messages, oldest = self._catalog.waiting(self.row_bytes)
-        if named is None:  # Pub/Sub does not report a backlog, and a pull would wait: `plan` pulls
+        if notified is None:  # Pub/Sub does not report a backlog, and a pull would wait: `plan` pulls
             return Backlog(messages, oldest, at_least=True) if messages else Backlog(None)
         return Backlog(messages, oldest)
 
@@ -226,11 +226,11 @@ class FileSource(Source):
         if every_s is None:
             every_s = _LIST_RARELY_S if self.notifications else _LIST_EVERY_S
         place = f"{self.root}/{self.pattern}"
-        if not self.list_root or (due_at := self._catalog.listing_due(place, every_s)) is None:
+        if not self.list_root or (started := self._catalog.listing_due(place, every_s)) is None:
             return
         found = {file.id: file for file in self._found()}
         self._catalog.add(file for file in found.values() if file.id not in self._seen)
-        self._catalog.listed(place, due_at)
+        self._catalog.record_listing(place, started)
         self.__dict__["_seen"] = frozenset(found)
 
     def _expect(self, file: str, path: str) -> None:

@@ -1,4 +1,4 @@
-"""Files that notifications of a bucket name: of S3 through SQS, of Google Cloud Storage through Pub/Sub."""
+"""Notifications of a bucket about new files: from S3 through SQS, from Google Cloud Storage through Pub/Sub."""
 
 import json
 import logging
@@ -21,14 +21,14 @@ logger = logging.getLogger(__name__)
 _LEASE_S = 120
 """Lease of notifications: a notification that a process received before its crash is redelivered after this time."""
 _PULL_S = 1.0
-"""Seconds that a pull from Pub/Sub waits for a notification: the last two pulls of each look are empty."""
+"""Seconds that a pull from Pub/Sub waits for a notification. It is short, because each take ends with empty pulls."""
 _THREADS = 16
 """Concurrent requests for size and time of files."""
 _CREATED = re.compile(r"(s3:)?ObjectCreated:.*|OBJECT_FINALIZE")
 
 
 def queue_of(address: str, source: str) -> CalledSource:
-    """Return the queue of notifications: of SQS for a URL, else of Pub/Sub."""
+    """Return the queue of notifications: from SQS for a URL, else from Pub/Sub."""
     name = f"{source} notifications"
     if "://" in address:
         return SqsSource(name=name, queue_url=address, visibility_timeout=_LEASE_S)

@@ -29,8 +29,8 @@ _CODECS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
 
 
 Row = tuple[int, bytes, str]
-"""Number of a line or, in a Parquet file, of a row, from 1; payload; description of content that cannot be read as a
-row, empty for a row. A named tuple takes longer to create than a line to read."""
+"""Number of the line or, in a Parquet file, of the row, from 1; payload; problem of content that cannot be read as a
+row, else empty. It is a plain tuple because a named tuple takes longer to create than a line to read."""
 
 
 def format_of(path: str) -> Format | None:

@@ -1,4 +1,4 @@
-"""History of a pipeline: an observation every two hours, whose numbers Dagster plots over 24 hours and over a week."""
+"""History of a pipeline: an observation every two hours, whose numbers Dagster plots over eight days."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -24,7 +24,7 @@ from pipeline_platform.source.contract import SourceError
 
 _EVERY = timedelta(hours=2)
 """Time between two observations: Dagster plots the last 100 events of an asset, which are then eight days."""
-_MOST = 500
+_MOST_REPORTS = 500
 """Maximum number of reports to read."""
 
 
@@ -40,8 +40,8 @@ def history_asset(pipeline: type[Pipeline]) -> dg.AssetSpec:
         group_name=pipeline.name,
         owners=list(pipeline.owners),
         deps=[dg.AssetKey([pipeline.name, "messages"])],
-        description="Throughput, failure share, latency and lag of every two hours, and the slowest batcher. For plots "
-        "of the last eight days, press *Plots* under *Metadata*.",
+        description="Throughput, failure share, latency, lag and the slowest batcher, observed every two hours. For "
+        "plots of the last eight days, press *Plots* under *Metadata*.",
     )
 
 
@@ -53,7 +53,7 @@ def history_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         name=f"{pipeline.name}_history",
         minimum_interval_seconds=round(_EVERY.total_seconds()),
         default_status=dg.DefaultSensorStatus.RUNNING,
-        description=f"Reports the figures of two hours for the plots of `{pipeline.name}_history`.",
+        description=f"Observes the figures of the last two hours for the plots of the asset `{pipeline.name}_history`.",
         required_resource_keys={*(producer.source for producer in producers), "control"},
     )
     def observe(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
@@ -81,7 +81,7 @@ def _figures(
     keys = [producer.key for producer in producers]
     acknowledged = sum(minute.messages for minute in by_minute(control, keys, since))
     filter_ = dg.AssetRecordsFilter(dg.AssetKey([pipeline.name, "messages"]), after_timestamp=since.timestamp())
-    records = instance.fetch_materializations(filter_, limit=_MOST).records
+    records = instance.fetch_materializations(filter_, limit=_MOST_REPORTS).records
     reports = [report_of(each.timestamp, event.metadata) for each in records if (event := each.asset_materialization)]
     return {
         "messages": acknowledged,
@@ -99,7 +99,7 @@ def _failures(reports: Sequence[Report]) -> dict[str, float]:
 
 
 def _latency(reports: Sequence[Report]) -> dict[str, float]:
-    """Return the highest percentiles of a report."""
+    """Return each percentile from the report in which it is highest."""
     known = [report.latency for report in reports if report.latency]
     return {
         f"highest {latency_name(share)}": max(each[number] for each in known)
@@ -109,7 +109,7 @@ def _latency(reports: Sequence[Report]) -> dict[str, float]:
 
 
 def _lag(producers: Sequence[BoundProducer], resources: Any, now: datetime) -> dict[str, float]:
-    """Return the messages that wait now, and the age of the oldest message. A source that does not answer has none."""
+    """Return the messages that wait now, and the age of the oldest message, without sources that do not answer."""
     waiting, ages = list[int](), list[float]()
     for producer in producers:
         source = source_of(resources, producer.source)

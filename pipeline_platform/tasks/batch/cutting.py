@@ -66,7 +66,7 @@ def cut(
         batch_bytes: Maximum number of bytes in a batch.
         rest: Trigger of the last, incomplete batches.
         read: Reads the messages for a splitter.
-        retry: Judges the failures of a splitter.
+        retry: Option `retry` of the pipeline, which applies to the failures of a splitter.
 
     Returns:
         Rows of `BATCHES`, by the arrival of their first messages. The column `task` is null.
@@ -156,7 +156,7 @@ class _Splits:
         return step[0] == "emit"
 
     def _judged(self, failure: Failure) -> Failure:
-        """Apply the rules of the option `retry` here: later steps do not know the exception."""
+        """Apply the option `retry` here, because later steps do not have the exception."""
         return failure if self._retry is None else self._retry.judged(failure)
 
 

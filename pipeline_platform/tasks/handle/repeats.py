@@ -24,7 +24,7 @@ REPEATS = pa.schema([("row", pa.int64()), ("decided", pa.bool_())])
 otherwise another delivery of this receive is handled. A delivery may have a row for each reason."""
 
 IN_MEMORY = 65_536
-"""Maximum number of deliveries whose keys a task looks up in memory. A join in Spark costs 3 s of processor time."""
+"""Maximum number of deliveries whose keys tasks look up in memory. A join in Spark takes 3 s of processor time."""
 _ROWS = 65_536
 _DELIVERED = pa.schema([*only(MESSAGES, *MESSAGE_KEY, "redelivered"), ("position", pa.int64())])
 _DECIDED = only(OUTCOMES, *MESSAGE_KEY, "outcome")
@@ -100,11 +100,11 @@ class WriteRepeats(_Repeats):
 class FindRepeats(_Repeats):
     """Task `n` looks up the deliveries in the outcomes `known[n]`, and writes what `find_repeats` would find.
 
-    It needs no shuffle, because each task keeps the keys of all deliveries: of at most `IN_MEMORY`.
+    It needs no shuffle, because each task keeps the keys of all deliveries, at most `IN_MEMORY`, in memory.
 
     Attributes:
         received: Deliveries of the receive.
-        known: Outcomes of earlier receives, for at least one task.
+        known: Outcomes of earlier receives by task; at least one task, even if it has no outcomes.
     """
 
     received: Sequence[RowRange]
@@ -135,7 +135,7 @@ class FindRepeats(_Repeats):
 
 
 def _are_copies(again: pa.Table, received: pa.Table) -> pa.Array:
-    """Whether another delivery of the same message is handled: the first of a receive, if possible not redelivered."""
+    """Whether another delivery of the message is handled: its first without `redelivered`, else its first delivery."""
     rows = pa.table({"key": keys_of(received, *MESSAGE_KEY), "row": received["position"]})
     rows = rows.take(pc.sort_indices(received, [("redelivered", "ascending"), ("position", "ascending")]))
     handled = rows.group_by("key", use_threads=False).aggregate([("row", "first")])["row_first"]

@@ -47,7 +47,9 @@ class FailureWriter:
         watch = self._watch if retry.has_functions else UNWATCHED
         for index in block.failed:
             message = block.messages[index]
-            if message.failure is not None and message.failure.stage != "batch_size":  # those are judged by `cut`
+            if (
+                message.failure is not None and message.failure.stage != "batch_size"
+            ):  # `cut` applies `retry` to these failures
                 with watch.busy("retry", [message]):
                     failure = retry.judged(message.failure)
                 if failure is not message.failure:
