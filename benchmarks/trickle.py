@@ -2,9 +2,9 @@
 
 Run it as `python -m benchmarks.trickle [--patience 0 5 30] [--idle-timeout 30] [--every 1] [--seconds 120]`, or with
 `--idle 1 10 [--hung 5]`.
-A daemon evaluates a table queue that gets a message every second, or as `--every` says. With a patience of 0, a single
-message is worth a run. With an idle timeout, runs are continuous. `--idle` measures only pipelines without messages:
-their processor time, and the seconds between two ticks of a sensor. The sources of `--hung` pipelines accept
+A daemon evaluates a table queue that gets a message every second, or every `--every` seconds. With a patience of 0, a
+single message is worth a run. With an idle timeout, runs are continuous. `--idle` measures only pipelines without
+messages: their processor time, and the seconds between two ticks of a sensor. The sources of `--hung` pipelines accept
 connections and never answer, like a database server that is halted.
 """
 
