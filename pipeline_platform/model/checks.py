@@ -53,6 +53,8 @@ def check_class(cls: _Class, base: _Class) -> None:
     _check_order(cls)
     _check_hold(cls, base)
     _check_rescue(cls, base)
+    for function in cls.retry.functions if cls.retry is not None else ():
+        check_called(f"{cls.__qualname__}.retry", function, ("error",))
 
 
 def _refuse(cls: _Class, option: str, why: str) -> NoReturn:

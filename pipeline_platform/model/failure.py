@@ -2,6 +2,7 @@
 
 import re
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -42,13 +43,19 @@ def reason_of(error: BaseException) -> str:
 
 def _without_input(text: str, error: BaseException | None) -> str:
     """Replace the text of an exception's ValidationErrors, which may be the exception itself or its causes."""
+    for each in _chain(error):
+        if isinstance(each, ValidationError):
+            text = text.replace(words(each, None), _refusal(each))
+    return text
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception and its causes."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
-        if isinstance(error, ValidationError):
-            text = text.replace(words(error, None), _refusal(error))
+        yield error
         error = error.__context__ if error.__cause__ is None else error.__cause__
-    return text
 
 
 def _refusal(error: ValidationError) -> str:
@@ -120,7 +127,9 @@ class Failure(NamedTuple):
             raise error
         trace = _traceback_of(error)
         # A traceback refers to frames that refer to messages, and so to this failure.
-        return cls(type(error).__name__, reason_of(error), trace, stage, error=error.with_traceback(None))
+        for each in _chain(error):
+            each.__traceback__ = None
+        return cls(type(error).__name__, reason_of(error), trace, stage, error=error)
 
     def at(self, stage: str) -> Self:
         """Return a copy with a stage, if it has none: `Message.failed` cannot set the stage."""

@@ -113,9 +113,9 @@ class Retry(Options):
         return failure if allows else failure._replace(retry=False)
 
     @property
-    def has_functions(self) -> bool:
-        """Whether `on` or `never` contains a function."""
-        return any(not isinstance(kind, str | type) for kind in (*(self.on or ()), *self.never))
+    def functions(self) -> list[Callable[[BaseException], object]]:
+        """The functions of an exception in `on` and `never`."""
+        return [kind for kind in (*(self.on or ()), *self.never) if not isinstance(kind, str | type)]
 
     def is_last(self, attempt: int) -> bool:
         """Whether a message that fails at this attempt is dead."""

@@ -1,7 +1,8 @@
 """Configuration of a receive in the launchpad."""
 
 from enum import Enum
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import dagster as dg
 from pydantic import Field, create_model
@@ -88,9 +89,13 @@ def _declared(field: FieldInfo, value: Any) -> tuple[Any, Any]:
     it is read from a variable, is therefore not a default, unless the field may be null: Dagster drops a null that is
     equal to the default, so a run could not set the field to null.
     """
-    kinds = {*(get_args(field.annotation) or (field.annotation,))}
+    kinds = {*get_args(field.annotation)} if get_origin(field.annotation) in (Union, UnionType) else {field.annotation}
     is_fixed = field.default_factory is None and value == field.default
-    is_shown = value is not None and (is_fixed or type(None) in kinds)
+    # `repr=False` is for secrets.
+    is_shown = value is not None and field.repr and (is_fixed or type(None) in kinds)
     kind: Any = field.annotation if len(kinds - {type(None)}) == 1 and kinds & {*_PLAIN} else Any
-    default = to_jsonable_python(value, fallback=str, inf_nan_mode="strings") if is_shown else None
+    try:
+        default = to_jsonable_python(value, fallback=str, inf_nan_mode="strings") if is_shown else None
+    except ValueError:  # for example bytes that are not UTF-8
+        default, is_shown = None, False
     return kind if is_shown else kind | None, Field(default, description=field.description)

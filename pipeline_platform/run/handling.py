@@ -25,6 +25,8 @@ from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitio
 CLOCKS = timedelta(minutes=15)
 """Maximum lag of a run's clock behind the source's clock. AWS refuses requests with a larger difference."""
 
+_FEW_FILES, _FEW_OUTCOMES = 100, 1_000_000
+"""Most files and outcomes in which the run's process looks for redeliveries. More are read in Spark, in parallel."""
 _WAITED = 0.1
 """Share of waiting time below which tasks, not permits, limit the speed."""
 
@@ -143,7 +145,8 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     messages = sum(file.rows for file in files)
     if messages <= repeats.IN_MEMORY:
         find = repeats.FindRepeats(*to, whole(files, pipeline.name), parts or [[]])
-        manifest = work.run(find, len(find.known), messages)
+        is_quick = len(known) <= _FEW_FILES and sum(file.rows for file in stored) <= _FEW_OUTCOMES
+        manifest = work.run(find, len(find.known), messages if is_quick else None)
     else:
         decisions = work.scan(parts, *MESSAGE_KEY, "outcome") if parts else None
         copies = work.scan(divide(files, pipeline.name, concurrency), *MESSAGE_KEY, "position", "redelivered")

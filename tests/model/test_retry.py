@@ -5,8 +5,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from pipeline_platform import Failure, PayloadError
+from pipeline_platform import Failure, PayloadError, Pipeline, Producer
 from pipeline_platform.model.retry import Backoff, Retry
+from pipeline_platform.model.strict_options import PipelineError
 
 FAILED_AT = datetime(2026, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -114,3 +115,32 @@ def test_a_function_that_raises_is_named_in_the_reason_once_and_the_failure_may_
 
     assert failure.retry
     assert failure.reason.count("A function of Retry raised AttributeError") == 1
+
+
+async def is_busy_later(error):
+    return True
+
+
+@pytest.mark.parametrize("function", [is_busy_later, lambda: True])
+def test_a_function_that_cannot_judge_an_exception_is_refused(function):
+    with pytest.raises(PipelineError, match=r"retry: must (return its result directly|be callable with \(error\))"):
+
+        class Judging(Pipeline):
+            name = "judging"
+            producer = Producer(source="queue")
+            retry = Retry(max_attempts=3, never=(function,))
+
+            def handle_message(self, message, context):
+                return message
+
+
+def test_a_failure_keeps_no_frames_of_its_exception_and_its_causes():
+    try:
+        try:
+            raise KeyError("cause")
+        except KeyError as cause:
+            raise LookupError("effect") from cause
+    except LookupError as effect:
+        error = Failure.of(effect, "handle_message").error
+
+    assert (error.__traceback__, error.__cause__.__traceback__) == (None, None)

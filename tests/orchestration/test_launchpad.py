@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from datetime import date
 
 import dagster as dg
@@ -11,7 +12,7 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import InProcessWorkspaceLoadTarget
 from dagster_graphql.schema import create_schema
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from pipeline_platform import Pipeline
 from pipeline_platform.orchestration import ControlResource
@@ -120,6 +121,11 @@ class Rich(BaseModel):
     since: date = date(2026, 1, 1)
     most: int | None = 5
     least: int | None = None
+    names: set[str] = {"a"}
+    places: Sequence[str] = ()
+    pair: tuple[int, int] = (1, 2)
+    raw: bytes = b"\xff"
+    password: str = Field("hidden", repr=False)
 
 
 class Enriched(Pipeline, abstract=True):
@@ -129,7 +135,11 @@ class Enriched(Pipeline, abstract=True):
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"limit": 4}, {"since": "2026-02-03"}, {"most": None}, {"most": 6}, {"least": 2, "limit": 0}]
+    "given",
+    [
+        *({}, {"limit": 4}, {"since": "2026-02-03"}, {"most": None}, {"most": 6}, {"least": 2, "limit": 0}),
+        {"names": ["b"], "places": ["c"], "pair": [3, 4], "raw": "d", "password": "e"},
+    ],
 )
 def test_a_run_gets_the_fields_that_are_given_and_no_others(given):
     seen = []
@@ -146,6 +156,12 @@ def test_a_run_gets_the_fields_that_are_given_and_no_others(given):
     receiving.execute_in_process(run_config={"ops": {"receive": {"config": {"context": given}}}})
 
     assert seen == [given]
+
+
+def test_a_field_without_repr_has_no_default_in_the_launchpad():
+    (context,) = receive_config_of(Enriched).model_fields["context"].annotation.__mro__[:1]
+    assert context.model_fields["password"].default is None
+    assert context.model_fields["limit"].default == 3
 
 
 class Without(Pipeline, abstract=True):

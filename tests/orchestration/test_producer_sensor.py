@@ -259,8 +259,12 @@ def test_a_source_that_cannot_tell_its_backlog_is_asked_after_a_run_by_hand_that
     assert place.tick(source=Mute(name="queue", url=place.queue.url)).run_requests
 
 
-def test_a_source_that_hangs_delays_a_tick_for_a_short_time_and_a_late_answer_counts(place, monkeypatch):
+@pytest.mark.parametrize(("old_s", "asked_times"), [(300.0, 1), (0.0, 2)])
+def test_a_source_that_hangs_delays_a_tick_for_a_short_time_and_a_late_answer_counts_for_some_minutes(
+    place, monkeypatch, old_s, asked_times
+):
     monkeypatch.setattr(timely_calls, "WITHIN_S", 0.2)
+    monkeypatch.setattr(timely_calls, "OLD_S", old_s)
     released, asked = threading.Event(), []
 
     class Hung(TableQueue):
@@ -281,7 +285,7 @@ def test_a_source_that_hangs_delays_a_tick_for_a_short_time_and_a_late_answer_co
     while not asked:
         time.sleep(0.01)
     assert tick() == (True, True)
-    assert len(asked) == 1, "the source is not called again while a call has not returned"
+    assert len(asked) == asked_times, "the source is not called again while a call has not returned"
 
 
 def test_what_a_source_lost_is_said_by_one_tick_and_again_where_more_is_lost(place):

@@ -78,7 +78,7 @@ def _figures(
     """Return the figures between two times, as metadata."""
     control: ControlStore = resources.control
     producers = BoundProducer.all_of(pipeline)
-    keys = [producer.key for producer in producers]
+    keys = [pipeline.name, *(producer.key for producer in producers if producer.key != pipeline.name)]  # and retries
     acknowledged = sum(minute.messages for minute in by_minute(control, keys, since))
     filter_ = dg.AssetRecordsFilter(dg.AssetKey([pipeline.name, "messages"]), after_timestamp=since.timestamp())
     records = instance.fetch_materializations(filter_, limit=_MOST_REPORTS).records

@@ -14,6 +14,8 @@ WITHIN_S = 5.0
 """Seconds for which a tick waits for a source."""
 GIVE_UP_S = 60.0
 """Seconds after which a call that has not returned is ignored, and the source is asked again."""
+OLD_S = 300.0
+"""Seconds after the start of a call from which its result is not used: some sensors look every few hours."""
 
 
 class _Call(NamedTuple):
@@ -28,6 +30,11 @@ class _Call(NamedTuple):
     def is_running(self) -> bool:
         """Whether its result may still come."""
         return not self.answer.done() and time.monotonic() < self.started + GIVE_UP_S
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether its result came, and is not too old."""
+        return self.answer.done() and time.monotonic() < self.started + OLD_S
 
 
 _LATE: dict[tuple[int, str], _Call] = {}
@@ -57,7 +64,7 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
     if running := next((late for late in _LATE.values() if late.source is source and late.is_running), None):
         raise _has_not_returned(running)
     late = _LATE.pop((id(source), name), None)
-    made = late if late is not None and late.answer.done() else _Call(source, name, _started(call), time.monotonic())
+    made = late if late is not None and late.is_usable else _Call(source, name, _started(call), time.monotonic())
     try:
         error = made.answer.exception(WITHIN_S if within_s is None else within_s)
     except TimeoutError:

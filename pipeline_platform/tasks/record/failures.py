@@ -44,7 +44,7 @@ class FailureWriter:
         retry = self._step.pipeline.retry
         if retry is None or block.are_parents:
             return
-        watch = self._watch if retry.has_functions else UNWATCHED
+        watch = self._watch if retry.functions else UNWATCHED
         for index in block.failed:
             message = block.messages[index]
             if (
