@@ -210,9 +210,12 @@ def test_the_document_of_rabbitmq_describes_options_within_options():
     assert {name for name in inner if f"`{name}`" not in described} == {"auto_delete"}
 
 
-@pytest.mark.parametrize(("document", "module", "number"), [("sqs", sqs_api, 5), ("kinesis", kinesis_api, 7)])
-def test_the_document_names_the_permissions_that_an_error_names(document, module, number):
-    (said,) = [text for codes, text in module._EXPLANATIONS.items() if codes.startswith("AccessDenied")]
+@pytest.mark.parametrize(
+    ("document", "explanations", "number"),
+    [("sqs", sqs_api.EXPLANATIONS, 5), ("kinesis", kinesis_api._EXPLANATIONS, 7)],
+)
+def test_the_document_names_the_permissions_that_an_error_names(document, explanations, number):
+    (said,) = [text for codes, text in explanations.items() if codes.startswith("AccessDenied")]
     asked = set(re.findall(rf"(?:{document}|kms):\w+", said))
     assert len(asked) == number
     assert asked <= set(re.findall(r"\w+:\w+", DOCUMENTS[document]))

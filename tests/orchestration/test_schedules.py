@@ -117,6 +117,7 @@ def test_what_a_pipeline_asks_for_is_on_by_itself_and_there_is_nothing_else_but_
     location = platform_definitions([pipeline], resources_at("nowhere", "nowhere")).get_repository_def()
     definitions = (*location.sensor_defs, *location.schedule_defs)
     defined = {definition.name: definition.default_status.value for definition in definitions}
+    on = {*on, f"{pipeline.name}_history"}
     assert {name for name, status in defined.items() if status == "RUNNING"} == on
     assert set(defined) == on | {f"{pipeline.name}_producer"}
 

@@ -144,8 +144,8 @@ def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the
     definitions = [*location.sensor_defs, *location.schedule_defs]
     on = {sensor.name for sensor in definitions if sensor.default_status.value == "RUNNING"}
     off = {sensor.name for sensor in definitions} - on
-    schedules = {"mixed_west_pull_schedule", "mixed_maintenance_schedule"}
-    assert on == {"mixed_east_producer", "mixed_east_backlog", "mixed_west_backlog", *schedules}
+    of_pipeline = {"mixed_west_pull_schedule", "mixed_maintenance_schedule", "mixed_history"}
+    assert on == {"mixed_east_producer", "mixed_east_backlog", "mixed_west_backlog", *of_pipeline}
     assert off == {"mixed_west_producer"}
     jobs = {job.name for job in location.get_all_jobs() if not job.name.startswith("__")}
     assert jobs == {"mixed_pull", "mixed_retry", "mixed_replay", "mixed_maintenance", "mixed_limits"}
