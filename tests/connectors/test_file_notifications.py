@@ -1,6 +1,7 @@
 """Files that notifications of a bucket name, through SQS and Pub/Sub, each row once."""
 
 import json
+from typing import Any
 from unittest.mock import Mock
 from urllib.parse import quote_plus
 from uuid import uuid4
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 
 from pipeline_platform.connectors.files import FileSource, notifications
 from pipeline_platform.connectors.files.catalog import Catalog
+from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.sql.database import Database
@@ -19,7 +21,7 @@ from tests.connectors.test_files import deliveries, lines, source_at
 TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "lake"}).encode()
 
 
-def event(*keys: str, name: str = "ObjectCreated:Put", bucket: str = "lake") -> bytes:
+def event(*keys: str, name: str = "ObjectCreated:Put", bucket: Any = "lake") -> bytes:
     """Return a notification of S3 with a record for each key."""
     of = [{"bucket": {"name": bucket}, "object": {"key": quote_plus(key, safe="/"), "sequencer": "0"}} for key in keys]
     return json.dumps({"Records": [{"eventSource": "aws:s3", "eventName": name, "s3": s3} for s3 in of]}).encode()
@@ -89,13 +91,15 @@ def test_objects_that_are_removed_replaced_or_left_out_are_not_read(source, root
 
 def test_other_messages_stay_in_the_queue(source, root, queue, caplog):
     root.write("day/a.jsonl", lines(1))
-    other = event(key_of(root, "day/a.jsonl"), bucket="other")
-    sqs.fill(queue, [b"an order", b"[1]", b'{"Records": [{}]}', other, event(key_of(root, "day/a.jsonl"))])
+    key = key_of(root, "day/a.jsonl")
+    others = [event(key, bucket="other"), event(key, bucket=[])]
+    sqs.fill(queue, [b"an order", b"[1]", b'{"Records": [{}]}', b"[" * 200_000, *others, event(key)])
 
     assert len(deliveries(source)) == 1
-    assert left(queue) == 4
-    assert caplog.text.count("stays in the queue: it is not a notification of S3 or Google Cloud Storage") == 3
-    assert caplog.text.count("stays in the queue: it names bucket 'other', and root bucket 'lake'") == 1
+    assert left(queue) == 6
+    assert caplog.text.count("stays in the queue: it is not a notification of S3 or Google Cloud Storage") == 4
+    for bucket in ("other", "[]"):
+        assert caplog.text.count(f"stays in the queue: it names bucket '{bucket}', and root bucket 'lake'") == 1
     assert "an order" not in caplog.text
 
 
@@ -122,9 +126,9 @@ def test_notifications_whose_files_could_not_be_recorded_are_redelivered(
     assert left(queue) == 0
 
 
-def test_an_object_that_cannot_be_looked_up_does_not_delay_others(source, root, queue, monkeypatch, caplog):
-    for name in ("a", "b"):
-        root.write(f"day/{name}.jsonl", lines(1))
+@pytest.fixture
+def denied(monkeypatch):
+    """Deny access to day/a.jsonl."""
     look_up = FileSource._version
 
     def version(source, path):
@@ -133,11 +137,35 @@ def test_an_object_that_cannot_be_looked_up_does_not_delay_others(source, root, 
         return look_up(source, path)
 
     monkeypatch.setattr(FileSource, "_version", version)
+
+
+def test_an_object_that_cannot_be_looked_up_does_not_delay_others(source, root, queue, denied, caplog):
+    root.write("day/b.jsonl", lines(1))
     sqs.fill(queue, [event(key_of(root, f"day/{name}.jsonl")) for name in ("a", "b")])
 
     assert source.backlog().messages == 1
     assert left(queue) == 1
     assert "stays in the queue: access denied" in caplog.text
+
+
+@pytest.mark.parametrize("look", [lambda source: source.backlog().messages, lambda source: len(deliveries(source))])
+@pytest.mark.parametrize("away", ["object", "queue"])
+def test_files_in_the_catalog_are_read_while_the_object_or_the_queue_is_unavailable(
+    source, root, queue, denied, monkeypatch, caplog, look, away
+):
+    root.write("day/b.jsonl", lines(1))
+    sqs.fill(queue, [event(key_of(root, "day/b.jsonl"))])
+    assert source.backlog().messages == 1
+    sqs.fill(queue, [event(key_of(root, "day/a.jsonl"))])
+    if away == "queue":
+        refused = Mock(side_effect=SourceAwayError("access denied"))
+        monkeypatch.setattr(SqsSource, "backlog", refused)
+        monkeypatch.setattr(SqsSource, "plan", refused)
+
+    assert look(source) == 1
+    assert left(queue) == 1
+    assert "left notifications in the queue, and continues with the files in the catalog: " in caplog.text
+    assert "access denied" in caplog.text
 
 
 def test_a_listing_finds_the_files_whose_notifications_were_lost(tmp_path, root, queue, s3, monkeypatch):

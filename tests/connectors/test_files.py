@@ -3,8 +3,12 @@
 import gzip
 import json
 import os
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -255,6 +259,46 @@ def test_the_first_files_of_a_new_catalog_may_have_been_delivered_before(source,
     (second,) = deliveries(source)
 
     assert [first["redelivered"], second["redelivered"]] == [True, False]
+
+
+def empty(folder: Path, tables: Iterable[str]) -> None:
+    with closing(sqlite3.connect(folder / "catalog.sqlite", isolation_level=None)) as catalog:
+        for table in tables:
+            catalog.execute(f"DELETE FROM {table}")
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("lost", [["files"], ["files_listings"], ["files", "files_listings"], "the database"])
+def test_files_of_a_lost_catalog_are_found_again_and_count_as_redelivered(tmp_path, root, source, lost, is_restarted):
+    for number in (1, 2):
+        (root / f"{number}.jsonl").write_bytes(lines(number))
+    first = deliveries(source)
+    source.finish("r", list)
+    if lost == "the database":
+        source.close()
+        for file in tmp_path.glob("catalog.sqlite*"):
+            file.unlink()
+    else:
+        empty(tmp_path, lost)
+
+    again = deliveries(source_at(tmp_path, root) if is_restarted else source)
+
+    found = [] if lost == ["files_listings"] else [(row["message_id"], True) for row in first]
+    assert [(row["message_id"], row["redelivered"]) for row in again] == found
+    (root / "3.jsonl").write_bytes(lines(3))
+    assert [row["redelivered"] for row in deliveries(source)] == [False]
+
+
+def test_files_count_as_redelivered_until_a_listing_follows_the_loss_of_the_catalog(tmp_path, root, source):
+    for number in (1, 2):
+        (root / f"{number}.jsonl").write_bytes(lines(number))
+    deliveries(source)
+    source.finish("r", list)
+    empty(tmp_path, ["files"])
+    crashed = source_at(tmp_path, root)
+    crashed._catalog.add(list(crashed._found())[:1])
+
+    assert [row["redelivered"] for row in deliveries(source_at(tmp_path, root))] == [True, True]
 
 
 def test_early_acknowledgement_is_refused():

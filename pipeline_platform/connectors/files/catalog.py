@@ -101,15 +101,19 @@ class Catalog:
             record = insert(connection, self._listings).values(place=place, started=started)
             connection.execute(record.on_conflict_do_update(index_elements=["place"], set_={"started": started}))
 
-    def add(self, files: Iterable[Found]) -> None:
-        """Add files that are not in the catalog.
-
-        Until the first listing is complete, they count as redelivered: an earlier catalog may have been lost.
-        """
+    def is_new(self) -> bool:
+        """Whether it contains no complete listing or no file: an earlier catalog may have been lost."""
         with self._database.reading() as connection:
-            is_new = connection.execute(sa.select(self._listings.c.place).limit(1)).first() is None
+            tables = self._listings, self._table
+            return any(connection.execute(sa.select(table).limit(1)).first() is None for table in tables)
+
+    def add(self, files: Iterable[Found]) -> None:
+        """Add files that are not in the catalog; in a new catalog they count as redelivered."""
+        is_new = self.is_new()
         for some in _groups({"id": file.id, **file._asdict(), "attempts": int(is_new)} for file in files):
             with self._database.writing() as connection:
+                if is_new:  # it stays new for all processes until a listing is complete
+                    connection.execute(sa.delete(self._listings))
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
 
     def row_bytes(self, connection: sa.Connection, default: int) -> float:

@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import ClassVar, Self
@@ -76,7 +77,11 @@ class FileSource(Source):
         description="Queue of the bucket's notifications, which name new files: URL of an SQS queue, or "
         "projects/<project>/subscriptions/<name> of Pub/Sub. Without it, files are found by listing root.",
     )
-    list_root: bool = Field(True, description="Whether root is listed; false needs notifications.")
+    list_root: bool = Field(
+        True,
+        description="Whether root is listed; false needs notifications. list_every_s and settle_s then have no effect, "
+        "and all files count as redelivered.",
+    )
     list_every_s: float | None = Field(
         None,
         ge=0,
@@ -86,8 +91,8 @@ class FileSource(Source):
     settle_s: float | None = Field(
         None,
         ge=0,
-        description="Minimum time in seconds since the last change of a file. Default: 2 in a folder, where a file may "
-        "grow, and 0 in an object store.",
+        description="Minimum time in seconds since the last change of a file that a listing finds; files that "
+        "notifications name are complete. Default: 2 in a folder, where a file may grow, and 0 in an object store.",
     )
     row_bytes: int = Field(
         200,
@@ -151,11 +156,13 @@ class FileSource(Source):
     def backlog(self) -> Backlog:
         """Estimate the rows of the files that wait, by their size."""
         self._list_if_due()
-        notified = self._notifications.queue.backlog().messages if self._notifications else 0
-        if self._notifications and notified:
-            self._notifications.take(_MOST_NOTIFICATIONS, self._catalog.add)
+        notified = None if self._notifications else 0
+        if self._notifications:
+            with self._unless_files_wait():
+                if notified := self._notifications.queue.backlog().messages:
+                    self._notifications.take(_MOST_NOTIFICATIONS, self._catalog.add)
         messages, oldest = self._catalog.waiting(self.row_bytes)
-        if notified is None:  # Pub/Sub does not report a backlog, and a pull would wait: `plan` pulls
+        if notified is None:  # SQS is unavailable, or Pub/Sub reports no backlog and a pull would wait: `plan` pulls
             return Backlog(messages, oldest, at_least=True) if messages else Backlog(None)
         return Backlog(messages, oldest)
 
@@ -165,7 +172,8 @@ class FileSource(Source):
             return []
         self._list_if_due()
         if self._notifications and self._catalog.waiting(self.row_bytes)[0] < demand:
-            self._notifications.take(MOST_FILES, self._catalog.add)
+            with self._unless_files_wait():
+                self._notifications.take(MOST_FILES, self._catalog.add)
         files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES, self.row_bytes)
         return [
             Share(
@@ -219,7 +227,8 @@ class FileSource(Source):
             notifications.queue.close()
         if catalog := self.__dict__.pop("_database", None):
             catalog.close()
-        self.__dict__.pop("_catalog", None)
+        for name in ("_catalog", "_seen"):
+            self.__dict__.pop(name, None)
 
     def _list_if_due(self) -> None:
         every_s = self.list_every_s
@@ -229,9 +238,21 @@ class FileSource(Source):
         if not self.list_root or (started := self._catalog.listing_due(place, every_s)) is None:
             return
         found = {file.id: file for file in self._found()}
-        self._catalog.add(file for file in found.values() if file.id not in self._seen)
+        seen = frozenset() if self._catalog.is_new() else self._seen
+        self._catalog.add(file for file in found.values() if file.id not in seen)
         self._catalog.record_listing(place, started)
         self.__dict__["_seen"] = frozenset(found)
+
+    @contextmanager
+    def _unless_files_wait(self) -> Iterator[None]:
+        """Raise an error of the queue or of all look-ups only if no file waits in the catalog; else log it."""
+        try:
+            yield
+        except SourceError as error:
+            if not self._catalog.waiting(self.row_bytes)[0]:
+                raise
+            text = "%s: left notifications in the queue, and continues with the files in the catalog: %s"
+            logger.error(text, self.name, error)
 
     def _expect(self, file: str, path: str) -> None:
         """Raise `FileNotFoundError` if the version of a file no longer exists."""

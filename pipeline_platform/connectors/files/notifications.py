@@ -87,10 +87,10 @@ class Notifications:
         try:
             named = _created(message["data"], json.loads(message["metadata"] or "{}").get("attributes", {}))
             if other := {bucket for bucket, _ in named} - {self._bucket}:
-                raise ValueError(f"it names bucket {min(other)!r}, and root bucket {self._bucket!r}")
+                raise ValueError(f"it names bucket {min(other)!r:.100}, and root bucket {self._bucket!r}")
             paths = [key.removeprefix(self._prefix) for _, key in named if key.startswith(self._prefix)]
             return [file for path in paths if (file := self._find(path))]
-        except (ValueError, OSError) as error:
+        except Exception as error:  # of any malformed message: it must not delay the other messages
             return error
 
 
@@ -110,7 +110,7 @@ def _created(data: bytes, attributes: Mapping[str, str]) -> list[tuple[str, str]
             if event.get("Event") == "s3:TestEvent":
                 return []
             of = [(record["eventName"], record["s3"]) for record in event["Records"]]
-            events = [(name, s3["bucket"]["name"], unquote_plus(s3["object"]["key"])) for name, s3 in of]
+            events = [(name, str(s3["bucket"]["name"]), unquote_plus(s3["object"]["key"])) for name, s3 in of]
         return [(bucket, key) for name, bucket, key in events if _CREATED.fullmatch(name)]
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         raise ValueError("it is not a notification of S3 or Google Cloud Storage") from None
