@@ -235,6 +235,7 @@ def common(flow: Flow, receive: Receive) -> dict[str, Any]:
         "receive_id": receive.receive_id,
         "run_id": receive.run_id,
         "base": receive.base,
+        "started_at": receive.started_at,
         "traceparent": traceparent(),
         "kept_columns": flow.kept_columns,
         "source": intake.source if flow.pipeline.acks_immediately and intake.is_outside else None,

@@ -1,7 +1,7 @@
 """Failures: calls of `handle_failed`, and recording."""
 
 import os
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -288,6 +288,12 @@ def test_a_failure_is_due_after_its_pause(lake, attempt):
     (row,) = recorded(lake, Retried, b"later", attempt=attempt)
     assert row["state"] == "open"
     assert HOUR <= row["due_at"] - row["at"] <= 1.25 * HOUR
+
+
+def test_a_failure_is_not_recorded_before_the_start_of_its_receive_by_a_host_whose_clock_is_behind(lake):
+    started_at = datetime.now(UTC) + timedelta(minutes=1)
+    manifest = handled(lake, Unretried, b"later", started_at=started_at)
+    assert [row["at"] for row in rows_of(lake, Unretried.name, manifest, "failed")] == [started_at]
 
 
 @pytest.mark.parametrize("attempt", [3, 4])

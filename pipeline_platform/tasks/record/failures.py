@@ -116,7 +116,7 @@ class FailureWriter:
             name: [words(getattr(failure, name)) for _, failure in failed] for name in FAILURE_COLUMNS
         }
         texts |= {name: [words(getattr(message, name)) for message, _ in failed] for name in ("batcher", "batch_key")}
-        retry, at = self._step.pipeline.retry, datetime.now(UTC)
+        retry, at = self._step.pipeline.retry, max(datetime.now(UTC), self._step.started_at)
         sources, ids, attempts = (rows.column(name).to_pylist() for name in ATTEMPT_KEY)
         dead = [
             failure.kind != HELD and (not failure.retry or (retry is not None and retry.is_last(attempt)))

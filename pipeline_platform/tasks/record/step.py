@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -40,6 +41,7 @@ class Step:
         receive_id: Receive of the messages.
         run_id: Run of the receive.
         base: Version of `outcomes` before the receive, which is greater in a later receive.
+        started_at: Start of the receive. No failure is recorded as earlier, even if the clock of a host is behind.
         traceparent: Trace of the run's step; empty without tracing.
         source: Source for `ack_immediately`; None if the pipeline does not use it or has no source.
         variables: Environment variables of the run for callbacks. Not part of `repr`: they may be secrets.
@@ -53,6 +55,7 @@ class Step:
     receive_id: str
     run_id: str = field(default="", kw_only=True)
     base: int = field(default=0, kw_only=True)
+    started_at: datetime = field(default=datetime.min.replace(tzinfo=UTC), kw_only=True)
     traceparent: str = field(default="", kw_only=True)
     source: Source | None = field(default=None, kw_only=True)
     variables: Mapping[str, str] = field(default_factory=dict, kw_only=True, repr=False)
