@@ -3,6 +3,7 @@
 import dagster as dg
 
 from pipeline_platform.lake.decisions.ledger import Receive
+from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.run_receive import working_step
@@ -20,33 +21,37 @@ def further_retries(context: dg.AssetExecutionContext, flow: Flow, first: Receiv
     Returns:
         The reason why the run fails although its receives are published and acknowledged; None if it succeeds.
     """
-    red, total, left = None, first.asked, intake_of(flow, first).left(first)
+    red, done, left = None, first.demand, intake_of(flow, first).left(first)
     # A message that fails again in this run is not retried once more.
     selection = first.selection.model_copy(update={"failed_before": first.started_at})
     while left and red is None:
-        context.log.info(f"Retried {total - left:,} of {total:,} failures")
+        context.log.info(f"Retried {done:,} of {done + left:,} failures")
+        not_retried = f"{left:,} open failures were not retried"
         if is_to_end():
-            return f"The run was asked to stop: {left:,} open failures were not retried. Retry them again"
-        receive = begin(
-            flow,
-            origin=first.origin,
-            run_id=context.run.run_id,
-            windows=first.windows,
-            demand=left,
-            context=first.context,
-            selection=selection,
-            ignore_pause=ignore_pause,
-            is_further=True,
-            log=context.log.info,
-        )
-        if not receive.demand:
-            return f"{left:,} open failures were not retried, because the pipeline is paused"
+            return f"The run was asked to stop: {not_retried}. Retry them again"
+        try:
+            receive = begin(
+                flow,
+                origin=first.origin,
+                run_id=context.run.run_id,
+                windows=first.windows,
+                demand=left,
+                context=first.context,
+                selection=selection,
+                ignore_pause=ignore_pause,
+                is_further=True,
+                log=context.log.info,
+            )
+        except PipelineError as error:  # other runs use the capacity, or the pipeline is drained
+            return f"{not_retried}: {error}"
+        if not receive.demand:  # unless paused, others closed or retried them meanwhile
+            is_paused = not ignore_pause and flow.quota.paused is not None
+            return f"{not_retried}, because the pipeline is paused" if is_paused else None
         with working_step(flow, receive, context):
             steps.receive_messages(flow, receive)
             steps.advance(flow, receive, Phase.PUBLISHED)
             red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
         acknowledged(receive)
-        left -= receive.demand
-        received = {RunTags.of(flow.pipeline).received: str(total - left)}
-        context.instance.add_run_tags(context.run.run_id, received)
+        done, left = done + receive.demand, receive.asked - receive.demand
+        context.instance.add_run_tags(context.run.run_id, {RunTags.of(flow.pipeline).received: str(done)})
     return red

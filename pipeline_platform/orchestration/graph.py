@@ -18,14 +18,22 @@ from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.failing import failing_with_reason
 from pipeline_platform.orchestration.further_retries import further_retries
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.receive_config import receive_config_of
+from pipeline_platform.orchestration.receive_config import ReceiveConfig, receive_config_of
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.rounds import Rounds
-from pipeline_platform.orchestration.run_receive import config_of, flow_of, has_one_process, receive_of, working_step
+from pipeline_platform.orchestration.run_receive import (
+    config_of,
+    flow_of,
+    has_one_process,
+    interrupted_retry,
+    receive_of,
+    working_step,
+)
 from pipeline_platform.run import batching, steps
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.run.intake import intake_of
 from pipeline_platform.run.lease import BETWEEN_STEPS_S, CLAIM_S, alive, keep_until_next_step, standing_by
 from pipeline_platform.run.outages import naming_outages
 from pipeline_platform.run.receive_state import Phase
@@ -234,18 +242,17 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDef
         """Acknowledges the messages in groups, then reports the figures of the windows."""
         with _failing_with_reason(context):
             flow, receive = receive_of(pipeline, context)
-            with (
-                _until_its_rounds(pipeline, flow, context),
-                nullcontext() if receive is None else heeding(flow, receive),
-            ):
+            config = config_of(pipeline, context)
+            first = receive or interrupted_retry(flow, context, config)
+            with _staying_active(flow, first, context, config):
+                with nullcontext() if receive is None else heeding(flow, receive):
+                    if receive is not None:
+                        steps.advance(flow, receive, Phase.PUBLISHED)
+                    red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
                 if receive is not None:
-                    steps.advance(flow, receive, Phase.PUBLISHED)
-                red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
-            if receive is not None:
-                acknowledged(receive)
-                if not red:
-                    ignore_pause = config_of(pipeline, context).ignore_pause
-                    red = further_retries(context, flow, receive, ignore_pause=ignore_pause)
+                    acknowledged(receive)
+                if first is not None and not red:
+                    red = further_retries(context, flow, first, ignore_pause=config.ignore_pause)
             if red:
                 tag = {RunTags.of(pipeline).published: context.run.run_id}
                 context.instance.add_run_tags(context.run.run_id, tag)
@@ -255,13 +262,15 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDef
     return acknowledge
 
 
-def _until_its_rounds(
-    pipeline: type[Pipeline], flow: Flow, context: dg.AssetExecutionContext
+def _staying_active(
+    flow: Flow, first: Receive | None, context: dg.AssetExecutionContext, config: ReceiveConfig
 ) -> AbstractContextManager[None]:
-    """Keep a run that has rounds active when its first receive ends, or the sensor would request another run."""
-    if not config_of(pipeline, context).rounds:
-        return nullcontext()
-    return standing_by(flow, context.run.run_id, CLAIM_S if has_one_process(context) else BETWEEN_STEPS_S)
+    """Keep a run that continues active when its first receive ends, or a sensor would request another run."""
+    if config.rounds:
+        return standing_by(flow, context.run.run_id, CLAIM_S if has_one_process(context) else BETWEEN_STEPS_S)
+    if first is not None and intake_of(flow, first).left(first):
+        return standing_by(flow, context.run.run_id)
+    return nullcontext()
 
 
 def _further_rounds_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDefinition:

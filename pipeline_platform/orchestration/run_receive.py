@@ -3,6 +3,7 @@
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
@@ -22,8 +23,9 @@ from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOri
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
-from pipeline_platform.run.finish import finish_now
+from pipeline_platform.run.finish import finish_now, finish_others
 from pipeline_platform.run.flow import Flow, no_source
+from pipeline_platform.run.intake import RetryFailures
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.stopping import heeding
@@ -80,7 +82,8 @@ def receive_of(
     """
     if config is not None:
         _start_worker(pipeline, context, config)
-    flow, tags, lineage = flow_of(BoundProducer(pipeline), context), RunTags.of(pipeline), _lineage(context)
+    flow, tags = flow_of(BoundProducer(pipeline), context), RunTags.of(pipeline)
+    lineage = [dict(run.tags) for run in _lineage(context)]
     own, earlier = _receive_ids([each.get(tags.receive_id) for each in lineage])
     if own:
         state = ReceiveState(flow, own)
@@ -101,9 +104,47 @@ def receive_of(
             finish_now(flow, receive, context.log.info)
             context.log.info(f"Released the undecided receive {receive.receive_id} of run {receive.run_id}.")
         elif state.is_decided and config is None:
-            context.log.info(f"Receive {earlier} is finished: nothing is left to do.")
+            context.log.info(f"Receive {earlier} is finished already.")
             return flow, None
     return _received(pipeline, context, config or config_of(pipeline, context), ChainMap(*lineage))
+
+
+def interrupted_retry(flow: Flow, context: dg.AssetExecutionContext, config: ReceiveConfig) -> Receive | None:
+    """Return the finished first receive of a retry that a step or a run repeats, as its further receives need it.
+
+    Its demand is the number of failures that were retried, and `asked` includes the open failures from before the start
+    of the run. Receives that the run left are finished first.
+
+    Returns:
+        The receive; None if the run does not retry failures, or retried none.
+    """
+    tags, lineage = RunTags.of(flow.pipeline), _lineage(context)
+    inherited = ChainMap(*(dict(run.tags) for run in lineage))
+    receive_id = inherited.get(tags.receive_id)
+    if not receive_id or inherited.get(tags.origin) != "failed" or not ReceiveState(flow, receive_id).is_decided:
+        return None
+    end_claims(context.instance, flow.control, flow.pipeline.name)
+    finish_others(flow, context.log.info)
+    run_id = next(run.run_id for run in reversed(lineage) if run.tags.get(tags.receive_id) == receive_id)
+    record = context.instance.get_run_record_by_id(run_id)
+    assert record is not None
+    assert record.start_time is not None
+    done, selection = int(inherited.get(tags.received, 0)), _selection(flow.pipeline, config.failures)
+    receive = Receive(
+        receive_id=receive_id,
+        pipeline=flow.pipeline.name,
+        origin="failed",
+        run_id=context.run.run_id,
+        windows=tuple(context.partition_keys),
+        context=config.overrides(),
+        started_at=datetime.fromtimestamp(record.start_time, UTC),
+        selection=selection,
+        demand=done,
+    )
+    earlier = selection.model_copy(update={"failed_before": receive.started_at})
+    wanted = None if config.demand is None else max(0, config.demand - done)
+    left = RetryFailures(flow, receive.windows, receive.base, earlier).asked(wanted)
+    return receive.model_copy(update={"asked": done + left})
 
 
 def _start_worker(pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
@@ -113,14 +154,14 @@ def _start_worker(pipeline: type[Pipeline], context: dg.AssetExecutionContext, c
         worker.start()
 
 
-def _lineage(context: dg.AssetExecutionContext) -> list[dict[str, str]]:
-    """Return the present tags of the run, of the run that it re-executes, and so on."""
+def _lineage(context: dg.AssetExecutionContext) -> list[dg.DagsterRun]:
+    """Return the run with its present tags, the run that it re-executes, and so on."""
     lineage = []
     run_id: str | None = context.run.run_id
     while run_id and (run := context.instance.get_run_by_id(run_id)):
-        lineage.append(dict(run.tags))
+        lineage.append(run)
         run_id = run.parent_run_id
-    return lineage or [dict(context.run.tags)]
+    return lineage or [context.run]
 
 
 def _receive_ids(receive_ids: Sequence[str | None]) -> tuple[str | None, str | None]:

@@ -83,7 +83,7 @@ def _is_fenced(flow: Flow, receive: Receive) -> bool:
 
 @contextmanager
 def standing_by(flow: Flow, run_id: str, then_s: float = 0) -> Iterator[None]:
-    """Keep a claim of no messages for a run of many rounds, so that it counts as active between two receives.
+    """Keep a claim of no messages for a run of several receives, so that it counts as active between two receives.
 
     Args:
         flow: The pipeline and its resources.
