@@ -171,7 +171,8 @@ def idle(pipelines: int, idle_timeout: float, seconds: int, hung: int) -> Idle:
     with tempfile.TemporaryDirectory(prefix="bench-") as temporary, socket.create_server(("127.0.0.1", 0)) as halted:
         folder = Path(temporary)
         # The kernel accepts connections, as for a server that is halted.
-        os.environ[HUNG] = f"postgresql://127.0.0.1:{halted.getsockname()[1]}/halted " * hung
+        address = f"postgresql://127.0.0.1:{halted.getsockname()[1]}"
+        os.environ[HUNG] = " ".join(f"{address}/halted_{number}" for number in range(hung))
         for name in ("queue", *(f"idle_{number}" for number in range(hung, pipelines - 1))):
             TableQueue.model_validate(queue_options(folder, name)).create()
         with daemon(folder) as instance:
