@@ -57,8 +57,8 @@ def flow_at(
     return Flow(BoundProducer(pipeline), source, lake, control, lambda: session, worker=worker)
 
 
-def whole_run(flow: Flow, messages: int) -> dict[str, float]:
-    """Execute one run, which must acknowledge this number of messages; return the seconds of each step."""
+def whole_run(flow: Flow, messages: int, *, all_of_them: bool = True) -> dict[str, float]:
+    """Execute one run, which must acknowledge its demand, or some of it; return the seconds of each step."""
     started, took = time.perf_counter(), dict[str, float]()
     receive, answer = begin(flow, origin="source", run_id="bench", windows=[WINDOW], demand=messages), None
     took["begin"] = time.perf_counter() - started
@@ -67,7 +67,7 @@ def whole_run(flow: Flow, messages: int) -> dict[str, float]:
         answer = step(flow, receive)
         took[name] = time.perf_counter() - started
     assert answer is not None
-    assert answer.acknowledged == messages
+    assert answer.acknowledged == messages or (answer.acknowledged and not all_of_them)
     return took
 
 

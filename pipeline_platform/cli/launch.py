@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.runs.planned_runs import Launched, PlannedRun, carry_out, launch_all, windows_text
+from pipeline_platform.cli.runs.planned_runs import Launched, PlannedRun, RunOutput, carry_out, launch_all, windows_text
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota
@@ -75,40 +75,40 @@ def retry_all(
     settings: Mapping[str, Any],
     dry_run: bool,
     wait: bool,
-) -> None:
+    as_json: bool,
+) -> list[RunOutput]:
     """Launch runs that retry all selected failures, and print a line for each; with `dry_run`, only print them.
 
     If the capacity of the pipeline is too small for all failures at once, wait for the runs that use it, and launch the
     next. A failure that fails again meanwhile is not retried once more. `write_history` is called with the number of
     failures before the first launch. `settings` are fields of the pipeline's context to change in these runs, as JSON.
+    With `as_json`, the lines go to standard error.
 
     Raises:
         SetUpError: Failures of several sources have the selected id, DAGSTER_HOME is not set, Dagster does not launch
             a run, or runs retried nothing.
         ValueError: A key in `windows` is not valid.
-        typer.Exit: A run failed that this waited for; its code is 1.
     """
     quota = Quota(BoundProducer(pipeline), opened.control)
     with waiting("the lake"):
         ranges = _ranges(opened, pipeline, selection, windows)
     if not ranges:
-        say("No matching failures; nothing launched.")
-        return
+        say("No matching failures; nothing launched.", err=as_json)
+        return []
     most, total = quota.per_run, sum(each.messages for each in ranges)
     if dry_run:
         for each in ranges:
             several = f" in {counted(count, 'run')}" if (count := math.ceil(each.messages / most)) > 1 else ""
-            say(f"would launch {pipeline.name}_retry: retries {each}{several}")
+            say(f"would launch {pipeline.name}_retry: retries {each}{several}", err=as_json)
         needed = sum(math.ceil(each.messages / most) for each in ranges)
-        say(f"Dry run: launched none of {counted(needed, 'run')}.")
-        return
+        say(f"Dry run: launched none of {counted(needed, 'run')}.", err=as_json)
+        return [RunOutput(run_id=None, windows=each.windows, messages=each.messages, status=None) for each in ranges]
     write_history(total)
     if total <= quota.capacity and all(each.messages <= most for each in ranges):
-        _launch(
-            pipeline, [_run(pipeline, each, each.messages, selection, settings) for each in ranges], ranges, wait=wait
-        )
-        return
-    say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.")
+        runs = [_run(pipeline, each, each.messages, selection, settings) for each in ranges]
+        return _launch(pipeline, runs, ranges, wait=wait, as_json=as_json)
+    say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.", err=as_json)
+    launched = list[RunOutput]()
     selection, left = selection.model_copy(update={"failed_before": datetime.now(UTC)}), total
     while ranges:
         runs, room = list[PlannedRun](), quota.capacity
@@ -116,15 +116,18 @@ def retry_all(
             if (messages := min(each.messages, most, room)) > 0:
                 runs.append(_run(pipeline, each, messages, selection, settings, demand=messages))
                 room -= messages
-        _launch(pipeline, runs, ranges, wait=True)
+        launched += _launch(pipeline, runs, ranges, wait=True, as_json=as_json)
+        if any(run.status != "success" for run in launched):
+            break
         ranges, before = _ranges(opened, pipeline, selection, windows), left
         left = sum(each.messages for each in ranges)
-        say(f"Retried {total - left:,} of {counted(total, 'failure')}.")
+        say(f"Retried {total - left:,} of {counted(total, 'failure')}.", err=as_json)
         if left >= before:
             raise loading.SetUpError(
                 f"the last runs of {pipeline.name} retried no failures. Check that the pipeline is not paused, and "
                 "that other runs leave it capacity; then retry again"
             )
+    return launched
 
 
 class _Range(NamedTuple):
@@ -185,11 +188,14 @@ def _run(
     return PlannedRun(of.windows, messages, request)
 
 
-def _launch(pipeline: type[Pipeline], runs: Sequence[PlannedRun], ranges: Sequence[_Range], *, wait: bool) -> None:
+def _launch(
+    pipeline: type[Pipeline], runs: Sequence[PlannedRun], ranges: Sequence[_Range], *, wait: bool, as_json: bool
+) -> list[RunOutput]:
     totals = {each.windows[0]: each for each in ranges}
 
     def describe(run: PlannedRun | Launched) -> str:
         whole = totals[run.windows[0]]
         return f"retries {whole}" if run.messages == whole.messages else f"retries {run.messages:,} of {whole}"
 
-    carry_out(pipeline, f"{pipeline.name}_retry", runs, describe, "failure", dry_run=False, wait=wait)
+    job = f"{pipeline.name}_retry"
+    return carry_out(pipeline, job, runs, describe, "failure", dry_run=False, wait=wait, as_json=as_json)

@@ -17,6 +17,7 @@ from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.status.status_gathering import requests_of
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
+from pipeline_platform.control.drain import under_way
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.strict_options import PipelineError
@@ -45,6 +46,13 @@ class PauseOutput(Output):
     key: str = Field(description="The pipeline, or `<pipeline>/<producer>`.")
     state: Literal["active", "paused"] = Field(description="Whether runs receive messages.")
     reason: str | None = Field(description="Reason of the pause. Null if it is not paused.")
+
+
+class DrainOutput(PauseOutput):
+    """Output of `drain`."""
+
+    active_runs: int = Field(description="Runs that are still active, because a `resume` or `pause` ended the drain.")
+    crashed_runs: int = Field(description="Crashed runs. The first run after `resume` finishes their receives.")
 
 
 class LimitOutput(Output):
@@ -122,16 +130,22 @@ def _resumed(opened: loading.Deployment, producer: BoundProducer, instance: Inst
     return f"is {requests_of(producer, instance)}."
 
 
-def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "") -> None:
+def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "", as_json: Json = False) -> None:
     """Pause a pipeline, stop its active runs, and wait until they have ended.
 
     Runs start messages for another `shutdown` (an option of the pipeline). Handled messages are batched, published and
     acknowledged. Other messages are released to the source. The pipeline stays paused until `resume`.
     """
-    with chosen_producer(pipeline, producer) as (opened, of):
-        reason = reason or opened.control.paused(of.key) or "drained on the command line"
-        record(opened, of.key, "drain", reason)  # before, because the command waits, and may be interrupted
-        say(drain_and_wait(opened.control, of, reason, log=say))
+    with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
+        control, key = opened.control, of.key
+        reason = reason or control.paused(key) or "drained on the command line"
+        record(opened, key, "drain", reason)  # before, because the command waits, and may be interrupted
+        say(drain_and_wait(control, of, reason, log=lambda text: say(text, err=as_json)), err=as_json)
+        if as_json:
+            paused, crashed = control.paused(key), len(control.over(key))
+            active = len(under_way(control, key))
+            state: Literal["active", "paused"] = "active" if paused is None else "paused"
+            print_json(DrainOutput(key=key, state=state, reason=paused, active_runs=active, crashed_runs=crashed))
 
 
 def limit(

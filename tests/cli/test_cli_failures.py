@@ -313,12 +313,12 @@ def small(beside, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("retried", [2, 0], ids=["retried", "paused"])
 def test_one_command_retries_more_failures_than_a_run_may(small, lake, launched, monkeypatch, retried):
-    def follow(pipeline: object, run_ids: list[str]) -> bool:
+    def follow(pipeline: object, run_ids: list[str], *, err: bool) -> dict[str, str]:
         _, tags = launched[-1]
         ends = [tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end")]
         windows = [WINDOW, LATER] if ends[0] else [tags["dagster/partition"]]
         close_some(lake, windows, retried)
-        return True
+        return dict.fromkeys(run_ids, "success")
 
     monkeypatch.setattr(planned_runs, "follow", follow)
     answer = small("retry", "keeping", "--all")
@@ -348,4 +348,6 @@ def test_a_dry_run_says_how_many_runs_are_needed(small, lake, launched):
         f"would launch keeping_retry: retries 4 failures of {WINDOW} to {LATER} in 2 runs",
         "Dry run: launched none of 2 runs.",
     ]
+    (run,) = json.loads(small("retry", "keeping", "--all", "--dry-run", "--json").stdout)["runs"]
+    assert (run["windows"], run["messages"]) == ([WINDOW, LATER], 4)
     assert launched == []

@@ -1,5 +1,6 @@
 """`pipeline-platform pull`: what one run from the source would lease, and its launch."""
 
+import json
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -61,6 +62,9 @@ def test_dry_run_prints_backlog_capacity_and_demand_and_launches_nothing(cli, co
         "demand: 100 messages, at most 100 in a run",
     ]
     assert said[3].startswith("would launch told_pull: pulls up to 100 messages from queue into window ")
+    printed = json.loads(cli("pull", "told", "--dry-run", "--json").stdout)
+    (run,) = printed["runs"]
+    assert (printed["job"], run["run_id"], run["messages"], run["status"]) == ("told_pull", None, 100, None)
     assert launched == []
 
 

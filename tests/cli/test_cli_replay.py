@@ -1,5 +1,6 @@
 """`pipeline-platform replay` and `--since`: the runs that are planned, launched and followed."""
 
+import json
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import Any
@@ -145,13 +146,17 @@ def test_the_exit_code_is_the_result_of_the_runs_that_are_waited_for(
 ):
     followed: list[list[str]] = []
 
-    def follow(pipeline, run_ids):
+    def follow(pipeline, run_ids, *, err):
         followed.append(run_ids)
-        return succeeds
+        return dict.fromkeys(run_ids, "success" if succeeds else "failure")
 
     monkeypatch.setattr("pipeline_platform.cli.runs.planned_runs.follow", follow)
-    answer = cli("replay", "keeping", "--since", "2026-01-01", "--until", "2026-01-03", "--wait")
+    answer = cli("replay", "keeping", "--since", "2026-01-01", "--until", "2026-01-03", "--wait", "--json")
     assert (answer.exit_code, followed) == (code, [["run-1", "run-2"]])
+    printed = json.loads(answer.stdout)
+    assert printed["job"] == "keeping_replay"
+    status = "success" if succeeds else "failure"
+    assert [(run["run_id"], run["status"]) for run in printed["runs"]] == [("run-1", status), ("run-2", status)]
 
 
 def test_failures_are_chosen_by_a_range_of_time(cli, tmp_path, launched):

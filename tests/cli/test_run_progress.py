@@ -56,7 +56,7 @@ def reported(instance, run_id: str, window: str, **metadata: int) -> Callable[[]
 
 
 def test_each_change_is_one_line_and_the_end_has_the_counts_of_all_windows(instance, run, capsys):
-    succeeded = follow(
+    ended = follow(
         Told,
         [run],
         steps(
@@ -68,7 +68,7 @@ def test_each_change_is_one_line_and_the_end_has_the_counts_of_all_windows(insta
             status(instance, run, dg.DagsterEventType.RUN_SUCCESS),
         ),
     )
-    assert succeeded
+    assert ended == {run: "success"}
     assert capsys.readouterr().out.splitlines() == [
         f"run {run[:8]}: not started",
         f"run {run[:8]}: started",
@@ -79,7 +79,8 @@ def test_each_change_is_one_line_and_the_end_has_the_counts_of_all_windows(insta
 
 
 def test_a_failed_run_and_a_deleted_run_count_as_not_succeeded(instance, run, capsys):
-    assert not follow(Told, [run, "gone"], steps(status(instance, run, dg.DagsterEventType.RUN_FAILURE)))
+    ended = follow(Told, [run, "gone"], steps(status(instance, run, dg.DagsterEventType.RUN_FAILURE)))
+    assert ended == {run: "failure", "gone": "deleted"}
     said = capsys.readouterr().out.splitlines()
     assert "run gone: deleted" in said
     assert said[-1] == "2 runs ended: 0 succeeded, 1 deleted, 1 failure."

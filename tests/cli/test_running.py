@@ -123,6 +123,8 @@ def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
     said = cli("drain", "told", "--reason", "moves").stdout.splitlines()
     assert said[-1] == "told is drained and paused: moves"
     assert (control.paused("told"), control.draining("told")) == ("moves", None)
+    printed = json.loads(cli("drain", "told", "--json").stdout)
+    assert printed == {"key": "told", "state": "paused", "reason": "moves", "active_runs": 0, "crashed_runs": 0}
 
 
 def test_status_tells_since_when_no_message_begins(cli, control):

@@ -26,10 +26,10 @@ from pipeline_platform.cli.failures.failure_views import list_, show
 from pipeline_platform.cli.history_command import Why, record, user
 from pipeline_platform.cli.launch import retry_all
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.options import Name
+from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.runs.context_settings import Settings, settings_of
-from pipeline_platform.cli.runs.planned_runs import DryRun, Wait
+from pipeline_platform.cli.runs.planned_runs import DryRun, Wait, report
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until
 from pipeline_platform.lake.failures import closing
@@ -60,6 +60,7 @@ def retry(
     why: Why = "",
     dry_run: DryRun = False,
     wait: Wait = False,
+    as_json: Json = False,
 ) -> None:
     """Launch runs that retry failures, on the instance in DAGSTER_HOME: one run per contiguous range of windows.
 
@@ -75,7 +76,7 @@ def retry(
             chosen = for_history(selected, windows)
             record(opened, of.name, "failures retry", why, messages=messages, set=sorted(context), **chosen)
 
-        retry_all(
+        launched = retry_all(
             opened,
             of,
             Selection(**selected),
@@ -84,7 +85,9 @@ def retry(
             settings=context,
             dry_run=dry_run,
             wait=wait,
+            as_json=as_json,
         )
+    report(f"{pipeline}_retry", launched, as_json=as_json)
 
 
 @app.command()

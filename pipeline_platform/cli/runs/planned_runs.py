@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.runs.run_progress import follow
 from pipeline_platform.cli.terminal import say
@@ -54,6 +56,22 @@ class Launched(NamedTuple):
     messages: int
 
 
+class RunOutput(Output):
+    """A run."""
+
+    run_id: str | None = Field(description="Id of the run in Dagster. Null in a dry run.")
+    windows: list[str] = Field(description="Windows of the run.")
+    messages: int = Field(description="Messages that the run is expected to handle.")
+    status: str | None = Field(description="Status of the run in Dagster at its end, with `--wait`. Otherwise null.")
+
+
+class LaunchOutput(Output):
+    """Output of commands that launch runs."""
+
+    job: str = Field(description="Name of the job.")
+    runs: list[RunOutput] = Field(description="Launched runs; in a dry run, the runs that would be launched.")
+
+
 def launch_all(
     job: str, runs: Iterable[PlannedRun], module: str | None = None, log: Callable[[str], object] = lambda _: None
 ) -> Iterator[Launched]:
@@ -83,8 +101,9 @@ def carry_out(
     *,
     dry_run: bool,
     wait: bool,
-) -> None:
-    """Launch runs and print a line for each; with `dry_run`, only print them.
+    as_json: bool,
+) -> list[RunOutput]:
+    """Launch runs and print a line for each; with `dry_run`, only print them. `report` must be called afterwards.
 
     Args:
         pipeline: Pipeline of the runs.
@@ -94,27 +113,43 @@ def carry_out(
         noun: Noun for the messages of the total.
         dry_run: Whether to launch nothing.
         wait: Whether to wait for the runs, and print their progress.
+        as_json: Whether to print the lines to standard error.
 
     Raises:
         SetUpError: DAGSTER_HOME is not set, or Dagster does not launch a run.
-        typer.Exit: With `wait`, a run failed; its code is 1.
     """
     if dry_run:
         for run in runs:
-            say(f"would launch {job}: {describe(run)}")
-        say(f"Dry run: launched none of {counted(len(runs), 'run')}.")
-        return
+            say(f"would launch {job}: {describe(run)}", err=as_json)
+        say(f"Dry run: launched none of {counted(len(runs), 'run')}.", err=as_json)
+        return [_output(run, None, None) for run in runs]
     launched = list[Launched]()
     with progress(len(runs), lines=False) as show:
         show(0, f"Launching {counted(len(runs), 'run')}")
         for started in launch_all(job, runs, loading.chosen_module(), log=lambda text: say(text, err=True)):
             launched.append(started)
-            say(f"run {started.run_id} {describe(started)}")
+            say(f"run {started.run_id} {describe(started)}", err=as_json)
             show(len(launched), f"Launched {len(launched):,} of {counted(len(runs), 'run')}")
     total = counted(sum(run.messages for run in launched), noun)
-    say(f"{total} in {counted(len(launched), 'run')}.")
-    if wait and not follow(pipeline, [run.run_id for run in launched]):
+    say(f"{total} in {counted(len(launched), 'run')}.", err=as_json)
+    ended = follow(pipeline, [run.run_id for run in launched], err=as_json) if wait else {}
+    return [_output(run, run.run_id, ended.get(run.run_id)) for run in launched]
+
+
+def report(job: str, runs: Sequence[RunOutput], *, as_json: bool) -> None:
+    """End a command that launched runs: print them as JSON if requested.
+
+    Raises:
+        typer.Exit: A run failed that the command waited for; its code is 1.
+    """
+    if as_json:
+        print_json(LaunchOutput(job=job, runs=list(runs)))
+    if any(run.status not in {None, "success"} for run in runs):
         raise typer.Exit(1)
+
+
+def _output(run: PlannedRun | Launched, run_id: str | None, status: str | None) -> RunOutput:
+    return RunOutput(run_id=run_id, windows=list(run.windows), messages=run.messages, status=status)
 
 
 def refuse_paused(control: ControlStore, producer: BoundProducer, *, ignore_pause: bool) -> None:

@@ -9,8 +9,16 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.limit_commands import chosen_producer
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.options import Name
-from pipeline_platform.cli.runs.planned_runs import DryRun, IgnorePause, PlannedRun, Wait, carry_out, refuse_paused
+from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.runs.planned_runs import (
+    DryRun,
+    IgnorePause,
+    PlannedRun,
+    Wait,
+    carry_out,
+    refuse_paused,
+    report,
+)
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.demand import no_room
 from pipeline_platform.control.quota import Quota
@@ -39,6 +47,7 @@ def pull(
     ignore_pause: IgnorePause = False,
     dry_run: DryRun = False,
     wait: Wait = False,
+    as_json: Json = False,
 ) -> None:
     """Launch one run that pulls from the source, on the instance in DAGSTER_HOME.
 
@@ -47,16 +56,16 @@ def pull(
     from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
     from pipeline_platform.orchestration.jobs import run_request
 
-    with chosen_producer(pipeline, producer) as (opened, named):
+    with chosen_producer(pipeline, producer, as_json=as_json) as (opened, named):
         of = _largest(opened, named.pipeline) if named.is_whole_pipeline else named
         refuse_paused(opened.control, of, ignore_pause=ignore_pause)
-        messages = _room(opened, of, demand, explain=dry_run)
+        messages = _room(opened, of, demand, explain=dry_run, err=as_json)
         try:
             window = window_now(of.pipeline)
         except NoWindowError as error:
             raise loading.SetUpError(str(error)) from None
         request = run_request(of, "source", [window], expected=messages, demand=demand, ignore_pause=ignore_pause)
-        carry_out(
+        runs = carry_out(
             of.pipeline,
             f"{pipeline}_pull",
             [PlannedRun([window], messages, request)],
@@ -64,7 +73,9 @@ def pull(
             "message",
             dry_run=dry_run,
             wait=wait,
+            as_json=as_json,
         )
+    report(f"{pipeline}_pull", runs, as_json=as_json)
 
 
 def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> BoundProducer:
@@ -77,7 +88,7 @@ def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> BoundProdu
     return producer
 
 
-def _room(opened: loading.Deployment, producer: BoundProducer, demand: int | None, *, explain: bool) -> int:
+def _room(opened: loading.Deployment, producer: BoundProducer, demand: int | None, *, explain: bool, err: bool) -> int:
     """Return the most messages that a run could lease now, whatever its source has; with `explain`, print why."""
     from pipeline_platform.orchestration.sensors.producer_state import state_of
 
@@ -88,11 +99,11 @@ def _room(opened: loading.Deployment, producer: BoundProducer, demand: int | Non
     free = max(0, quota.capacity - used)
     asked = quota.for_a_pull() if demand is None else demand
     if explain:
-        say(f"backlog: {_backlog(state)}")
-        say(f"capacity: {counted(quota.capacity, 'message')}, {used:,} in flight, {free:,} free")
+        say(f"backlog: {_backlog(state)}", err=err)
+        say(f"capacity: {counted(quota.capacity, 'message')}, {used:,} in flight, {free:,} free", err=err)
         if state.limits.permits is not None:
-            say(f"rate limit: {counted(state.limits.permits, 'permit')} until the run would end")
-        say(f"demand: {counted(asked, 'message')}, at most {quota.per_run:,} in a run")
+            say(f"rate limit: {counted(state.limits.permits, 'permit')} until the run would end", err=err)
+        say(f"demand: {counted(asked, 'message')}, at most {quota.per_run:,} in a run", err=err)
     if not free:
         reason = no_room(state.limits, state.in_flight)
         say(f"The run leases no messages unless capacity is released before it starts: {reason}.", err=True)

@@ -7,7 +7,7 @@ import typer
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.options import Name
+from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.runs.context_settings import Settings, settings_of
 from pipeline_platform.cli.runs.planned_runs import (
     DryRun,
@@ -16,6 +16,7 @@ from pipeline_platform.cli.runs.planned_runs import (
     Wait,
     carry_out,
     refuse_paused,
+    report,
     windows_text,
 )
 from pipeline_platform.cli.terminal import say
@@ -40,6 +41,7 @@ def replay(
     reason: Why = "",
     dry_run: DryRun = False,
     wait: Wait = False,
+    as_json: Json = False,
 ) -> None:
     """Launch runs that handle all messages of windows again, on the instance in DAGSTER_HOME.
 
@@ -60,16 +62,17 @@ def replay(
             messages = decided_messages(tables, windows) if tables["outcomes"].exists() else {}
         runs = _runs(opened, of, messages, context, ignore_pause=ignore_pause)
         if not runs:
-            say("No messages in these windows; nothing launched.")
+            say("No messages in these windows; nothing launched.", err=as_json)
+            report(f"{pipeline}_replay", [], as_json=as_json)
             return
         if dry_run:
             for replayed in preview(tables, messages):
-                say(_line(replayed))
+                say(_line(replayed), err=as_json)
         else:
             count = sum(run.messages for run in runs)
             windows = sorted(messages)
             record(opened, of.name, "replay", reason, messages=count, set=sorted(context), windows=windows)
-        carry_out(
+        launched = carry_out(
             of,
             f"{of.name}_replay",
             runs,
@@ -77,7 +80,9 @@ def replay(
             "message",
             dry_run=dry_run,
             wait=wait,
+            as_json=as_json,
         )
+    report(f"{pipeline}_replay", launched, as_json=as_json)
 
 
 def _check_known(pipeline: type[Pipeline], windows: list[str]) -> None:

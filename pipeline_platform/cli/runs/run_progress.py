@@ -24,11 +24,19 @@ _NOT_STARTED = ("queued", "not started")
 _OUTCOMES = ("received", "handled", "failed", "skipped", "returned", "duplicates")
 
 
-def follow(pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[float], None] = time.sleep) -> bool:
+def follow(
+    pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[float], None] = time.sleep, *, err: bool = False
+) -> dict[str, str]:
     """Wait until runs on the instance in DAGSTER_HOME end, and print a line for each change.
 
+    Args:
+        pipeline: Pipeline of the runs.
+        run_ids: Ids of the runs.
+        sleep: Waits a number of seconds.
+        err: Whether to print to standard error.
+
     Returns:
-        Whether all runs succeeded.
+        The last status of each run by its id, such as `success`.
 
     Raises:
         typer.Exit: The user interrupted the wait; the runs continue.
@@ -38,14 +46,15 @@ def follow(pipeline: type[Pipeline], run_ids: Sequence[str], sleep: Callable[[fl
     with dg.DagsterInstance.get() as instance:
         try:
             with progress(len(run_ids), lines=False) as show:
-                ended = _wait(pipeline, run_ids, instance, sleep, show)
+                ended = _wait(pipeline, run_ids, instance, sleep, show, err=err)
         except KeyboardInterrupt:
             say(f"Stopped waiting: {counted(len(run_ids), 'run')} continue in Dagster.", err=True)
             raise typer.Exit(130) from None
-    succeeded = ended.pop("success", 0)
-    others = "".join(f", {count:,} {status}" for status, count in sorted(ended.items()))
-    say(f"{counted(len(run_ids), 'run')} ended: {succeeded:,} succeeded{others}.")
-    return not ended
+    counts = Counter(ended.values())
+    succeeded = counts.pop("success", 0)
+    others = "".join(f", {count:,} {status}" for status, count in sorted(counts.items()))
+    say(f"{counted(len(run_ids), 'run')} ended: {succeeded:,} succeeded{others}.", err=err)
+    return ended
 
 
 def _wait(
@@ -54,20 +63,22 @@ def _wait(
     instance: dg.DagsterInstance,
     sleep: Callable[[float], None],
     show: Show,
-) -> Counter[str]:
-    """Print changes until all runs have ended; return the number of runs by their last status."""
-    pending, shown, ended, waited = list(run_ids), dict.fromkeys(run_ids, ""), Counter[str](), 0.0
+    *,
+    err: bool,
+) -> dict[str, str]:
+    """Print changes until all runs have ended; return the last status of each run."""
+    pending, shown, ended, waited = list(run_ids), dict.fromkeys(run_ids, ""), dict[str, str](), 0.0
     while True:
         for run_id in tuple(pending):
             run = instance.get_run_by_id(run_id)
             status = "deleted" if run is None else _text(run.status.value)
             line = status if run is None else f"{status}{_details(pipeline, run, instance)}"
             if line != shown[run_id]:
-                say(f"run {run_id[:8]}: {line}")
+                say(f"run {run_id[:8]}: {line}", err=err)
                 shown[run_id] = line
             if run is None or run.is_finished:
                 pending.remove(run_id)
-                ended[status] += 1
+                ended[run_id] = status
         show(len(run_ids) - len(pending), f"{len(run_ids) - len(pending):,} of {counted(len(run_ids), 'run')} ended")
         if not pending:
             return ended
