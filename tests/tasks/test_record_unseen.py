@@ -188,3 +188,13 @@ def test_a_lookup_drops_redeliveries_alone_and_keeps_one_delivery_of_each_messag
     found = looked_up(received, outcomes)
 
     assert found == {4: COPY, 5: COPY, 8: COPY, 11: DECIDED if outcomes else COPY}
+
+
+def test_a_lookup_in_spark_keeps_no_ids_in_memory_for_a_join(spark, capsys):
+    session, key = spark.spark_session, "source string, message_id string"
+    received = session.createDataFrame([("queue", "a", True, 0)], f"{key}, redelivered boolean, position bigint")
+    decided = session.createDataFrame([("queue", "a", "handled")], f"{key}, outcome string")
+    repeats.find_repeats(received.repartition(2), decided.repartition(2)).explain()
+    plan = capsys.readouterr().out
+    assert "Window" in plan
+    assert "Join" not in plan

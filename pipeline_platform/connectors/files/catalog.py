@@ -15,7 +15,9 @@ T = TypeVar("T")
 _IDS = 500
 """Ids in one statement."""
 _RECENT = 100
-"""Number of recent files that are done, by which the size of a row is estimated."""
+"""Number of recent files that were read, by which the size of a row is estimated."""
+_FEWEST_BYTES = 10.0
+"""Size of a row before a file was read: a receive must not have many more rows than its demand."""
 
 
 class Found(NamedTuple):
@@ -116,33 +118,31 @@ class Catalog:
                     connection.execute(sa.delete(self._listings))
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
 
-    def row_bytes(self, connection: sa.Connection, default: int) -> float:
-        """Return the mean bytes of a row in recent files that are done."""
+    def row_bytes(self, connection: sa.Connection) -> float | None:
+        """Return the mean bytes of a row in recent files that were read; None before the first."""
         files = self._table.c
-        done = files.is_done & (files.rows > 0)
-        recent = sa.select(files.size, files.rows).where(done).order_by(files.modified.desc()).limit(_RECENT).subquery()
+        read = files.rows > 0
+        recent = sa.select(files.size, files.rows).where(read).order_by(files.modified.desc()).limit(_RECENT).subquery()
         size, rows = connection.execute(sa.select(sa.func.sum(recent.c.size), sa.func.sum(recent.c.rows))).one()
-        return float(size) / float(rows) if rows else float(default)
+        return float(size) / float(rows) if rows else None
 
     def waiting(self, default_row_bytes: int) -> tuple[int, datetime | None]:
         """Return the estimated number of waiting rows, and the time of the oldest file."""
         files = self._table.c
         with self._database.reading() as connection:
-            row_bytes = self.row_bytes(connection, default_row_bytes)
+            row_bytes = self.row_bytes(connection) or default_row_bytes
             free = self._free(connection)
             columns = sa.func.count(), sa.func.sum(files.size), sa.func.min(files.modified)
             count, size, oldest = connection.execute(sa.select(*columns).where(free)).one()
         since = None if oldest is None else datetime.fromtimestamp(oldest, UTC)
         return max(count, round(float(size or 0) / row_bytes)), since
 
-    def lease(
-        self, receive_id: str, lease_s: float, demand: int, most: int, default_row_bytes: int
-    ) -> tuple[list[Leased], float]:
+    def lease(self, receive_id: str, lease_s: float, demand: int, most: int) -> tuple[list[Leased], float]:
         """Lease the oldest files, until their estimated rows reach the demand; return also the bytes of a row."""
         files = self._table.c
 
         def choose(connection: sa.Connection) -> tuple[list[Leased], float]:
-            row_bytes = self.row_bytes(connection, default_row_bytes)
+            row_bytes = self.row_bytes(connection) or _FEWEST_BYTES
             columns = files.id, files.path, files.size, files.modified, files.attempts
             oldest = sa.select(*columns).where(self._free(connection)).order_by(files.modified, files.id).limit(most)
             chosen, rows = list[Leased](), 0.0

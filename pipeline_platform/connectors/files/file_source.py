@@ -97,8 +97,8 @@ class FileSource(Source):
     row_bytes: int = Field(
         200,
         ge=1,
-        description="Expected bytes of a row as stored in a file, after compression. Used until the first file is done "
-        "to choose files for the demand of a run.",
+        description="Expected bytes of a row as stored in a file, after compression. Used until the first file is "
+        "read, to estimate the backlog.",
     )
     max_row_bytes: int = Field(
         16 * 2**20, ge=1, description="Maximum bytes of a line; a longer line fails as a truncated message."
@@ -167,14 +167,14 @@ class FileSource(Source):
         return Backlog(messages, oldest)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
-        """Lease the oldest files until their estimated rows reach the demand, which the last one may exceed."""
+        """Lease the oldest files until their estimated rows reach the demand, which the last file may exceed."""
         if demand < 1:
             return []
         self._list_if_due()
         if self._notifications and self._catalog.waiting(self.row_bytes)[0] < demand:
             with self._unless_files_wait():
                 self._notifications.take(MOST_FILES, self._catalog.add)
-        files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES, self.row_bytes)
+        files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES)
         return [
             Share(
                 at={"files": [[file.id, file.path, file.modified, file.attempts] for file in part]},

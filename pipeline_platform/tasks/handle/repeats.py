@@ -155,15 +155,24 @@ def find_repeats(received: DataFrame, outcomes: DataFrame | None) -> DataFrame:
     Returns:
         The columns of `REPEATS`.
     """
+    from pyspark.sql import Window
     from pyspark.sql import functions as f
 
+    # Not a join: Spark chooses joins by the compressed size of ids, which may be a hundredth of their size in memory.
     key = list(MESSAGE_KEY)
+    rows = received.select(*key, "position", "redelivered", f.lit(False).alias("decided"))
+    if outcomes is not None:
+        decided = outcomes.where(f.col("outcome").isin(*DECISIONS))
+        rows = rows.unionByName(decided.select(*key, f.lit(True).alias("decided")), allowMissingColumns=True)
+    of_message = Window.partitionBy(*key)
     # A redelivery may be in the same receive as the first delivery, whose lease expired meanwhile.
-    handled = received.groupBy(*key).agg(f.min(f.struct("redelivered", "position")).alias("handled"))
-    again = received.where("redelivered").join(handled, key)
+    delivery = f.when(f.col("position").isNotNull(), f.struct("redelivered", "position"))
+    found = rows.select(
+        "position",
+        "redelivered",
+        f.max("decided").over(of_message).alias("decided"),
+        f.min(delivery).over(of_message).alias("handled"),
+    )
     is_copy = f.col("position") != f.col("handled.position")
-    if outcomes is None:
-        return again.where(is_copy).select(f.col("position").alias("row"), f.lit(False).alias("decided"))
-    decided = outcomes.where(f.col("outcome").isin(*DECISIONS)).select(*key, f.lit(True).alias("decided")).distinct()
-    again = again.join(decided, key, "left").withColumn("decided", f.coalesce("decided", f.lit(False)))
-    return again.where(f.col("decided") | is_copy).select(f.col("position").alias("row"), "decided")
+    again = found.where(f.col("redelivered") & (f.col("decided") | is_copy))
+    return again.select(f.col("position").alias("row"), "decided")
