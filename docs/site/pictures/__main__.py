@@ -1,4 +1,4 @@
-"""Make the pictures of docs/run/dashboard.md and operating.md: `python docs/site/pictures [MINUTES]`.
+"""Make the pictures of docs/run/dashboard.md, operating.md and failures.md: `python docs/site/pictures [MINUTES]`.
 
 Runs the deployment of `definitions.py` with Dagster's daemon and a trickle of messages, by default for three minutes,
 and writes `docs/dashboard.png` with Chromium, the text of the page with 80 columns, and pictures of Dagster's pages

@@ -29,6 +29,13 @@ class Order(BaseModel):
     total: float
 
 
+class Rules(BaseModel):
+    """Settings of the callbacks."""
+
+    negative_is_valid: bool = False
+    review_above: float = 900
+
+
 class Orders(Pipeline):
     """Orders; large orders are reviewed in batches."""
 
@@ -37,14 +44,15 @@ class Orders(Pipeline):
     processors = Processors(max_demand=1_000)
     batchers = {"orders": TableBatcher(schema=Order), "reviews": Batcher(schema=Order, batch_size=20)}
     retry = Retry(max_attempts=3)
+    context = Rules()
     first_window = datetime(2026, 11, 1, tzinfo=UTC)
 
     def handle_message(self, message: Message, context: Any) -> Message:
         """Route an order by its total."""
         order = message.json(Order)
-        if order.total < 0:
+        if order.total < 0 and not context.negative_is_valid:
             return message.failed(f"order {order.number} has a negative total: {order.total}")
-        return message.put(order, batcher="reviews" if order.total > 900 else "orders")
+        return message.put(order, batcher="reviews" if order.total > context.review_above else "orders")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
         """Review orders."""

@@ -1,4 +1,4 @@
-"""Pictures of Dagster's pages for docs/run/operating.md: plots of a history, and the launchpad of limits."""
+"""Pictures of Dagster's pages for docs/run: plots of a history, and the launchpads of limits and of a retry."""
 
 import math
 import random
@@ -24,7 +24,7 @@ _OBSERVATIONS_PER_WEEK = 84
 
 
 def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
-    """Write `history.png` and `limits.png` into a folder, from the deployment in `home`.
+    """Write `history.png`, `limits.png` and `retry.png` into a folder, from the deployment in `home`.
 
     The observations of the past week are simulated, so that the plots have points.
     """
@@ -49,6 +49,11 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
         browser.get(f"{address}/locations/definitions/jobs/orders_limits/playground")
         _wait_for_text(browser, "allowed_messages")
         _save(browser, folder / "limits.png")
+        browser.get(f"{address}/assets/orders/failed")
+        _click(browser, "(//button[contains(., 'Materialize')]/following::button)[1]")
+        _click(browser, "//*[normalize-space(text())='Open launchpad']")
+        _wait_for_text(browser, "All defaults expanded")
+        _save(browser, folder / "retry.png")
     finally:
         browser.quit()
         server.terminate()
