@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer
-from pydantic import ValidationError
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kafka.cluster import Cluster, explained
@@ -22,89 +21,15 @@ def source(**options: Any) -> KafkaSource:
     })  # fmt: skip
 
 
-def test_servers_are_text_or_a_list_with_ports():
-    assert source(bootstrap_servers=["a:1", "b.c:2"]).bootstrap_servers == "a:1,b.c:2"
-    assert source(bootstrap_servers="a:1, [::1]:2").bootstrap_servers == "a:1, [::1]:2"
-    for refused in ("a", "", "a:1,,b:2", "http://a:1", "a:port"):
-        with pytest.raises(ValidationError, match=r"bootstrap_servers\n.*must be host:port"):
-            source(bootstrap_servers=refused)
+OTHERS = """api.version.request linger.ms queued.min.messages reconnect.backoff.max.ms reconnect.backoff.ms
+socket.connection.setup.timeout.ms"""
 
 
-def test_servers_and_a_group_are_required_and_unknown_options_refused():
-    with pytest.raises(ValidationError) as refused:
-        KafkaSource(name="orders", topics=("orders",))  # type: ignore[call-arg]
-    assert [(error["loc"], error["type"]) for error in refused.value.errors()] == [
-        (("bootstrap_servers",), "missing"), (("group_id",), "missing"),
-    ]  # fmt: skip
-    with pytest.raises(ValidationError, match=r"group_id\n.*at least 1 character"):
-        source(group_id="")
-    with pytest.raises(ValidationError, match=r"begin_offset\n.*Extra inputs"):
-        source(begin_offset="reset")
-
-
-def test_topics_and_topic_pattern_exclude_each_other():
-    assert source(topics=(), topic_pattern="orders-.*").topic_pattern == "orders-.*"
-    for refused in ({"topics": ()}, {"topic_pattern": "o"}):
-        with pytest.raises(ValidationError, match=r"exactly one of topics and topic_pattern must be set"):
-            source(**refused)
-    with pytest.raises(ValidationError, match=r"topic_pattern '\(' is not a valid regular expression"):
-        source(topics=(), topic_pattern="(")
-    with pytest.raises(ValidationError, match=r"topics\n"):
-        source(topics="orders")
-    with pytest.raises(ValidationError, match=r"topics\.0\n"):
-        source(topics=("with space",))
-
-
-@pytest.mark.parametrize(
-    "policy", ["", "smallest", "timestamp:", "timestamp:2026-01-31", "timestamp:2026-01-31T10:00:00"]
-)
-def test_offset_reset_policy_must_be_valid(policy):
-    with pytest.raises(ValidationError, match=r"must be earliest, latest or timestamp.* got"):
-        source(offset_reset_policy=policy)
-
-
-@pytest.mark.parametrize(
-    ("option", "lowest", "highest"),
-    [("fetch_min_bytes", 1, None), ("fetch_max_bytes", 1_000_000, 2_147_483_135), ("request_timeout_s", 2, 300)],
-)
-def test_numbers_keep_to_what_kafka_allows(option, lowest, highest):
-    for allowed in (lowest, highest or 10**9):
-        assert getattr(source(**{option: allowed}), option) == allowed
-    for refused in (lowest - 1, (highest + 1) if highest else "many", "few"):
-        with pytest.raises(ValidationError, match=rf"{option}\n"):
-            source(**{option: refused})
-    for refused in (-1, 301, "long"):
-        with pytest.raises(ValidationError, match=r"fetch_max_wait_s\n"):
-            source(fetch_max_wait_s=refused, request_timeout_s=300)
-    with pytest.raises(
-        ValidationError, match=r"request_timeout_s must exceed fetch_max_wait_s by at least 1, got 10 and 10"
-    ):
-        source(fetch_max_wait_s=10)
-
-
-OWNED = """
-acks auto.commit.enable auto.offset.reset bootstrap.servers client.id enable.auto.commit enable.auto.offset.store
-enable.idempotence enable.partition.eof fetch.max.bytes fetch.min.bytes fetch.wait.max.ms group.id group.instance.id
-group.protocol isolation.level metadata.broker.list partition.assignment.strategy request.required.acks sasl.mechanism
-sasl.mechanisms sasl.password sasl.username security.protocol socket.timeout.ms ssl.ca.location ssl.certificate.location
-ssl.key.location ssl.key.password transactional.id
-"""
-
-
-@pytest.mark.parametrize("name", OWNED.split())
-def test_client_options_cannot_override_options_of_the_connector(name):
-    with pytest.raises(ValidationError, match=rf"{name!r} is set by this connector: .*\. Remove it"):
-        source(client_options={name: "x"})
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["api.version.request", "linger.ms", "queued.min.messages", "reconnect.backoff.max.ms", "reconnect.backoff.ms",
-     "socket.connection.setup.timeout.ms"],
-)  # fmt: skip
-def test_other_client_options_reach_the_client_library(name):
-    given = source(client_options={name: "7"})
-    assert [settings[name] for settings in (given.settings(), given.to_read(), given.to_send())] == ["7"] * 3
+def test_other_client_options_reach_the_client_library():
+    names = OTHERS.split()
+    given = source(client_options=dict.fromkeys(names, "7"))
+    for settings in (given.settings(), given.to_read(), given.to_send()):
+        assert {settings[name] for name in names} == {"7"}
     assert source().to_read()["queued.min.messages"] == 20_000
 
 
@@ -127,12 +52,6 @@ def test_security_options_fit_together():
     assert encrypted["security.protocol"] == "SSL", "by the certificates that the machine trusts"
     for plain in (source().settings(), encrypted):
         assert not any(name.startswith(("sasl", "ssl")) for name in plain)
-    with pytest.raises(ValidationError, match=r"sasl_username is set, but security_protocol SSL .*SASL_PLAINTEXT"):
-        source(security_protocol="SSL", sasl_username="u")
-    with pytest.raises(ValidationError, match="ssl_ca_location is set, but security_protocol PLAINTEXT"):
-        source(ssl_ca_location="/ca.pem")
-    with pytest.raises(ValidationError, match="security_protocol SASL_SSL requires sasl_mechanism"):
-        source(security_protocol="SASL_SSL")
 
 
 def test_errors_and_texts_of_the_source_contain_no_secrets():
@@ -142,9 +61,6 @@ def test_errors_and_texts_of_the_source_contain_no_secrets():
         client_options=options,
     )  # fmt: skip
     assert SECRET not in repr(given) + str(given)
-    with pytest.raises(ValidationError) as refused:
-        source(security_protocol="SSL", sasl_password=SECRET)
-    assert SECRET not in str(refused.value)
     said = str(explained(ValueError(f"a password like {SECRET}"), given))
     assert SECRET not in said
     assert "***" in said
@@ -162,7 +78,7 @@ def test_an_unavailable_server_is_named_in_the_error(caplog):
     away = source(request_timeout_s=2)
     began = time.monotonic()
     with pytest.raises(
-        SourceAwayError, match=r"source 'orders': bootstrap_servers '127.0.0.1:9' does not answer: .*efused"
+        SourceAwayError, match=r"source 'orders': bootstrap_servers '127.0.0.1:9' does not answer: .*(efused|down)"
     ):
         away.extents()
     assert time.monotonic() - began < 30
@@ -201,16 +117,6 @@ def test_a_group_with_active_members_is_refused_before_a_receive(kafka, kafka_to
     member.close()
     ours.finish("a")
     assert ours.backlog().messages == 0
-
-
-def test_a_closed_source_reconnects_when_it_is_used(kafka, kafka_topic):
-    ours = kafka(kafka_topic())
-    ours.backlog()
-    before = ours._cluster
-    ours.close()
-    ours.close()
-    assert ours.backlog().messages == 0
-    assert ours._cluster is not before
 
 
 def test_extents_take_four_calls_once_connected(kafka, kafka_topic, monkeypatch):

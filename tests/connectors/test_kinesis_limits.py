@@ -181,3 +181,13 @@ def test_messages_older_than_the_retention_are_reported_once_or_while_messages_w
     assert ["may have lost" in message for message in caplog.messages] == [True]
     source.finish("b", lambda: [(row["ack_ref"], [row["ack_id"]]) for row in rows])
     assert source.backlog().lost == ""
+
+
+def test_a_missing_region_and_an_absent_server_are_named(monkeypatch):
+    monkeypatch.delenv("AWS_DEFAULT_REGION", raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/nowhere")
+    with pytest.raises(SourceError, match="source 'clicks': region_name is unset, and stream 'clicks' contains no"):
+        KinesisSource(name="clicks", stream="clicks").send([b"x"])
+    away = KinesisSource(name="clicks", stream="c", region_name="eu-west-1", endpoint_url="http://127.0.0.1:1")
+    with pytest.raises(SourceAwayError, match=r"endpoint_url \(http://127.0.0.1:1\) does not answer"):
+        away.send([b"x"])

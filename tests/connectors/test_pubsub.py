@@ -6,7 +6,6 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from pydantic import ValidationError
 
 from pipeline_platform.connectors.pubsub import PubsubSource
 from pipeline_platform.connectors.pubsub.pubsub_source import requests_of
@@ -32,62 +31,6 @@ def requests(source, monkeypatch, operation):
 
     monkeypatch.setattr(source._client, operation, recording)
     return made
-
-
-# Options
-
-
-@pytest.mark.parametrize(
-    "subscription", ["", "shop/flights", "projects/shop/topics/flights", "projects//subscriptions/f", PATH + "/", None]
-)
-def test_a_subscription_is_a_path_or_a_name(subscription):
-    with pytest.raises(ValidationError, match="subscription"):
-        source(subscription=subscription, project="shop")
-
-
-def test_a_name_is_completed_with_the_project():
-    assert source(subscription="flights", project="shop")._path == PATH
-    assert source(project="other")._path == PATH
-    assert source(topic="late", project="shop")._topic == "projects/shop/topics/late"
-    for option, project in (("subscription", None), ("subscription", "projects/shop"), ("topic", None)):
-        with pytest.raises(ValidationError, match=f"{option} 'flights' is only a name, and project is .*Set project"):
-            source(**{option: "flights"}, project=project)
-
-
-@pytest.mark.parametrize(
-    ("option", "lowest", "highest"),
-    [
-        ("max_number_of_messages", 1, 1_000),
-        ("ack_deadline_s", 10, 600),
-        ("pull_timeout_s", 0.1, 60),
-        ("timeout_s", 1, 20),
-    ],
-)
-def test_numbers_keep_to_what_pubsub_allows(option, lowest, highest):
-    assert [getattr(source(**{option: allowed}), option) for allowed in (lowest, highest)] == [lowest, highest]
-    for refused in (lowest - 0.5, highest + 1, "many"):
-        with pytest.raises(ValidationError, match=rf"{option}\n"):
-            source(**{option: refused})
-
-
-def test_the_lease_equals_the_deadline_and_cannot_be_set_separately():
-    assert source(ack_deadline_s=30).lease_s == 30.0
-    assert source(ack_deadline_s=30).extend_every_s == 10.0
-    with pytest.raises(ValidationError, match="lease_s must equal ack_deadline_s"):
-        source(lease_s=60)
-    again = PubsubSource.model_validate(source(ack_deadline_s=77).model_dump())
-    assert again == source(ack_deadline_s=77), "what is dumped can be loaded"
-
-
-@pytest.mark.parametrize("option", ["on_success", "on_failure"])
-def test_ack_actions_keep_to_the_longest_delay_of_pubsub(option):
-    for known in ("ack", "noop", "nack", "nack:0", "nack:600"):
-        assert getattr(source(**{option: known}), option) == known
-    with pytest.raises(ValidationError, match=rf"{option}: 'nack:601' is not a valid ack action of flights.*up to 600"):
-        source(**{option: "nack:601"})
-    with pytest.raises(ValidationError, match=rf"{option}: 'reject' is not a valid ack action of flights"):
-        source(**{option: "reject"})
-    assert (source().on_success, source().on_failure) == ("ack", "ack")
 
 
 @pytest.mark.parametrize(
@@ -296,13 +239,4 @@ def test_a_fork_makes_a_connection_of_its_own(subscribed):
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert flights._client is ours
-    assert flights.backlog() == Backlog(None)
-
-
-def test_a_closed_source_reconnects_when_it_is_used(subscribed):
-    flights = subscribed()
-    flights.backlog()
-    flights.close()
-    flights.close()
-
     assert flights.backlog() == Backlog(None)

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from pydantic import ValidationError
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from tests.fixtures.table_queue import ids, receive
@@ -42,11 +41,6 @@ def test_without_the_option_a_partition_is_shared(url, apart):
     shared = apart.model_copy(update={"one_receive_per_partition": False})
     assert len(receive(shared, "a", demand=2)) == 2
     assert len(receive(shared, "b")) == 10
-
-
-def test_partitions_need_a_column(url):
-    with pytest.raises(ValidationError, match="one_receive_per_partition requires partition_column"):
-        TableQueue(name="orders", url=url, one_receive_per_partition=True)
 
 
 def test_a_table_of_json_payloads_gives_them_as_text(url, run_sql):
