@@ -152,15 +152,16 @@ def test_a_bad_row_fails_alone_and_its_id_names_the_file_and_the_line(root, sour
     assert source.backlog().messages == 0
 
 
-def test_a_file_larger_than_the_demand_is_received_whole_by_a_run_alone(root, source, flow):
-    (root / "large.jsonl").write_bytes(lines(*range(25_000)))
-    (root / "small.jsonl").write_bytes(lines(25_000))
+def test_a_file_larger_than_the_demand_is_received_whole_by_a_run_alone(root, source, flow, monkeypatch):
+    monkeypatch.setattr(rows, "BATCH_ROWS", 1_000)
+    (root / "large.jsonl").write_bytes(lines(*range(2_500)))
+    (root / "small.jsonl").write_bytes(lines(2_500))
 
     run(flow)
-    assert len(stored(flow, "lake")) == 25_000
+    assert len(stored(flow, "lake")) == 2_500
     run(flow)
 
-    assert sorted(stored(flow, "lake")["number"]) == [*range(25_001)]
+    assert sorted(stored(flow, "lake")["number"]) == [*range(2_501)]
     rows_of_a_file = source.plan(1, 1, "none")
     assert rows_of_a_file == []
 

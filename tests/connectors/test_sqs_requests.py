@@ -45,21 +45,19 @@ def held(source: SqsSource, share: Share) -> list[str]:
     return [ack_id for batch in source.read(share, "r1") for ack_id in batch.column("ack_id").to_pylist()]
 
 
-@pytest.mark.parametrize(
-    ("demand", "concurrency", "shares"),
-    [(100, 2, [50, 50]), (101, 2, [60, 41]), (3, 4, [3]), (25, 4, [10, 10, 5]), (99, 1, [99]), (0, 2, [])],
-)
-def test_shares_are_equal_numbers_of_whole_calls(made, demand, concurrency, shares):
-    assert [share.messages for share in made(110).plan(demand, concurrency, "r1")] == shares
+def planned(flights: SqsSource, demand: int, concurrency: int) -> list[int]:
+    return [share.messages for share in flights.plan(demand, concurrency, "r1")]
 
 
-@pytest.mark.parametrize(("waiting", "shares"), [(0, [10]), (7, [10]), (25, [20, 5])])
-def test_a_plan_is_limited_by_the_backlog_but_at_least_a_call(made, waiting, shares):
-    assert [share.messages for share in made(waiting).plan(1_000, 2, "r1")] == shares
+def test_shares_are_equal_numbers_of_whole_calls(made):
+    flights = made(110)
+    asked = {(100, 2): [50, 50], (101, 2): [60, 41], (3, 4): [3], (25, 4): [10, 10, 5], (99, 1): [99], (0, 2): []}
+    assert {(demand, tasks): planned(flights, demand, tasks) for demand, tasks in asked} == asked
 
 
-def test_a_plan_with_long_polls_covers_the_whole_demand(made):
-    assert [share.messages for share in made(0, wait_time_seconds=1).plan(40, 2, "r1")] == [20, 20]
+def test_a_plan_is_limited_by_the_backlog_but_at_least_a_call_unless_polls_are_long(made):
+    assert [planned(made(waiting), 1_000, 2) for waiting in (0, 7, 25)] == [[10], [10], [20, 5]]
+    assert planned(made(0, wait_time_seconds=1), 40, 2) == [20, 20]
 
 
 def test_a_plan_is_limited_by_the_quota(made, caplog):
