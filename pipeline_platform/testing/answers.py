@@ -4,15 +4,14 @@ import io
 import pickle
 import statistics
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from typing import Any
 
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES
-from pipeline_platform.testing.promises import NotAskedError
-from pipeline_platform.testing.trial import DELIVERS, Trial, error_of, promise
+from pipeline_platform.testing.promises import NotAskedError, error_of, text_of
+from pipeline_platform.testing.trial import DELIVERS, Trial, promise
 
 NO_ACTION = "not-an-action"
 ARRIVES_S = 0.3
@@ -137,10 +136,10 @@ def secrets_stay_secret(trial: Trial) -> None:
     secrets = set(trial.source.secrets)
     said = {"its repr()": repr(trial.source), "its str()": str(trial.source)}
     said["its places"] = str(set(trial.source.places))
-    said["the error of an option"] = _text(_refusal(trial.source, "on_failure"))
+    said["the error of an option"] = text_of(_refusal(trial.source, "on_failure"))
     if trial.server.missing is not None:
         secrets |= set(trial.server.missing().secrets)
-        said |= {f"the error of {call}()": _text(error) for call, error in _errors_of_missing(trial).items()}
+        said |= {f"the error of {call}()": text_of(error) for call, error in _errors_of_missing(trial).items()}
     trial.need(secrets, "it has no secrets in fields with repr=False")
     hidden = type(trial.source).model_config.get("hide_input_in_errors")
     trial.expect(hidden, "hide_input_in_errors=True in model_config", f"{hidden}, so that errors quote values")
@@ -167,11 +166,6 @@ def _errors_of_missing(trial: Trial) -> dict[str, Exception | None]:
     assert trial.server.missing is not None
     missing = trial.opened(trial.server.missing())
     return {"check_ready": error_of(missing.check_ready), "backlog": error_of(missing.backlog)}
-
-
-def _text(error: Exception | None) -> str:
-    """Return an error with its traceback and causes, as in a log."""
-    return "" if error is None else "".join(traceback.format_exception(error))
 
 
 class _Classes(pickle.Unpickler):

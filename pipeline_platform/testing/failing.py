@@ -6,7 +6,8 @@ from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import Refused, Source, SourceError
 from pipeline_platform.source.log import LogSource
 from pipeline_platform.testing.acknowledging import ACKNOWLEDGES, LAPSES, POSITIONS
-from pipeline_platform.testing.trial import MANY, Received, Trial, error_of, promise, some
+from pipeline_platform.testing.promises import error_of
+from pipeline_platform.testing.trial import MANY, Received, Trial, promise, some
 
 LATE = (
     "acknowledging_late_touches_nothing", "acknowledging_twice_is_harmless", "acknowledging_works_elsewhere",

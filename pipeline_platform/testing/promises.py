@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -157,6 +158,20 @@ def _check(promise: Promise, trial_of: TrialOf, report: Report) -> None:
         else:
             report.kept.append(promise.name)
         report.figures |= trial.figures
+
+
+def error_of(call: Callable[[], object]) -> Exception | None:
+    """Return the exception of a call; None if it raises none."""
+    try:
+        call()
+    except Exception as error:
+        return error
+    return None
+
+
+def text_of(error: Exception | None) -> str:
+    """Return an error with its traceback and causes, as in a log."""
+    return "" if error is None else "".join(traceback.format_exception(error))
 
 
 def _named(name: str, promises: Mapping[str, Promise]) -> Promise:

@@ -1,12 +1,11 @@
 """Promises about crashes, outages, and several processes at the same time."""
 
-import time
-import traceback
 from collections.abc import Callable
 from functools import partial
 
 from pipeline_platform.model.safe_text import secrets_in
 from pipeline_platform.sinks.contract import SinkAwayError
+from pipeline_platform.testing.promises import error_of, text_of
 from pipeline_platform.testing.sink_publisher import NEVER
 from pipeline_platform.testing.sink_storing import MANY
 from pipeline_platform.testing.sink_trial import COLUMNS, PIPELINE, TABLE, SinkTrial, at_once, promise
@@ -65,10 +64,8 @@ def killed_commits_store_once(trial: SinkTrial) -> None:
     for after_s in (*DELAYS_S, LATE_S):
         receive_id = f"killed-{after_s}"
         publication = trial.publication(receive_id, *MANY, replaces=(replaced,))
-        with trial.interrupted(publication, NEVER) as process:
-            end = time.monotonic() + after_s
-            while process.poll() is None and time.monotonic() < end:
-                time.sleep(0.001)
+        with trial.interrupted(publication, NEVER) as publishers:
+            publishers.wait(after_s)
         answer = trial.another().publish(publication)
         wanted, replaced = {receive_id: MANY}, receive_id
         trial.expect_stored(wanted, f"after a kill {after_s:g} s after the last batch, and a second publish()")
@@ -131,7 +128,7 @@ def closing_is_harmless(trial: SinkTrial) -> None:
 def what_is_away_is_an_error(trial: SinkTrial) -> None:
     """With an unavailable store each method raises a `SinkAwayError`, so that the run waits."""
     for name, call in _calls_of_absent(trial).items():
-        error = _error_of(call)
+        error = error_of(call)
         trial.expect(isinstance(error, SinkAwayError), f"a SinkAwayError from {name}()", repr(error))
 
 
@@ -144,7 +141,7 @@ def secrets_stay_secret(trial: SinkTrial) -> None:
     trial.expect(hidden, "hide_input_in_errors=True in model_config", f"{hidden}, so that errors quote values")
     texts = {"its repr()": repr(trial.sink), "its str()": str(trial.sink)}
     if trial.store.away:
-        texts |= {f"the error of {name}()": _text(_error_of(call)) for name, call in _calls_of_absent(trial).items()}
+        texts |= {f"the error of {name}()": text_of(error_of(call)) for name, call in _calls_of_absent(trial).items()}
     for where, text in texts.items():
         trial.expect(not any(secret in text for secret in secrets), "no secret", f"one in {where}")
 
@@ -165,20 +162,7 @@ def _calls_of_absent(trial: SinkTrial) -> dict[str, Callable[[], object]]:
     }
 
 
-def _error_of(call: Callable[[], object]) -> Exception | None:
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
-
-
 def _secrets(sink: object) -> set[str]:
     fields = type(sink).model_fields  # type: ignore[attr-defined]
     hidden = {name: getattr(sink, name) for name, field in fields.items() if not field.repr}
     return set(secrets_in(hidden))
-
-
-def _text(error: Exception | None) -> str:
-    """Return an error with its traceback and causes, as in a log."""
-    return "" if error is None else "".join(traceback.format_exception(error))

@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline_platform.sinks.contract import Sink, SinkError
+from pipeline_platform.sinks.contract import SinkError
+from pipeline_platform.testing.promises import error_of
 from pipeline_platform.testing.sink_trial import COLUMNS, FIRST, PIPELINE, SECOND, TABLE, SinkTrial, promise
 
 MANY = range(1_200)
@@ -158,17 +159,8 @@ def changed_types_are_refused(trial: SinkTrial) -> None:
     trial.ensure()
     trial.publish("a", 1)
     changed = COLUMNS.set(1, pa.field("text", pa.int64())).append(pa.field("note", pa.string()))
-    error = error_of(trial.sink, changed)
+    error = error_of(lambda: trial.ensure(changed))
     trial.expect(isinstance(error, SinkError) and "text" in str(error), "a SinkError that names text", repr(error))
     trial.expect("note" not in trial.rows()[0], "no new column after a refusal", "the column note")
     trial.publish("b", 2)
     trial.expect_stored({"a": [1], "b": [2]}, "after a refusal")
-
-
-def error_of(sink: Sink, columns: pa.Schema) -> Exception | None:
-    """Return the error of `ensure`; None if it raises none."""
-    try:
-        sink.ensure(PIPELINE, TABLE, columns)
-    except Exception as error:
-        return error
-    return None

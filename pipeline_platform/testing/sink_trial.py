@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,9 +14,9 @@ import pyarrow as pa
 
 from pipeline_platform.lake.tables import SYSTEM
 from pipeline_platform.sinks.contract import Publication, Sink
-from pipeline_platform.testing import promises, sink_publisher
+from pipeline_platform.testing import promises
 from pipeline_platform.testing.promises import Check, Promise
-from pipeline_platform.testing.sink_publisher import NEVER, Interrupted, no_rows
+from pipeline_platform.testing.sink_publisher import NEVER, Interrupted, Publishers, no_rows
 
 T = TypeVar("T")
 
@@ -71,12 +67,14 @@ class SinkTrial(promises.Trial):
     def __init__(self, promise: Promise, build: Callable[[], Sink], store: Store) -> None:
         self.sink, self.store = build(), store
         self._others = list[Sink]()
+        self._publishers: Publishers | None = None
         super().__init__(promise, self.sink)
 
     def close(self) -> None:
         """Close all sinks."""
-        for sink in (self.sink, *self._others):
-            sink.close()
+        for opened in (self.sink, *self._others, self._publishers):
+            if opened is not None:
+                opened.close()
 
     def another(self) -> Sink:
         """Return a sink with the same options, as in another process."""
@@ -136,27 +134,17 @@ class SinkTrial(promises.Trial):
             self.expect(found is wanted, f"{wanted} from is_published() {when}", found)
 
     @contextmanager
-    def interrupted(self, publication: Publication, stop_before: int) -> Iterator[subprocess.Popen[bytes]]:
+    def interrupted(self, publication: Publication, stop_before: int) -> Iterator[Publishers]:
         """Publish in another process, which stops before a batch of its rows; yield when it got there, then kill it.
 
         With `NEVER` it does not stop; it got there when it has read the last batch.
         """
+        self._publishers = self._publishers or Publishers()
         batches = [*publication.rows()]
         work = Interrupted(type(self.sink), self.options, replace(publication, rows=no_rows), batches, stop_before)
-        command = [sys.executable, "-c", f"from {sink_publisher.__name__} import main; main()"]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        with subprocess.Popen(command, env=environment, **pipes) as process:  # noqa: S603 - our own
-            try:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(pickle.dumps(work))
-                process.stdin.close()
-                if not process.stdout.readline():
-                    self.expect(stop_before == NEVER, f"batch {stop_before} to be read", "the publisher ended")
-                yield process
-            finally:
-                process.kill()
+        with self._publishers.publishing(work) as is_there:
+            self.expect(is_there or stop_before == NEVER, f"batch {stop_before} to be read", "the publisher ended")
+            yield self._publishers
 
 
 def at_once(calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -233,15 +233,6 @@ class Trial(promises.Trial):
             yield
 
 
-def error_of(call: Callable[[], object]) -> Exception | None:
-    """Return the exception of a call; None if it raises none."""
-    try:
-        call()
-    except Exception as error:
-        return error
-    return None
-
-
 def some(payloads: Collection[bytes]) -> str:
     """Return a few payloads as text."""
     shown = ", ".join(repr(payload[:40]) for payload in sorted(payloads)[:SHOWN])
