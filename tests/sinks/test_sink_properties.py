@@ -18,8 +18,10 @@ from tests.sinks.test_sink_contract import SINKS
 __all__ = ["flows"]
 
 
-@pytest.mark.parametrize("name", ["postgresql", "iceberg"])
-@pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    ("name", "examples"),
+    [("postgresql", 4), *(pytest.param(name, 200, marks=pytest.mark.soak) for name in ("postgresql", "iceberg"))],
+)
 def test_wherever_runs_end_the_sink_has_each_row_of_the_lake_once(flows, request, monkeypatch, name, examples):
     new, store = SINKS[name](request)
     monkeypatch.setattr(test_whole_run_properties, "CHANGES", [*CHANGES, (type(new()), "publish")])
