@@ -72,17 +72,6 @@ def test_messages_that_arrive_during_a_receive_go_to_the_next_run_without_a_wait
     assert [text for batch in waiting for text in texts(batch.to_pylist())] == ["3"]
 
 
-def test_a_message_of_16_mb_arrives_whole(rabbitmq):
-    source = rabbitmq()
-    payload = bytes(range(256)) * 2**16
-    source.send([payload, b"small"])
-
-    rows = received(source)
-
-    assert [row["data"] for row in rows] == [payload, b"small"]
-    assert acknowledged(source, "ack", rows) == []
-
-
 def test_a_run_ends_empty_if_another_consumer_has_priority(rabbitmq, rabbitmq_queue, monkeypatch, caplog):
     monkeypatch.setattr(rabbitmq_source, "STALLED_S", 0.2)
     first = rabbitmq(rabbitmq_queue(x_single_active_consumer=True), wait_time_s=1.0)

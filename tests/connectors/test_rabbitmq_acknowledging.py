@@ -45,17 +45,15 @@ def test_reject_and_requeue_once_rejects_the_second_time():
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "told"),
+    ("word", "first", "then", "told"),
     [
         # Outstanding messages without a gap are acknowledged at once; messages after a gap separately.
-        ([], range(1, 101), [(100, True)]),
-        ([], range(1, 51), [(50, True)]),
-        ([50], [*range(1, 50), *range(51, 101)], [(100, True)]),
-        ([], [1, 2, 3, 50, 51], [(3, True), (50, False), (51, False)]),
-        (range(1, 11), [12, 11, 14], [(12, True), (14, False)]),
+        ("ack", [], range(1, 101), [(100, True)]),
+        ("ack", [50], [*range(1, 50), *range(51, 101)], [(100, True)]),
+        ("reject", [], [1, 2, 3, 50, 51], [(3, True), (50, False), (51, False)]),
+        ("ack", range(1, 11), [12, 11, 14], [(12, True), (14, False)]),
     ],
 )
-@pytest.mark.parametrize("word", ["ack", "reject"])
 def test_messages_up_to_the_first_gap_are_acknowledged_in_one_frame(rabbitmq, monkeypatch, word, first, then, told):
     source, frames = rabbitmq(), list[tuple[int, bool]]()
     source.send(numbers(100))

@@ -185,12 +185,15 @@ def test_a_registry_that_refuses_the_client_ends_the_run_at_once(fake_schema_reg
     assert len(fake_schema_registry.requests) == 1
 
 
+TIMEOUT = timedelta(seconds=2)
+
+
 class Rows(Pipeline):
     """Stores rows; a payload of JSON fails."""
 
     name = "rows"
     producer = Producer(source="memory")
-    processors = Processors(message_timeout=timedelta(seconds=3))
+    processors = Processors(message_timeout=TIMEOUT)
     batchers = {"kept": TableBatcher(schema=Row)}
     url = ""
 
@@ -206,13 +209,13 @@ class Rows(Pipeline):
 
 class ThreadedRows(Rows):
     name = "threaded_rows"
-    processors = Processors(message_timeout=timedelta(seconds=3), threads=3)
+    processors = Processors(message_timeout=TIMEOUT, threads=3)
 
 
 class BlocksOfRows(Pipeline):
     name = "blocks_of_rows"
     producer = Producer(source="memory")
-    processors = Processors(message_timeout=timedelta(seconds=3))
+    processors = Processors(message_timeout=TIMEOUT)
     batchers = {"kept": TableBatcher(schema=Row)}
     calls = Shared(0)
 
@@ -248,7 +251,7 @@ def test_the_wait_for_a_registry_is_not_a_timeout_of_a_message(
     monkeypatch.setattr(schema_registry, "USUAL", SHORT._replace(within_s=20))
     payloads = [row("a"), b"{}", row("b")]
     fake_schema_registry.stop()
-    Timer(5, fake_schema_registry.start).start()
+    Timer(1.5 * TIMEOUT.total_seconds(), fake_schema_registry.start).start()
 
     manifest = task(pipeline, *payloads)
 
