@@ -45,7 +45,8 @@ os.environ.update(sqs.ENVIRONMENT)
 # Java's second compiler pays off in long processes only; without it Spark starts a fifth faster.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
-settings.register_profile("unhurried", deadline=None)  # a slow machine must not fail a test
+# A slow machine must not fail a test. Faults of most properties are found by few examples.
+settings.register_profile("unhurried", deadline=None, max_examples=40)
 settings.load_profile("unhurried")
 
 # Order of the first files: files with many forks while this process is small, because a fork copies its mapped memory;

@@ -112,9 +112,10 @@ run/notifying.py: run/test_own_acknowledger.py
 run/local_worker.py: run/test_local_worker.py
     if process and process.is_closed:
     while not poll.poll(1_000): => if False:
-    env=environment.allowed(os.environ) => env=dict(os.environ)
     os.dup2(theirs, ours)
     end_with(worker)
+run/local_worker.py: run/test_callback_environment.py
+    env=environment.allowed(os.environ) => env=dict(os.environ)
 run/handling.py: run/test_steps_again.py
     if received.totals.redelivered else [] => if False else []
 control/claims.py: control/test_claims.py

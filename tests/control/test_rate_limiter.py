@@ -277,7 +277,7 @@ class Task:
         return False
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     allowed=st.integers(1, 12),
     steps=st.lists(
@@ -305,7 +305,7 @@ def test_no_interval_exceeds_its_permits_if_tasks_stall_or_crash(store, clock, a
     assert all(count <= allowed for count in handled.values())
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     allowed=st.integers(1, 300), interval=st.floats(0.05, 5), work=st.floats(0.0001, 0.5), messages=st.integers(1, 400)
 )

@@ -87,7 +87,7 @@ def test_a_downstream_asset_takes_all_windows_or_its_own_by_annotation(filled, s
     assert partition == [("two", NEXT)]
 
 
-@pytest.mark.parametrize("kind", [pa.Table, pl.LazyFrame, DataFrame])
+@pytest.mark.parametrize("kind", [pl.LazyFrame, DataFrame])
 def test_a_window_without_rows_is_an_empty_table_of_the_same_columns(filled, spark, kind):
     asset, got = reading(kind, HOURLY)
     materialise(asset, filled, spark, partition_key="2025-03-02T0000")

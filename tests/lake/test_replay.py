@@ -212,12 +212,12 @@ def test_a_large_window_is_given_out_in_buckets_each_message_in_one(tables, monk
 
 
 def test_a_task_holds_the_ids_of_its_bucket_and_no_others(tables, monkeypatch):
-    receive(tables, 40_000, "r1")
+    receive(tables, 10_000, "r1")
     source = source_of(tables, WINDOW)
-    monkeypatch.setattr(replaying, "_BATCH_ROWS", 1_000)
+    monkeypatch.setattr(replaying, "_BATCH_ROWS", 250)
 
     def peak(of: int) -> int:
-        monkeypatch.setattr(replaying, "BUCKET_ROWS", 40_000 // of)
+        monkeypatch.setattr(replaying, "BUCKET_ROWS", 10_000 // of)
         share, *_ = source.plan(1, 1, "r")
         tracemalloc.start()
         try:

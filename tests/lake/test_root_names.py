@@ -23,7 +23,7 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
-NAMES = ["a lake", "Zoë", "e\N{COMBINING DIAERESIS}", "a+b", "a=b", "a:b", "湖 & 'l\"ac' <1>, b=c+d: $e; f@g!(h)`~"]
+NAMES = ["a=b", "e\N{COMBINING DIAERESIS}", "湖 & 'l\"ac' <1>, b=c+d: $e; f@g!(h)`~ Zoë"]
 
 
 def no_spark() -> Any:
@@ -76,7 +76,7 @@ def test_a_folder_may_have_any_of_these_names(tmp_path, name):
     assert sorted(os.listdir(tmp_path)) == sorted([name, "control.sqlite"])
 
 
-@pytest.mark.parametrize("name", ["a lake", "a=b", NAMES[-1]])
+@pytest.mark.parametrize("name", NAMES[::2])
 def test_a_prefix_may_have_any_of_these_names(tmp_path, s3, name):
     lake = Lake(root=f"s3://lake/names/{name}", storage_options=s3)
     go_all_the_way(lake, tmp_path)

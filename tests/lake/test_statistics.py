@@ -103,7 +103,7 @@ def equal(value: Any, other: Any, *, nan: bool) -> bool:
     return bool(value == other)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=4)
 @given(st.lists(st.lists(ROWS, min_size=1, max_size=4), min_size=1, max_size=3), st.data())
 @example([[row(price=PRICE), row(price=Decimal(5))], [row(price=None)]], None)
 @example([[row(share=math.inf), row(share=1.0)], [row(share=math.nan), row(share=-0.0)]], None)
@@ -132,25 +132,22 @@ NESTED = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("where", "count"),
-    [
-        (f"inner['price'] = cast('{PRICE}' as decimal(38, 9))", 1),
-        ("inner['share'] > 3", 1),
-        ("inner['share'] = 0", 1),
-        (f"inner['text'] = '{LONG}'", 1),
-        ("inner is null", 2),
-        ("many is null", 2),
-        ("array_has(many, 1.0)", 1),
-        ("share > 3", 1),
-        ("number is null", 4),
-    ],
-)
-def test_readers_find_rows_by_nested_values_and_ranges(lake, where, count):
+def test_readers_find_rows_by_nested_values_and_ranges(lake):
     table = table_of(lake, [[nested] for nested in [*NESTED, row(share=math.inf)]])
     for _ in range(2):
-        rows = pa.table(QueryBuilder().register("t", table.open()).execute(f"select * from t where {where}"))
-        assert rows.num_rows == count
+        reader = QueryBuilder().register("t", table.open())
+        for where, count in (
+            (f"inner['price'] = cast('{PRICE}' as decimal(38, 9))", 1),
+            ("inner['share'] > 3", 1),
+            ("inner['share'] = 0", 1),
+            (f"inner['text'] = '{LONG}'", 1),
+            ("inner is null", 2),
+            ("many is null", 2),
+            ("array_has(many, 1.0)", 1),
+            ("share > 3", 1),
+            ("number is null", 4),
+        ):
+            assert pa.table(reader.execute(f"select * from t where {where}")).num_rows == count, where
         compact(table, [])
 
 

@@ -87,30 +87,6 @@ def test_tables_of_an_earlier_release_keep_commits_and_transactions_for_as_short
     assert (table.open().metadata().configuration, table.version()) == (now, int(now != of_release))
 
 
-def test_a_new_field_is_a_column_before_anything_is_committed(lake):
-    narrow = with_columns(lake, n=pa.int64())
-    narrow.ensure()
-    put(narrow, "r1", {"n": 1})
-
-    wide = with_columns(lake, n=pa.int64(), text=pa.string())
-    wide.ensure()
-    put(wide, "r2", {"n": 2, "text": "b"})
-
-    assert sorted((row["n"], row["text"]) for row in read(wide)) == [(1, None), (2, "b")]
-
-
-def test_a_field_that_is_gone_leaves_its_column_and_nulls(lake):
-    wide = with_columns(lake, n=pa.int64(), text=pa.string())
-    wide.ensure()
-    put(wide, "r1", {"n": 1, "text": "a"})
-
-    narrow = with_columns(lake, n=pa.int64())
-    narrow.ensure()
-    put(narrow, "r2", {"n": 2})
-
-    assert sorted((row["n"], row["text"]) for row in read(wide)) == [(1, "a"), (2, None)]
-
-
 class Before(BaseModel):
     total: Annotated[int, Field(description="In cents")]
     note: str
@@ -248,19 +224,6 @@ def test_a_swap_fails_where_anything_was_committed_since_the_look(table):
         table.swap(looked, "r2", [])
 
     assert len(read(table)) == 1
-
-
-def test_a_swap_fails_where_the_table_was_compacted_since_the_look(table):
-    put(table, "r1", {"n": 1})
-    put(table, "r2", {"n": 2})
-    looked = table.open()
-    stored = table.files(looked)
-    assert table.open().optimize.compact()["numFilesRemoved"] == 2
-
-    with pytest.raises(CommitConflictError):
-        table.swap(looked, "r3", [], removed=stored)
-
-    assert sorted(row["n"] for row in read(table)) == [1, 2]
 
 
 def test_added_files_exclude_compaction(table):

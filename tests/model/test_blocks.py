@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import polars as pl
 import pyarrow as pa
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validator
@@ -120,8 +120,8 @@ def by_rows(payloads: list[bytes | None], model: ModelClass) -> list[dict[str, A
     return rows
 
 
-@pytest.mark.parametrize("kind", [pa.Table, pl.DataFrame])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "kind"), [*((model, pa.Table) for model in MODELS), (Plain, pl.DataFrame)])
+@settings(max_examples=40)
 @given(payloads=PAYLOADS)
 @example(payloads=ODD)
 @example(payloads=[GOOD + b"}"] * 3)

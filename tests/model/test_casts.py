@@ -1,7 +1,6 @@
 """Casts refuse the same values in rows and in blocks, with the name of the field."""
 
-from datetime import date, datetime, timedelta
-from decimal import Decimal
+from datetime import datetime
 
 import pyarrow as pa
 import pytest
@@ -58,33 +57,3 @@ def test_nested_fields_that_differ_in_case_only_are_refused_with_the_class():
     inner = create_model("Inner", late=(int, 0), Late=(int, 0))
     with pytest.raises(ColumnError, match=r"Inner has fields that differ only in case.*: \['late'\]"):
         arrow_schema(create_model("Outer", inner=(list[inner], ...)))
-
-
-BLOCKS = {
-    "at": [pa.array([5]), pa.array([date(2026, 1, 1)]), pa.array(["2026-01-01"]), pa.array([5], pa.timestamp("ns"))],
-    "day": [pa.array([5], pa.int32()), pa.array([datetime(2026, 1, 1)]), pa.array([3_000_000], pa.date32())],
-    "number": [pa.array([5], pa.timestamp("us")), pa.array(["5"]), pa.array([5.0]), pa.array([2**63], pa.uint64())],
-    "flag": [pa.array([2.5]), pa.array([float("nan")]), pa.array([1]), pa.array(["true"])],
-    "text": [pa.array([2.5]), pa.array([datetime(2026, 1, 1)]), pa.array([b"\xff"])],
-    "price": [pa.array([1.5]), pa.array(["1.5"]), pa.array([Decimal("0.0000000001")])],
-    "counts": [pa.array([[("a", 1), ("a", 2)]], pa.map_(pa.string(), pa.int64()))],
-}
-
-
-@pytest.mark.parametrize(("name", "column"), [(name, column) for name, columns in BLOCKS.items() for column in columns])
-def test_a_block_refuses_the_same_values_as_rows(name, column):
-    model = create_model("One", **{name: (Everything.model_fields[name].annotation, ...)})
-    with pytest.raises(ColumnError, match=f"^{name} "):
-        row_type(model).cast([column])
-
-
-def test_text_of_invalid_bytes_is_refused_in_a_block():
-    made = pa.array([b"good", b"\xff"]).cast(pa.string(), safe=False)
-    with pytest.raises(ColumnError, match="valid UTF-8"):
-        row_type(create_model("One", text=(str, ...))).cast([made])
-
-
-def test_spans_and_dates_in_lists_are_written_as_in_rows():
-    model = create_model("Spans", spans=(list[timedelta], ...))
-    (column,) = row_type(model).cast([pa.array([[timedelta(seconds=5)]])])
-    assert column.to_pylist() == [["0:00:05"]]

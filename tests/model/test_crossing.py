@@ -11,7 +11,6 @@ from typing import Any, Literal
 from uuid import UUID
 
 import msgspec
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,20 +27,15 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline_platform.model.casts import ColumnError
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.schema import CONSTRAINED, row_type
-from tests.model.test_columns import EVERYTHING, EVERYTHING_STRUCT, Everything, LongFlight, Numbers, Open
+from pipeline_platform.model.schema import CONSTRAINED
+from tests.model.test_columns import EVERYTHING, EVERYTHING_STRUCT, Everything, LongFlight, Open
 
 
 def crossed(data: Any, model: type[BaseModel] | None = None) -> Any:
     """Return data as `handle_batch` gets it."""
     return decode(*encode(data, model), model)
-
-
-def in_columns(data: Any, model: type[BaseModel]) -> list[pa.Array]:
-    return row_type(model).columns([data])
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"", "ñ", None, 5, 1.5, math.inf, [1, {"a": None}], {"a": "b"}])
@@ -55,52 +49,6 @@ def test_bytes_stay_bytes_with_any_model():
 
 def test_a_model_of_every_type_is_unchanged():
     assert crossed(EVERYTHING, Everything) == EVERYTHING
-
-
-class Took(BaseModel):
-    span: timedelta
-    spans: list[timedelta | None] = []
-
-
-@given(st.timedeltas())
-def test_a_timedelta_may_be_given_as_the_text_of_a_column(span):
-    (column, _) = in_columns(Took(span=span), Took)
-    assert crossed({"span": column[0].as_py(), "spans": [str(span), None]}, Took) == Took(span=span, spans=[span, None])
-
-
-@pytest.mark.parametrize("span", [5, "x", "x days, 0:00:00", ""])
-def test_invalid_text_of_a_timedelta_is_refused(span):
-    with pytest.raises(ColumnError):
-        crossed({"span": span}, Took)
-
-
-class Text(BaseModel):
-    text: str | None
-    texts: list[str] = []
-
-
-class TextAndRaw(BaseModel):
-    text: str | None
-    raw: bytes | None = None
-
-
-@pytest.mark.parametrize("model", [Text, TextAndRaw])
-def test_bytes_for_a_field_of_text_cross_as_a_table_takes_them(model):
-    given = {"text": "ñ".encode()}
-    assert crossed(given, model) == model(text="ñ")
-    assert in_columns(given, model)[0].to_pylist() == ["ñ"]
-    with pytest.raises(ColumnError, match="valid UTF-8"):
-        encode({"text": b"\xff"}, model)
-
-
-def test_text_for_a_field_of_bytes_crosses_as_a_table_takes_it():
-    given = {"text": None, "raw": "YWJj"}
-    assert crossed(given, TextAndRaw) == TextAndRaw(text=None, raw=b"YWJj")
-    assert in_columns(given, TextAndRaw)[1].to_pylist() == [b"YWJj"]
-
-
-def test_bytes_among_texts_cross_as_a_table_takes_them():
-    assert crossed({"text": None, "texts": [b"a"]}, Text) == Text(text=None, texts=["a"])
 
 
 class Restless(Struct):
@@ -215,10 +163,6 @@ def test_numbers_keep_all_digits(odd):
     assert [type(value) for value in back.__dict__.values()] == [type(value) for value in odd.__dict__.values()]
 
 
-def test_nan_is_unchanged():
-    assert math.isnan(crossed(Odd(share=math.nan), Odd).share)
-
-
 class Remembering(BaseModel):
     value: int
     _half: int = PrivateAttr(0)
@@ -276,25 +220,6 @@ def test_a_missing_key_of_a_dict_gets_its_own_default():
     assert crossed({"carrier": "UA"}, Defaulting) == Defaulting(carrier="UA")
 
 
-@pytest.mark.parametrize(
-    ("data", "words"),
-    [
-        ({"number": "5"}, "must be int"),
-        ({"number": 1.5}, "must be int"),
-        ({"number": None}, "must not be None"),
-        ({"text": 5}, "must be str, got int"),
-        ({"text": "\ud83d"}, "surrogates"),
-        ("text", "data must be Numbers or a dict of its fields, got str"),
-        (Open(text="a"), "must be Numbers or a dict of its fields, got .*test_columns.Open"),
-    ],
-)
-def test_data_that_fits_no_column_is_refused(data, words):
-    with pytest.raises(Exception, match=words):
-        crossed(data, Numbers)
-    with pytest.raises((ColumnError, pa.ArrowException, ValueError)):
-        in_columns(data, Numbers)
-
-
 @pytest.mark.parametrize("model", [None, Everything])
 @pytest.mark.parametrize("data", [{"counts": {"\ud83d": 1}}, {"by_name": {"\ud83d": {"name": "b", "height": None}}}])
 def test_lone_surrogates_in_keys_are_refused(data, model):
@@ -306,11 +231,6 @@ def test_lone_surrogates_in_keys_are_refused(data, model):
 def test_a_replacement_character_is_unchanged():
     data = {"\ufffd": "\ufffd"}
     assert crossed(data, None) == data
-
-
-def test_a_field_that_the_model_forbids_is_refused_by_its_name():
-    with pytest.raises(ColumnError, match=r"data has \['vlue'\], which are not fields of Hundredfold"):
-        crossed({"vlue": 1}, Hundredfold)
 
 
 class Letter(enum.Enum):

@@ -9,12 +9,8 @@ from contextlib import closing
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
-from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import begun, rows, run
+from tests.fixtures.flow import begun, flow_of, rows, run
 from tests.fixtures.keeper import PROJECT
 from tests.fixtures.pipelines_under_test import Told
 
@@ -24,22 +20,15 @@ STEPS = (steps.receive_messages, steps.handle_messages, steps.decide, steps.publ
 DECIDED, PUBLISHED, ACKNOWLEDGED = 3, 4, 5
 
 
-def flow_at(folder, queue, spark):
-    control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-    return Flow(BoundProducer(Told), queue, Lake(root=f"{folder}/lake"), control, lambda: spark.spark_session)
-
-
 @pytest.mark.faults
-@pytest.mark.parametrize(
-    "after",
-    ["0000", "2333", "2345", "3333", "3345", "3555", "4444", "4555", "5555"],
-)
+@pytest.mark.parametrize("after", ["0000", "2345", "3345", "3555", "4444"])
 @pytest.mark.parametrize("old_goes_on", [True, False], ids=["finished", "died"])
-def test_a_copy_goes_on_with_each_message_once(tasks_here, spark, tmp_path, after, old_goes_on):
+def test_a_copy_goes_on_with_each_message_once(tasks_here, tmp_path, after, old_goes_on):
     """Copy a lake during a run. `after` is the number of steps before each part of the copy."""
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite", lease_s=2.0)
     queue.create()
-    old = flow_at(tmp_path / "old", queue, spark)
+    (tmp_path / "old").mkdir()
+    old = flow_of(tmp_path / "old", Told, queue)
     queue.enqueue([b"before"])
     run(old)
     queue.enqueue([b"meanwhile"])
@@ -67,7 +56,7 @@ def test_a_copy_goes_on_with_each_message_once(tasks_here, spark, tmp_path, afte
         work(len(STEPS))
     queue.enqueue([b"after"])
 
-    new = flow_at(tmp_path / "new", queue, spark)
+    new = flow_of(tmp_path / "new", Told, queue)
     new.control.end(receive.receive_id)  # as its claim is over after a minute
     queue.abandon(receive.receive_id, list)
     run(new)

@@ -43,12 +43,24 @@ class Noted(Plain):
     note: str | None = None
 
 
-class Remarked(Plain):
-    remark: str | None = None
+class Before(Plain):
+    """The old code: each field is changed in another way."""
+
+    removed: str | None = None
+    old_name: str | None = None
+    default: str | None = None
+    nested: Street
+    shortened: Address
+    listed: list[Street]
 
 
-class Defaulted(Plain):
-    note: str = "none"
+class After(Plain):
+    added: str | None = None
+    new_name: str | None = None
+    default: str = "none"
+    nested: Address
+    shortened: Street
+    listed: list[Address]
 
 
 class Coloured(Plain):
@@ -57,22 +69,6 @@ class Coloured(Plain):
 
 class Colourful(Plain):
     colour: MoreColours
-
-
-class Sent(Plain):
-    to: Street
-
-
-class SentFar(Plain):
-    to: Address
-
-
-class Visited(Plain):
-    stops: list[Street]
-
-
-class VisitedFar(Plain):
-    stops: list[Address]
 
 
 class Orders(Pipeline):
@@ -92,35 +88,25 @@ def version(model: type[BaseModel], *, is_old: bool, batcher: str = "lake") -> t
     return type("Orders", (Orders,), {"is_old": is_old, "batchers": {batcher: TableBatcher(schema=model)}})
 
 
-PLAIN, NOTED = {"number": 1}, {"number": 1, "note": "n"}
-STREET, CITY = {"street": "s"}, {"street": "s", "city": "c"}
-BOTH = {"street": "s", "city": None}
+NOTED = {"number": 1, "note": "n"}
+STREET, CITY, BOTH = {"street": "s"}, {"street": "s", "city": "c"}, {"street": "s", "city": None}
+OLD = {"removed": "r", "old_name": "o", "nested": STREET, "shortened": CITY, "listed": [STREET]}
+NEW = {"added": "a", "new_name": "m", "default": "d", "nested": CITY, "shortened": STREET, "listed": [CITY]}
+EMPTY = dict.fromkeys(("removed", "old_name", "default", "added", "new_name"))
+SEEN = {"nested": BOTH, "shortened": BOTH, "listed": [BOTH]}
 
 CHANGES: Mapping[str, tuple[Any, ...]] = {
     # old and new model; old and new payload; rows: old by old code, new by old code, old by new code, new by new code
-    "add": (Plain, Noted, PLAIN, NOTED, {"note": None}, {"note": None}, {"note": None}, {"note": "n"}),
-    "remove": (Noted, Plain, NOTED, PLAIN, {"note": "n"}, {"note": None}, {"note": None}, {"note": None}),
-    "rename": (
-        *(Noted, Remarked, NOTED, {"number": 1, "remark": "r"}),
-        *({"note": "n", "remark": None}, {"note": None, "remark": None}),
-        *({"note": None, "remark": None}, {"note": None, "remark": "r"}),
+    "fields": (
+        *(Before, After, {"number": 1, **OLD}, {"number": 1, **NEW}),
+        {**EMPTY, **SEEN, "removed": "r", "old_name": "o", "shortened": CITY},
+        {**EMPTY, **SEEN, "default": "d"},
+        {**EMPTY, **SEEN, "default": "none"},
+        {**EMPTY, **NEW, "shortened": BOTH},
     ),
-    "default": (Noted, Defaulted, PLAIN, NOTED, {"note": None}, {"note": "n"}, {"note": "none"}, {"note": "n"}),
     "enum": (
         *(Coloured, Colourful, {"number": 1, "colour": "red"}, {"number": 1, "colour": "blue"}),
         *({"colour": "red"}, None, {"colour": "red"}, {"colour": "blue"}),
-    ),
-    "nested": (
-        *(Sent, SentFar, {"number": 1, "to": STREET}, {"number": 1, "to": CITY}),
-        *({"to": BOTH}, {"to": BOTH}, {"to": BOTH}, {"to": CITY}),
-    ),
-    "nested, removed": (
-        *(SentFar, Sent, {"number": 1, "to": CITY}, {"number": 1, "to": STREET}),
-        *({"to": CITY}, {"to": BOTH}, {"to": BOTH}, {"to": BOTH}),
-    ),
-    "list": (
-        *(Visited, VisitedFar, {"number": 1, "stops": [STREET]}, {"number": 1, "stops": [CITY]}),
-        *({"stops": [BOTH]}, {"stops": [BOTH]}, {"stops": [BOTH]}, {"stops": [CITY]}),
     ),
 }
 

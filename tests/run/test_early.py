@@ -105,7 +105,7 @@ def test_a_recovery_whose_commit_lost_its_answer_loses_no_message(filled, monkey
     assert acknowledged(flow) == {"early": ["failed"], "plain": ["handled"]}
 
 
-@pytest.mark.parametrize("moment", [*POINTS, "before the decision"])
+@pytest.mark.parametrize("moment", POINTS)
 def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
     flow = filled(Early, [b"early", b"plain", b"early too"])
     dead = killed(flow, moment)
@@ -117,7 +117,6 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
         "before it is noted": set[bytes](),
         "before it is told": {b"early"},
         "once it is told": {b"early"},
-        "before the decision": {b"early", b"early too"},
     }[moment]
     payloads = ("early", "plain", "early too")
     expected = {payload: ["failed" if payload.encode() in forgotten else "handled"] for payload in payloads}

@@ -67,14 +67,6 @@ class Ordered(Families):
     }
 
 
-class Timed(Families):
-    """Calls with a time limit, two at once."""
-
-    name = "timed"
-    processors = Processors(chunk_size=4, threads=2, message_timeout=timedelta(seconds=20))
-    batchers = {**families.Families.batchers, "left": Batcher(schema=Word, message_timeout=timedelta(seconds=20))}
-
-
 class Rescuing(Families):
     """`handle_failed` rescues all messages that it may."""
 
@@ -149,7 +141,7 @@ ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max
 
 @pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.soak)])
 @pytest.mark.parametrize(
-    "pipeline", [Families, *(pytest.param(family, marks=pytest.mark.faults) for family in (Ordered, Timed, Rescuing))]
+    "pipeline", [Families, *(pytest.param(family, marks=pytest.mark.faults) for family in (Ordered, Rescuing))]
 )
 def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
     flows,  # noqa: F811

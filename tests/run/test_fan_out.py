@@ -101,7 +101,7 @@ FEW_WORDS = {"lake": ["a", "plain"], "left": ["b", "d"], "right": ["c", "e"]}
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("step", ["handle", "batch-left", batching.PARENTS_STEP, "decided", "published"])
+@pytest.mark.parametrize("step", ["batch-left", "decided"])
 def test_a_replay_that_is_killed_is_finished_or_given_up_and_done_anew(filled, monkeypatch, step):
     flow = filled(Plain, [*FEW, b"lake=x left=fail right=y"])
     run(flow)
@@ -114,12 +114,10 @@ def test_a_replay_that_is_killed_is_finished_or_given_up_and_done_anew(filled, m
 
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "write", dies)
-        if step in ("decided", "published"):
+        if step == "decided":
             receive = handled(flow, origin="messages")
             steps.batch_messages(flow, receive)
             steps.decide(flow, receive)
-            if step == "published":
-                steps.publish(flow, receive)
         else:
             with pytest.raises(KeyboardInterrupt):
                 run(flow, "messages")

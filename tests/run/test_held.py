@@ -99,37 +99,32 @@ def test_later_messages_of_the_partition_are_held_and_other_partitions_go_on(fil
     assert flow.source.backlog().messages == 0
 
 
-def test_a_later_run_holds_what_arrives_behind_an_open_failure(filled):
-    flow = filled(Held, payloads(6, at_4="fail"))
-    run(flow)
-    flow.source.send([b"1 7", b"2 8", b"1 10"])
-    run(flow)
-    assert numbers(flow) == {"0": [0, 3], "1": [1], "2": [2, 5, 8]}
-
-
-def test_a_retry_handles_the_partition_in_order(filled):
+def test_a_partition_is_held_until_a_retry_handles_it_in_order(filled):
     flow = filled(Held, payloads(12, at_4="fail"))
     run(flow)
+    assert failures(flow, due(flow, after_s=-60)) == 0
+    assert failures(flow, due(flow)) == 3, "held messages are due with the failure that holds them"
+    run(flow, "failed", selection=Selection(kind="held"))
+    assert numbers(flow)["1"] == [1], "a held message cannot be retried before"
+
+    flow.source.send([b"1 13", b"2 14", b"1 16"])
+    run(flow)
+    assert numbers(flow) == {"0": [0, 3, 6, 9], "1": [1], "2": [2, 5, 8, 11, 14]}
     run(flow, "failed")
-    assert numbers(flow)["1"] == [1, 4, 7, 10]
+    assert numbers(flow)["1"] == [1, 4, 7, 10, 13, 16]
     assert not failures(flow, Selection())
 
 
-def test_a_retry_that_fails_again_leaves_the_held_messages_as_they_are(filled):
+def test_a_failure_that_fails_again_or_is_dead_holds_its_partition(filled):
     flow = filled(Held, payloads(12, at_4="always"))
     run(flow)
     events = len(rows(flow, "failed"))
     run(flow, "failed")
     assert numbers(flow)["1"] == [1]
-    assert len(rows(flow, "failed")) == events + 1
-    assert failures(flow, Selection()) == 3
-
-
-def test_held_messages_are_due_with_the_failure_that_holds_them(filled):
-    flow = filled(Held, payloads(12, at_4="fail"))
-    run(flow)
-    assert failures(flow, due(flow, after_s=-60)) == 0
-    assert failures(flow, due(flow)) == 3
+    assert len(rows(flow, "failed")) == events + 1, "the held messages are as they were"
+    run(flow, "failed", demand=1)  # begins with the failure that holds the others
+    assert failures(flow, Selection(state="dead")) == 1
+    assert failures(flow, due(flow)) == 0
 
 
 def test_held_messages_are_due_once_the_failure_that_holds_them_is_closed(filled):
@@ -140,23 +135,6 @@ def test_held_messages_are_due_once_the_failure_that_holds_them_is_closed(filled
     assert failures(flow, due(flow, after_s=-60)) == 2
     run(flow, "failed", selection=due(flow, after_s=-60))
     assert numbers(flow)["1"] == [1, 7, 10]
-
-
-def test_a_dead_failure_holds_its_partition(filled):
-    flow = filled(Held, payloads(12, at_4="always"))
-    run(flow)
-    run(flow, "failed")
-    run(flow, "failed")
-    assert failures(flow, Selection(state="dead")) == 1
-    assert failures(flow, due(flow)) == 0
-
-
-def test_a_held_message_cannot_be_retried_before_the_failure_that_holds_it(filled):
-    flow = filled(Held, payloads(12, at_4="fail"))
-    run(flow)
-    run(flow, "failed", selection=Selection(kind="held"))
-    assert numbers(flow)["1"] == [1]
-    assert failures(flow, Selection()) == 3
 
 
 def test_batches_behind_a_failure_are_held(filled):
@@ -178,14 +156,6 @@ def test_a_rate_limit_does_not_end_a_hold(filled):
     flow = filled(Limited, payloads(24, at_4="fail"))
     run(flow)
     assert numbers(flow) == {"0": [*range(0, 24, 3)], "1": [1], "2": [*range(2, 24, 3)]}
-
-
-def test_a_retry_of_a_part_begins_with_the_failure_that_holds_the_others(filled):
-    flow = filled(Held, payloads(12, at_4="always"))
-    run(flow)
-    run(flow, "failed")
-    run(flow, "failed", demand=1)
-    assert failures(flow, Selection(state="dead")) == 1
 
 
 class HeldFamilies(HeldBatches):

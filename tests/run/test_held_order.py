@@ -49,14 +49,9 @@ def failed(local_worker, tmp_path, request) -> Flow:
     return flow
 
 
-def test_the_later_failure_waits_for_the_earlier(failed):
+def test_the_later_failure_waits_for_the_earlier_which_a_retry_of_a_part_handles_first(failed):
     run(failed, "failed", selection=Selection(message_id="a"))
     assert failures(failed, Selection()) == 2
-    run(failed, "failed", selection=Selection(message_id="b"))
-    assert numbers(failed) == {"1": [1]}
-
-
-def test_a_retry_of_a_part_begins_with_the_earlier_failure(failed):
     run(failed, "failed", demand=1)
     assert numbers(failed) == {"1": [1]}
 

@@ -67,7 +67,7 @@ def check(flow: Flow, partitions: dict[int, int]) -> None:
         assert max(ids) < min((each for each in still_open if partitions[each] == partition), default=10**9)
 
 
-@pytest.mark.parametrize("examples", [6, pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [4, pytest.param(300, marks=pytest.mark.soak)])
 def test_no_message_is_handled_before_an_open_failure_of_its_partition(flows, examples):
     @settings(max_examples=examples)
     @given(PAYLOADS, PAYLOADS, OPERATIONS, st.lists(POINTS, max_size=2))

@@ -3,7 +3,6 @@
 import os
 import threading
 import time
-from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -24,16 +23,14 @@ from tests.fixtures.kafka_source import lag, until
 
 
 @pytest.fixture
-def flow_on_spark(kafka, kafka_topic, tmp_path, warm_spark):
+def flow(kafka, kafka_topic, tmp_path, tasks_here):
     """A pipeline over a topic of three partitions."""
-    with closing(warm_spark.resource()) as spark:
-        # The control store is the one of the source's positions.
-        yield flow_of(tmp_path, Obedient, kafka(kafka_topic(3)), session=lambda: spark.spark_session)
+    return flow_of(tmp_path, Obedient, kafka(kafka_topic(3)))  # the control store is the one of the source's positions
 
 
 @pytest.fixture
-def flow(flow_on_spark, tasks_here):
-    return flow_on_spark
+def flow_on_spark(kafka, kafka_topic, tmp_path, spark_session):
+    return flow_of(tmp_path, Obedient, kafka(kafka_topic(3)), session=spark_session)
 
 
 def send(flow: Flow, *words: str) -> None:
@@ -58,8 +55,7 @@ def assert_each_once(flow: Flow, words: list[str]) -> None:
     assert flow.ledger.unfinished() == []
 
 
-def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow_on_spark):
-    flow = flow_on_spark
+def test_each_message_is_once_in_a_table_and_the_lag_is_gone(flow):
     words = numbers(0, 900)
     send(flow, *words[:400], "raise", *words[400:])
     run(flow)
@@ -138,7 +134,7 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
 def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark, tmp_path):
     """The offsets of the receive are handled, free, handled and free."""
     flow = replace(flow_on_spark, producer=BoundProducer(Marking))
-    words = [f"{tmp_path / 'task'} {number:04}" for number in range(80)]
+    words = [f"{tmp_path / 'task'} {number:04}" for number in range(40)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
     receive = received(flow)
 
@@ -161,7 +157,7 @@ def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_o
     again = run(flow)
 
     assert_each_once(flow, words)
-    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 80 - begun
+    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 40 - begun
 
 
 class Marking(Obedient):

@@ -17,12 +17,11 @@ import psutil
 import pytest
 
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
-from pipeline_platform.run import spark_work, steps
-from pipeline_platform.run.finish import finish_now
+from pipeline_platform.run import spark_work
 from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError, prepare
 from pipeline_platform.spark.engine import TaskError
-from tests.fixtures.flow import handled, kinds, received, rows, run
-from tests.fixtures.handful import Doing, Handful, Ordered, Sabotaging, Sleeping
+from tests.fixtures.flow import handled, kinds, rows, run
+from tests.fixtures.handful import Doing, Handful, Ordered, Sabotaging
 from tests.fixtures.small_lake import rows_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,11 +48,12 @@ def begun_in(folder: Path, tasks: int) -> list[int]:
 
 
 def test_shares_return_their_rows_in_order_and_no_process_of_the_run_executes_them(local_worker):
+    before = process_of(local_worker)
     manifest = local_worker.run(Doing(), 5)
 
     assert [file.rows for file in manifest.files] == [0, 1, 2, 3, 4]
-    processes = {int(file.path.split()[1]) for file in manifest.files}
-    assert not processes & {os.getpid(), process_of(local_worker).pid}
+    assert not {int(file.path.split()[1]) for file in manifest.files} & {os.getpid(), before.pid}
+    assert process_of(local_worker) == before, "it starts once"
 
 
 def test_modules_are_found_in_a_folder_that_was_on_the_path_only_while_they_were_loaded(
@@ -72,37 +72,22 @@ def test_modules_are_found_in_a_folder_that_was_on_the_path_only_while_they_were
         del sys.modules["elsewhere"]
 
 
-def test_two_shares_run_in_parallel(local_worker, tmp_path):
+def test_shares_and_batchers_run_in_parallel(local_worker, tmp_path):
     assert len(local_worker.run(Doing("meet", str(tmp_path)), 2).files) == 2
-
-
-def test_two_threads_use_it_at_the_same_time(local_worker, tmp_path):
-    """As two batchers do."""
+    both = tmp_path / "both"
+    both.mkdir()
     with ThreadPoolExecutor(2) as threads:
-        found = list(threads.map(local_worker.run, [Doing("meet", str(tmp_path))] * 2, [1] * 2))
+        found = list(threads.map(local_worker.run, [Doing("meet", str(both))] * 2, [1] * 2))
 
     assert [len(manifest.files) for manifest in found] == [1, 1]
 
 
-@pytest.mark.parametrize("what", ["raise", "kill", "kill the worker"])
+@pytest.mark.parametrize("what", ["raise", "kill", "kill the worker", "no pickle"])
 def test_a_failed_task_is_an_error_and_the_next_one_works(local_worker, what):
     with pytest.raises(LocalWorkerError):
-        local_worker.run(Doing(what), 2)
+        local_worker.run((lambda share: iter(())) if what == "no pickle" else Doing(what), 2)
 
     assert len(local_worker.run(Doing(), 2).files) == 2
-
-
-def test_a_task_that_cannot_be_pickled_is_an_error(local_worker):
-    with pytest.raises(LocalWorkerError):
-        local_worker.run(lambda share: iter(()), 1)
-
-
-def test_it_gets_no_secret_of_the_run(local_worker, monkeypatch):
-    monkeypatch.setenv("BANK_TOKEN", "a secret")
-    local_worker.run(Doing(), 1)  # it has started completely
-    names = process_of(local_worker).environ().keys()
-    assert "PATH" in names
-    assert "BANK_TOKEN" not in names
 
 
 def test_output_of_tasks_goes_where_the_run_writes_now(local_worker, request):
@@ -112,20 +97,13 @@ def test_output_of_tasks_goes_where_the_run_writes_now(local_worker, request):
     assert capfd.readouterr().out == "written"
 
 
-def test_a_process_that_was_started_in_advance_is_used_once(local_worker):
+def test_a_process_that_was_started_in_advance_is_used_once():
     before = {*psutil.Process().children()}
     prepare()
     (prepared,) = {*psutil.Process().children()} - before
-    with closing(LocalWorker(1)) as other:
-        assert process_of(local_worker) == prepared
-        assert process_of(other) != prepared
-
-
-def test_it_starts_once(local_worker):
-    local_worker.run(Doing(), 1)
-    before = process_of(local_worker)
-    local_worker.run(Doing(), 1)
-    assert process_of(local_worker) == before
+    with closing(LocalWorker(1)) as first, closing(LocalWorker(1)) as second:
+        assert process_of(first) == prepared
+        assert process_of(second) != prepared
 
 
 def test_closing_it_ends_tasks_of_other_threads_with_an_error(local_worker, tmp_path):
@@ -217,22 +195,6 @@ def test_spark_runs_what_the_worker_cannot(filled_on_spark, local_worker, caplog
         "2",
     ]
     assert [record.levelname for record in caplog.records if "local worker" in record.message] == ["WARNING"]
-
-
-def test_an_interrupted_handful_is_released_and_the_next_run_handles_it(filled_on_spark, local_worker, tmp_path):
-    flow = replace(filled_on_spark(Sleeping, [b"sleep"]), worker=local_worker)
-    receive = received(flow, run_id="first", context={"folder": str(tmp_path)})
-
-    def interrupt() -> None:
-        until((tmp_path / "sleep").exists)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
-        steps.handle_messages(flow, receive)
-    finish_now(flow, receive)
-    run(flow, context={"folder": str(tmp_path)})
-    assert rows(flow, "kept")["text"].to_list() == ["sleep"]
 
 
 # The resource

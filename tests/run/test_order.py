@@ -2,15 +2,11 @@
 
 import time
 from collections import defaultdict
-from contextlib import closing
 from typing import Any
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
-from pipeline_platform.control.store import ControlStore
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import handled, rows, run
+from tests.fixtures.flow import flow_of, handled, rows, run
 from tests.fixtures.flow_pipelines import Word
 
 Handled = dict[str, list[int]]
@@ -96,23 +92,20 @@ def test_the_spark_lane_s_batches_keep_the_order_of_their_partition(filled):
 
 
 def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
-    kafka, kafka_topic, tmp_path, warm_spark
+    kafka, kafka_topic, tmp_path, spark_session
 ):
     source = kafka(topic := kafka_topic(3), one_receive_per_partition=True)
-    assert isinstance(source.positions, ControlStore)
     payloads = [f"{number % 3} {number}{' fail' if number % 10 == 4 else ''}" for number in range(300)]
     source.send([payload.encode() for payload in payloads], ({"partition": n % 3} for n in range(300)))
-    with closing(warm_spark.resource()) as spark:
-        lake = Lake(root=str(tmp_path / "lake"))
-        flow = Flow(BoundProducer(BySource), source, lake, source.positions, lambda: spark.spark_session)
+    flow = flow_of(tmp_path, BySource, source, session=spark_session)
 
-        run(flow)
+    run(flow)
 
-        good = {str(part): [n for n in range(part, 300, 3) if n % 10 != 4] for part in range(3)}
-        assert by_partition(flow) == good
-        assert sorted(rows(flow, "failed")["partition"].unique()) == [f"{topic}:{part}" for part in range(3)]
-        run(flow, "failed")
-        failed = {str(part): [n for n in range(part, 300, 3) if n % 10 == 4] for part in range(3)}
-        assert by_partition(flow) == {part: good[part] + failed[part] for part in good}
-        run(flow, "messages")
-        assert by_partition(flow) == {str(part): list(range(part, 300, 3)) for part in range(3)}
+    good = {str(part): [n for n in range(part, 300, 3) if n % 10 != 4] for part in range(3)}
+    assert by_partition(flow) == good
+    assert sorted(rows(flow, "failed")["partition"].unique()) == [f"{topic}:{part}" for part in range(3)]
+    run(flow, "failed")
+    failed = {str(part): [n for n in range(part, 300, 3) if n % 10 == 4] for part in range(3)}
+    assert by_partition(flow) == {part: good[part] + failed[part] for part in good}
+    run(flow, "messages")
+    assert by_partition(flow) == {str(part): list(range(part, 300, 3)) for part in range(3)}

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -21,9 +21,6 @@ from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import WINDOW, finish, flow_of, handled, publish, rows, run
 from tests.fixtures.flow_pipelines import Place, Word
 from tests.fixtures.small_lake import Memory
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Heard = list[dict[str, Any]]
 
@@ -67,38 +64,11 @@ class Marking(Base):
         return message.put_batcher("words").put_data(Word(word=message.data.decode().upper()))
 
 
-class MarkingColumns(Base):
-    """The same in the Spark lane."""
-
-    name = "marking_columns"
-
-    def handle_messages(self, messages: "DataFrame", context: Place) -> "DataFrame":
-        from pyspark.sql import functions as f
-
-        text = f.col("data").cast("string")
-        fails = text == "raise"
-        return messages.withColumns(
-            {
-                "word": f.upper(text),
-                "batcher": f.lit("words"),
-                "status": f.when(fails, "failed").otherwise("ok"),
-                "reason": f.when(fails, "told to"),
-            }
-        )
-
-
 class Impatient(Marking):
     """A pipeline with a time limit."""
 
     name = "impatient"
     processors = Processors(concurrency=2, message_timeout=timedelta(seconds=0.5))
-
-
-class ImpatientColumns(MarkingColumns):
-    """The same in the Spark lane."""
-
-    name = "impatient_columns"
-    processors = Impatient.processors
 
 
 LATE = "acknowledge took longer than 3 times processors.message_timeout (1.5 s) allows"
@@ -141,16 +111,15 @@ def acknowledged(flow: Flow) -> list[str]:
 
 
 @pytest.fixture
-def groups(tmp_path, request, tasks_here):
-    """A flow over messages of two groups; Spark is available for the Spark lane."""
+def groups(tmp_path, tasks_here):
+    """A flow over messages of two groups."""
     deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
     source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))
-    return flow_of(tmp_path, Marking, source, session=lambda: request.getfixturevalue("spark").spark_session)
+    return flow_of(tmp_path, Marking, source)
 
 
-@pytest.mark.parametrize("pipeline", [Marking, MarkingColumns])
-def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(filled, tmp_path, pipeline):
-    flow = filled(pipeline, [b"one", b"raise", b"two"])
+def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(filled, tmp_path):
+    flow = filled(Marking, [b"one", b"raise", b"two"])
     run(flow, context={"folder": str(tmp_path)})
     told = calls(tmp_path)
     assert sorted(message for call in told for message in call["successful"]) == ["one", "two"]
@@ -219,7 +188,6 @@ def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_h
     [
         (Marking, "kill", "acknowledge ended the worker (signal 9)"),
         (Impatient, "hang", LATE),
-        (ImpatientColumns, "hang", LATE),
     ],
 )
 def test_one_that_kills_its_worker_or_hangs_costs_its_own_messages_alone(groups, tmp_path, pipeline, how, why):
@@ -279,7 +247,7 @@ def test_a_pipeline_without_one_asks_nothing_of_spark(filled, monkeypatch):
 
 
 def test_thousands_are_told_a_thousand_at_a_time(filled, tmp_path):
-    flow = filled(Marking, [b"%d" % number for number in range(2_500)])
+    flow = filled(Marking, [b"%d" % number for number in range(1_200)])
     run(flow, context={"folder": str(tmp_path)})
     assert max(len(call["successful"]) for call in calls(tmp_path)) <= 1_000
-    assert sorted(map(int, heard(tmp_path))) == list(range(2_500))
+    assert sorted(map(int, heard(tmp_path))) == list(range(1_200))

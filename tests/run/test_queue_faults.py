@@ -28,7 +28,7 @@ WORDS = [payload.decode() for payload in PAYLOADS if payload != b"raise"]
 
 
 @pytest.fixture
-def flow_over(request, tmp_path, tasks_here, monkeypatch):
+def flow_over(tmp_path, tasks_here, monkeypatch):
     """A pipeline over a queue of `PAYLOADS`; the claim of a failed run expires after a second."""
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 20)
@@ -37,7 +37,7 @@ def flow_over(request, tmp_path, tasks_here, monkeypatch):
         queue = TableQueue(name="queue", url=url, lease_s=2)
         queue.create()
         queue.enqueue(PAYLOADS)
-        return flow_of(tmp_path, Obedient, queue, session=lambda: request.getfixturevalue("spark").spark_session)
+        return flow_of(tmp_path, Obedient, queue)
 
     return over
 
@@ -99,7 +99,7 @@ def restart(server: Server, away_s: float) -> None:
     threading.Timer(away_s, server.start).start()
 
 
-@pytest.mark.parametrize("method", ["count_waiting", "end_what_ran_out", "lease", "is_live", "acknowledge"])
+@pytest.mark.parametrize("method", ["count_waiting", "lease", "is_live", "acknowledge"])
 def test_a_run_waits_for_a_server_that_restarts(flow_over, own_postgres_server, monkeypatch, method):
     """In the middle of the read: messages that were read are recorded."""
     flow = flow_over(own_postgres_server.address)

@@ -5,7 +5,7 @@ The tasks run in this process, as those of few messages do. Earlier deliveries a
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from itertools import count, product
@@ -31,9 +31,6 @@ from tests.fixtures.flow import rows, run, run_in_this_process
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
 
 MESSAGES = moods([*BAD, "die"], [*GOOD_IN_BATCH, *BAD_IN_BATCH, *WHOLE_BATCH, "die"], most=60)
-
-
-Filled = Callable[[type[Pipeline], list[Mood]], Callable[[], Flow]]
 
 
 class Ended(BaseException):
@@ -110,9 +107,9 @@ def ending(point: Point) -> Iterator[list[Point]]:
 
 
 @pytest.fixture
-def flows(warm_spark, tmp_path_factory):
+def flows(spark_session, tmp_path_factory):
     """Return a function that builds flows of a pipeline over one new queue: a flow for each run."""
-    with closing(warm_spark.resource()) as spark, mock.patch.object(SparkWork, "run", run_in_this_process):
+    with mock.patch.object(SparkWork, "run", run_in_this_process):
 
         def fill(pipeline: type[Pipeline], messages: list[Mood]) -> Callable[[], Flow]:
             folder = tmp_path_factory.mktemp("whole")
@@ -125,7 +122,7 @@ def flows(warm_spark, tmp_path_factory):
                 queue.model_copy(),
                 Lake(root=str(folder / "lake")),
                 control,
-                lambda: spark.spark_session,
+                spark_session,
             )
 
         yield fill
@@ -167,7 +164,7 @@ POINTS = st.builds(Point, st.sampled_from(range(30)), st.booleans())
 ENDS = st.lists(POINTS, min_size=2, max_size=4)
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("examples", [4, pytest.param(300, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("pipeline", [Moody, pytest.param(Split, marks=pytest.mark.faults)])
 def test_wherever_runs_end_each_message_ends_once(flows, pipeline, examples):
     @settings(max_examples=examples)

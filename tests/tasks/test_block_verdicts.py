@@ -104,23 +104,3 @@ def test_a_value_that_fits_no_column_has_the_kind_and_stage_of_rows():
     ((kind, reason, stage),) = seen(kind_of(made, Number), '{"number": 99999999999999999999}')
     assert (kind, stage) == ("ColumnError", "lake")
     assert reason.startswith("number does not fit")
-
-
-class Shown(Pipeline):
-    """Fails messages again in `handle_failed`."""
-
-    name = "shown"
-    producer = Obedient.producer
-    batchers = {"default": TableBatcher(schema=Page)}
-
-    def handle_message(self, message: Message, context: Any) -> Message:
-        return message.put(message.json(Page))
-
-    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        return [message.failed("not a page", retry=False) for message in messages]
-
-
-def test_a_failure_with_a_new_reason_keeps_its_kind():
-    (failed,) = test_batch(Shown, ["{}"]).failed
-    assert failed.failure._replace(traceback="")[:5] == ("ValidationError", "not a page", "", "handle_message", False)
-    assert "ValidationError" in failed.failure.traceback

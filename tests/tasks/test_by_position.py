@@ -40,7 +40,7 @@ def rows_at(positions: list[int]) -> pa.RecordBatch:
 
 
 @given(positions=st.lists(st.integers(0, 2 * ROWS - 1), min_size=1, max_size=80))
-@settings(max_examples=100)
+@settings(max_examples=30)
 def test_rows_come_in_the_order_of_the_positions_asked_for(files, positions):
     found = ByPosition(*files).take(DELIVERY_KEY, np.array(positions))
     assert found[DELIVERY_KEY.index("message_id")].to_pylist() == [f"m{n}" for n in positions]

@@ -138,7 +138,7 @@ def every_edge(test: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60)
+@settings(max_examples=12)
 @every_edge
 @given(value=VALUES)
 def test_a_value_is_stored_alike_or_refused_at_every_depth_and_in_every_lane(kind, value):

@@ -95,19 +95,6 @@ def test_every_message_is_in_one_batch_of_its_own_window_partition_and_key_in_it
         assert not any(row["flush"] for row in held[:-1])
 
 
-# Partitions
-
-
-def test_batches_never_mix_partitions_and_are_numbered_within_each():
-    table = waiting({"partition": "7"}, {"partition": "0"}, {"partition": "7"}, {"partition": None}, {"partition": "0"})
-    found = cutting.cut(table, 2).to_pylist()
-    assert [(batch["partition"], batch["number"], batch["rows"], batch["trigger"]) for batch in found] == [
-        ("7", 0, [0, 2], "size"),
-        ("0", 0, [1, 4], "size"),
-        (None, 0, [3], "flush"),
-    ]
-
-
 # Splitters
 
 
@@ -192,7 +179,7 @@ NONSENSE = "a step must return ('emit', acc) or ('cont', acc), got "
         ((True, 1), "TypeError", f"{NONSENSE}tuple of 2, beginning with bool"),
     ],
 )
-@pytest.mark.parametrize("place", [0, 1, 2, 3])
+@pytest.mark.parametrize("place", [0, 2])
 def test_a_splitter_fails_a_message_alone(answer, kind, reason, place):
     def step(message: Message, weight: int) -> Any:
         if message.data != b"0":

@@ -283,23 +283,10 @@ def recorded(lake, pipeline, *payloads, attempt=1):
     return rows_of(lake, pipeline.name, manifest, "failed")
 
 
-@pytest.mark.parametrize("attempt", [1, 2])
-def test_a_failure_is_due_after_its_pause(lake, attempt):
-    (row,) = recorded(lake, Retried, b"later", attempt=attempt)
-    assert row["state"] == "open"
-    assert HOUR <= row["due_at"] - row["at"] <= 1.25 * HOUR
-
-
 def test_a_failure_is_not_recorded_before_the_start_of_its_receive_by_a_host_whose_clock_is_behind(lake):
     started_at = datetime.now(UTC) + timedelta(minutes=1)
     manifest = handled(lake, Unretried, b"later", started_at=started_at)
     assert [row["at"] for row in rows_of(lake, Unretried.name, manifest, "failed")] == [started_at]
-
-
-@pytest.mark.parametrize("attempt", [3, 4])
-def test_a_failure_of_the_last_attempt_is_dead_and_keeps_its_payload(lake, attempt):
-    (row,) = recorded(lake, Retried, b"later", attempt=attempt)
-    assert (row["state"], row["due_at"], row["data"]) == ("dead", None, b"later")
 
 
 @pytest.mark.parametrize("pipeline", [Retried, Unretried])

@@ -4,33 +4,18 @@ import json
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Share, Splitter, TableBatcher
-from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import RowRange, divide
-from pipeline_platform.lake.storage import Lake
-from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
-from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.batch.parents import EndParents
-from pipeline_platform.tasks.handle.handle_messages import Handle
-from pipeline_platform.tasks.handle.in_order import (
-    DealPartitions,
-    FindPartitions,
-    HandleInOrder,
-    dealt_table,
-    found_table,
-)
-from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.handle.spark_lane import WriteColumns
-from pipeline_platform.tasks.notify_author import NotifyAuthor
-from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.run.spark_work import SparkWork
 from pipeline_platform.testing import test_batch
-from tests.fixtures.small_lake import WINDOW, Memory, Row, done, numbered, ranges, received, returned
+from tests.fixtures.flow import flow_of, run, run_in_this_process
+from tests.fixtures.small_lake import WINDOW, Memory, Row, numbered
+from tests.fixtures.telemetry import run_tasks_here
 
 PROPERTIES = [name for name, value in vars(Message).items() if isinstance(value, property)]
 
@@ -114,7 +99,11 @@ class Columns(Pipeline):
     handle_batch, handle_failed, acknowledge = Seeing.handle_batch, Seeing.handle_failed, Seeing.acknowledge
 
     def handle_messages(self, messages: Any, context: Any) -> Any:
-        return messages
+        from pyspark.sql import functions as f
+
+        fails = f.col("data").cast("string").endswith("handle_message")
+        status = f.when(fails, "failed").otherwise("ok")
+        return messages.withColumns({"batcher": f.lit("batched"), "status": status, "reason": f.lit("as told")})
 
 
 def seen(callback: str, message: Message) -> Message:
@@ -144,58 +133,16 @@ PAYLOADS = [
     *["batch handle_message", "batch batch_size", "batch handle_batch", "family handle_batch of a child"],
 ]
 
-Lane = Callable[[Lake, Telling], object]
+Lane = Callable[[Path, Telling], object]
 
 
-def in_tasks(pipeline: type[Pipeline], *, careful: bool = False) -> Lane:
-    def run(lake: Lake, source: Telling) -> None:
-        name, shared = pipeline.name, _shared(pipeline, lake, source)
-        raw = received(lake, name, source)
-        whole = divide(raw.of_table("messages"), name, 1)
-        if pipeline.uses_columns():
-            written = _by_columns(shared, whole, careful)
-        elif pipeline.partitioning() is None:
-            written = done(Handle(**shared, parts=whole), careful=careful)
-        else:
-            written = done(FindPartitions(**shared, parts=whole), careful=careful)
-            deal = DealPartitions(lake, name, "r1", ranges(written, name, found_table("r1")), 1)
-            plan = ranges(returned(deal(0)), name, dealt_table("r1"))
-            written += done(HandleInOrder(**shared, parts=whole, plan=plan), careful=careful)
-        staged = ranges(written, name, staged_table("r1", "batched"))
-        options = pipeline.batchers["batched"]
-        assert isinstance(options, Batcher)
-        cut = CutBatches(**shared, batcher="batched", options=options, staged=staged)
-        plan = ranges(done(cut, careful=careful), name, plan_table("r1", "batched"))
-        batches = HandleBatches(**shared, batcher="batched", staged=staged, plan=plan)
-        written += done(batches, careful=careful)
-        parents, ends = (ranges(written, name, table("r1")) for table in (parents_table, ends_table))
-        written += done(EndParents(**shared, parts=whole, plan=parents, ends=ends), careful=careful)
-        ended = {"outcomes": ranges(written, name, "outcomes"), "failed": ranges(written, name, "failed")}
-        done(NotifyAuthor(**shared, parts=whole, **ended), careful=careful)
-
-    return run
-
-
-def _shared(pipeline: type[Pipeline], lake: Lake, source: Telling) -> dict[str, Any]:
-    told = {"context": None, "ack_policy": source.ack_policy}
-    return {"pipeline": pipeline, "lake": lake, "receive_id": "r1", **told}
-
-
-def _by_columns(shared: dict[str, Any], whole: list[list[RowRange]], careful: bool) -> Manifest:
-    aside = done(RecordUnseen(**shared, parts=whole, repeats=()), careful=careful)
-    places = [place for place, payload in enumerate(PAYLOADS) if len(payload) <= 100]
-    failures = ["as told" if PAYLOADS[place].endswith("handle_message") else None for place in places]
-    texts = [PAYLOADS[place].encode() for place in places]
-    nothing = [None] * len(places)
-    routed = {"batcher": ["batched"] * len(places), "batch_key": nothing, "_failure": failures, "_skip": nothing}
-    columns = {"position": pa.array(places), "data": pa.array(texts)}
-    columns |= {name: pa.array(values, pa.string()) for name, values in routed.items()}
-    rows = pa.RecordBatch.from_pydict(columns)
-    return aside + done(WriteColumns(**shared, received=whole[0]), [rows], careful=careful)
+def in_a_run(pipeline: type[Pipeline]) -> Lane:
+    spark: Any = SimpleNamespace(conf=SimpleNamespace(get=lambda name, default: default))
+    return lambda folder, source: run(flow_of(folder, pipeline, source, session=lambda: spark))
 
 
 def in_the_kit(pipeline: type[Pipeline]) -> Lane:
-    def run(lake: Lake, source: Telling) -> None:
+    def run(folder: Path, source: Telling) -> None:
         test_batch(pipeline, PAYLOADS, metadata={"diary": source.diary}, attempt=2, source=source)
 
     return run
@@ -208,23 +155,32 @@ EVERY = {*BATCHED, *FAILED, *HANDLED, "handle_batch of a child", *(f"handle_fail
 
 
 @pytest.mark.parametrize(
-    ("lane", "callbacks"),
+    ("lane", "tasks"),
     [
-        pytest.param(in_tasks(Free), EVERY, id="tasks"),
-        pytest.param(in_tasks(Free, careful=True), EVERY, id="forks"),
-        pytest.param(in_tasks(InOrder), EVERY, id="in-order"),
-        pytest.param(in_tasks(Columns), BATCHED | FAILED | {"handle_failed of handle_messages"}, id="spark-lane"),
-        pytest.param(in_the_kit(Free), EVERY, id="kit"),
-        pytest.param(in_the_kit(InOrder), EVERY, id="kit-in-order"),
+        pytest.param(in_a_run(Free), run_tasks_here, id="tasks"),
+        pytest.param(in_a_run(Free), run_in_this_process, id="forks"),
+        pytest.param(in_a_run(InOrder), run_tasks_here, id="in-order"),
+        pytest.param(in_the_kit(Free), None, id="kit"),
+        pytest.param(in_the_kit(InOrder), None, id="kit-in-order"),
     ],
 )
-def test_every_property_is_known_in_every_callback(lake, tmp_path, lane, callbacks):
+def test_every_property_is_known_in_every_callback(tmp_path, monkeypatch, lane, tasks):
+    monkeypatch.setattr(SparkWork, "run", tasks)
+    assert seen_by(tmp_path, lane) == EVERY
+
+
+def test_every_property_is_known_in_the_callbacks_of_the_spark_lane(tmp_path, tasks_here, spark_session):
+    lane: Lane = lambda folder, source: run(flow_of(folder, Columns, source, session=spark_session))  # noqa: E731
+    assert seen_by(tmp_path, lane) == BATCHED | FAILED | {"handle_failed of handle_messages"}
+
+
+def seen_by(tmp_path: Path, lane: Lane) -> set[str]:
+    """Return the callbacks that saw messages with all properties."""
     diary = tmp_path / "diary"
-    source = Telling(deliveries_=numbered(*map(str.encode, PAYLOADS)), diary=str(diary))
-    lane(lake, source)
+    lane(tmp_path, Telling(deliveries_=numbered(*map(str.encode, PAYLOADS)), diary=str(diary)))
     told = [json.loads(line) for line in diary.read_text().splitlines()]
-    assert {callback for callback, _ in told} == callbacks
     known = {"metadata": {"diary": str(diary)}, "attempt": 2, "window": WINDOW}
     for callback, says in told:
         assert {name: says[name] for name in known} == known, callback
         assert datetime.fromisoformat(says["received_at"]) > datetime(2026, 1, 1, tzinfo=UTC), callback
+    return {callback for callback, _ in told}

@@ -88,7 +88,7 @@ def test_a_splitter_gets_the_same_data_as_handle_batch_and_cannot_change_it(lake
     assert boxes == [("a", "size", [6, 4]), ("b", "size", [9, 2]), ("a", "flush", [1])]
 
 
-@pytest.mark.parametrize("portion", [1, 2, 10**6])
+@pytest.mark.parametrize("portion", [1, 10**6])
 def test_batches_do_not_depend_on_how_many_messages_are_read_at_once(lake, monkeypatch, portion):
     monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
 
@@ -126,7 +126,7 @@ def test_a_message_that_fails_in_a_splitter_fails_alone_and_reaches_handle_faile
     assert manifest.totals.batches == 2
 
 
-@pytest.mark.parametrize("portion", [1, 2, 10**6])
+@pytest.mark.parametrize("portion", [1, 10**6])
 def test_messages_that_crash_a_splitter_fail_alone(lake, monkeypatch, portion):
     monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
     boxes, manifest = boxed(lake, "b 9 leave", "a 6 -", "a 9 leave", "a 4 -", "b 1 -", careful=True)

@@ -113,10 +113,10 @@ def in_order(numbers: Sequence[int], messages: Sequence[Mood], told: Told) -> li
 
 
 def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[Mood], Told], None]], Any]:
-    """Make a property test over messages and options: a hundred examples, or thousands in `make soak`."""
+    """Make a property test over messages and options: sixty examples, or thousands in `make soak`."""
 
     def tried(holds: Callable[[list[Mood], Told], None]) -> Any:
-        @pytest.mark.parametrize("examples", [100, pytest.param(3_000, marks=pytest.mark.soak)])
+        @pytest.mark.parametrize("examples", [60, pytest.param(3_000, marks=pytest.mark.soak)])
         def test(examples: int) -> None:
             settings(max_examples=examples)(given(messages, options())(holds))()
 
@@ -126,8 +126,15 @@ def always(messages: st.SearchStrategy[list[Mood]]) -> Callable[[Callable[[list[
 
 
 @always(MESSAGES)
-def test_each_message_ends_once_in_a_table_or_among_the_failures(messages, told):
+def test_a_message_ends_once_by_its_own_doing_or_with_its_batch_and_batches_keep_their_limits(messages, told):
     found = done(messages, told)
+    _check_ends(found)
+    _check_causes(found, messages, told)
+    _check_batches(found, messages, told)
+
+
+def _check_ends(found: Done) -> None:
+    """Check that each message is in a table or among the failures."""
     for number, payload in enumerate(found.payloads):
         (outcome,) = found.outcomes[number]
         ended = (outcome, len(found.rows[number]), found.failed[number])
@@ -135,10 +142,8 @@ def test_each_message_ends_once_in_a_table_or_among_the_failures(messages, told)
         assert found.kept.ended[number].status == {"handled": "ok"}.get(outcome, outcome)
 
 
-@always(MESSAGES)
-def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages, told):
-    found = done(messages, told)
-
+def _check_causes(found: Done, messages: Sequence[Mood], told: Told) -> None:
+    """Check that a message fails by its own doing or with its whole batch."""
     mates = {number: some for _, some in found.batches for number in some}
     for number, message in enumerate(messages):
         (outcome,) = found.outcomes[number]
@@ -155,10 +160,8 @@ def test_a_message_fails_by_its_own_doing_or_with_its_whole_batch(messages, told
             assert (outcome, found.rows[number]) == ("handled", ["kept"])
 
 
-@always(MESSAGES)
-def test_batches_hold_one_key_and_partition_and_no_more_than_they_may(messages, told):
-    found = done(messages, told)
-
+def _check_batches(found: Done, messages: Sequence[Mood], told: Told) -> None:
+    """Check that a batch has one key and partition, and no more than it may."""
     given_out = Counter(number for _, some in found.batches for number in some)
     assert set(given_out.values()) <= {1}
     assert len({info.batch_id for info, _ in found.batches}) == len(found.batches)

@@ -96,16 +96,6 @@ def test_a_skipped_child_has_no_row_and_its_message_is_handled(lake):
     assert [(row["child"], row["text"]) for row in rows_of(lake, "skipping", manifest, "kept")] == [(1, "second")]
 
 
-def test_a_failed_message_stays_failed_in_handle_failed_without_the_option_rescue():
-    class Strict(Skipping):
-        name = "strict"
-        processors = Processors()
-
-    (message,) = trial(Strict, [b"handle_failed"]).failed
-
-    assert message.reason == "no"
-
-
 class Blocks(Pipeline):
     """Blocks with the status that the payload names."""
 

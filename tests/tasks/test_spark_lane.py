@@ -186,7 +186,7 @@ def test_an_invalid_row_fails_alone(lake, second, kind, reason):
     assert len(rows_of(lake, "fast", manifest, "lake")) == 2
 
 
-def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark):
+def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark_session):
     """A batch key may be a number, a null status is ok, `skipped` skips, and an unknown status fails."""
 
     class Small(Fast):
@@ -204,7 +204,7 @@ def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark):
     routing = "batcher string, batch_key int, status string, reason string"
     columns = f"position long, {routing}, line string, late long, more string"
 
-    given = taken(Small, spark.spark_session.createDataFrame(rows, columns)).toArrow().to_pylist()
+    given = taken(Small, spark_session().createDataFrame(rows, columns)).toArrow().to_pylist()
 
     route = {"batcher": "lake", "batch_key": "7", "line": "T1", "late": 0}
     failures, skips = [None, None, "no line", "", None, None], [None, None, None, None, "test", ""]

@@ -107,14 +107,6 @@ def test_a_thread_takes_a_permit_only_when_it_starts_a_message(held):
     assert taken == list(range(6))
 
 
-@pytest.mark.parametrize("permitted", [0, 1, 3])
-def test_messages_start_in_order_and_only_with_a_permit(held, permitted):
-    held.go.set()
-    handler = Handler(held(), None, paced=lambda messages: iter(messages[:permitted]))
-    handled = chain.from_iterable(handler.portions(batch_of(*[b"1"] * 6)))
-    assert [message._row for message in handled] == list(range(permitted))
-
-
 def test_an_error_of_the_rate_limit_fails_the_task_after_started_messages_end():
     done: list[int] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform import Message, Processors
@@ -150,6 +150,7 @@ def test_messages_without_a_permit_are_returned_from_the_end_of_each_partition(l
     assert set(told.values()) == {"handled", "returned"}
 
 
+@settings(max_examples=30)
 @given(st.lists(st.none() | st.integers(0, 3), max_size=30), st.integers(1, 5), st.integers(0, 30), st.integers())
 def test_every_lane_is_in_order_and_permits_are_not_exceeded(lanes, threads, permits, seed):
     begun: list[int] = []
