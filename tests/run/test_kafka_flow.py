@@ -106,10 +106,10 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
     steps.handle_messages(flow, receive)
     publish(flow, receive)
     if dies:
-        monkeypatch.setattr(KafkaSource, "finish", end)
-        with pytest.raises(KeyboardInterrupt):
-            steps.acknowledge(flow, receive)
-        monkeypatch.undo()
+        with monkeypatch.context() as patch:
+            patch.setattr(KafkaSource, "finish", end)
+            with pytest.raises(KeyboardInterrupt):
+                steps.acknowledge(flow, receive)
         flow.control.let_go("test")
         finish_others(flow)
     else:
@@ -134,7 +134,7 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
 def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark, tmp_path):
     """The offsets of the receive are handled, free, handled and free."""
     flow = replace(flow_on_spark, producer=BoundProducer(Marking))
-    words = [f"{tmp_path / 'task'} {number:04}" for number in range(40)]
+    words = [f"{tmp_path / 'task'} {number:04}" for number in range(80)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
     receive = received(flow)
 
@@ -157,7 +157,7 @@ def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_o
     again = run(flow)
 
     assert_each_once(flow, words)
-    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 40 - begun
+    assert rows(flow, "messages").filter(pl.col("receive_id") == again.receive_id).height == 80 - begun
 
 
 class Marking(Obedient):
