@@ -132,14 +132,14 @@ class KeyedTable(Table):
 
     def _compared(self) -> tuple[str, str]:
         """Return the conditions that the new row is greater than the row of the table, and that both are equal."""
-        after, same = "false", "true"
-        for name in reversed(self.order):
+        after, equal = list[str](), list[str]()
+        for name in self.order:
             source, target = _named("s", name), _named("t", name)
             if name == "child":
                 source, target = f"coalesce({source}, -1)", f"coalesce({target}, -1)"
-            after = f"({source} > {target} OR ({source} = {target} AND {after}))"
-            same = f"({source} = {target} AND {same})"
-        return after, same
+            after.append(" AND ".join([*equal, f"{source} > {target}"]))
+            equal.append(f"{source} = {target}")
+        return f"({' OR '.join(after)})", f"({' AND '.join(equal)})"  # flat: a parser limits the depth of parentheses
 
     def record(self, handle: DeltaTable, transaction: str, version: int) -> None:
         """Commit the version of a transaction, and nothing else."""
