@@ -1,14 +1,13 @@
 """Fan-out under crashes: each message ends once, with all of its rows or with none."""
 
 from datetime import timedelta
-from typing import Any
 
 import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline_platform import Batcher, Message, Processors, Producer, Retry, Splitter, TableBatcher
+from pipeline_platform import Batcher, Message, Producer, Retry, Splitter, TableBatcher
 from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.run.flow import Flow
 from tests.fixtures import families
@@ -67,21 +66,6 @@ class Ordered(Families):
     }
 
 
-class Rescuing(Families):
-    """`handle_failed` rescues all messages that it may."""
-
-    name = "rescuing"
-    processors = Processors(rescue=True)
-    batchers = {
-        "lake": TableBatcher(schema=Word),
-        "left": Batcher(schema=Word, rescue=True),
-        "right": Batcher(schema=Word),
-    }
-
-    def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
-        return [message.put({"word": "rescued"}, batcher="lake").rescued() for message in messages]
-
-
 def has_fault(payload: str) -> bool:
     return payload == "leave" or any(word in (*FAULTS, "left=leave") for word in payload.split())
 
@@ -98,7 +82,7 @@ def check(payloads: list[str], flow: Flow) -> None:
     ends = dict(decided.select("message_id", "outcome").iter_rows())
     kinds = dict(rows(flow, "failed").select("message_id", "kind").iter_rows())
     tables = {name: rows(flow, name) for name in TABLES}
-    nothing, rescued = words_of(""), words_of("lake=rescued")
+    nothing = words_of("")
 
     assert decided.height == len(ends) == len(payloads)
     assert (flow.ledger.unfinished(), flow.source.backlog().messages) == ([], 0)
@@ -110,10 +94,8 @@ def check(payloads: list[str], flow: Flow) -> None:
             # The source was told of it by a run that ended before it decided.
             assert has_fault(payload) or ("tell" in payload and kind == "not decided"), said
             assert found == nothing, said
-        elif has_fault(payload):
-            assert flow.pipeline is Rescuing, said
-            assert found in (nothing, rescued), said
         else:
+            assert not has_fault(payload), said
             assert found == words_of(payload), said
 
 
@@ -140,9 +122,7 @@ ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max
 
 
 @pytest.mark.parametrize("examples", [3, pytest.param(50, marks=pytest.mark.soak)])
-@pytest.mark.parametrize(
-    "pipeline", [Families, *(pytest.param(family, marks=pytest.mark.faults) for family in (Ordered, Rescuing))]
-)
+@pytest.mark.parametrize("pipeline", [Families, pytest.param(Ordered, marks=pytest.mark.faults)])
 def test_wherever_runs_end_a_message_ends_once_with_all_of_its_rows_or_with_none(
     flows,  # noqa: F811
     pipeline,

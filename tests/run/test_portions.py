@@ -76,12 +76,6 @@ def simulated(tmp_path):
         store.close()
 
 
-def test_without_a_limit_one_step_takes_all(simulated):
-    run = simulated(0, 1, 0.001)
-    run.handle(10_000)
-    assert run.sizes == [10_000]
-
-
 def test_a_step_takes_what_the_interval_permits_and_none_of_its_tasks_waits(simulated):
     run = simulated(100, 5, 0.001)
     run.handle(350)
@@ -105,12 +99,6 @@ def test_tasks_as_fast_as_their_permits_come_get_more_at_once_and_all_permits_ar
     run.handle(3_000)
     assert len(run.sizes) < 20
     assert run.now - START < 33
-
-
-def test_intervals_too_short_for_a_step_each_are_waited_for_by_tasks(simulated):
-    run = simulated(10, 0.1, 0.001)
-    run.handle(100)
-    assert run.sizes == [100]
 
 
 def test_a_run_that_gave_messages_back_begins_none_that_follow_though_the_stop_is_lifted(simulated):

@@ -13,7 +13,6 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from tests.fixtures.early import Early, Together
-from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import (
     DRIVEN_AGAIN,
     WINDOW,
@@ -159,19 +158,6 @@ def test_unstarted_messages_that_were_acknowledged_early_fail(lake, careful):
     assert found["m0"] == "handled"
     assert found["m1"] == ("failed" if "ack-m1" in told else "returned")
     assert careful or "ack-m1" in told
-
-
-def test_ack_immediately_without_the_option_fails_the_message_and_names_the_option(lake):
-    class Forgetful(Obedient):
-        name = "forgetful"
-
-        def handle_message(self, message: Message, context: Any) -> Message:
-            return message.ack_immediately()
-
-    manifest = handled(lake, Forgetful, b"1")
-
-    (failed,) = rows_of(lake, "forgetful", manifest, "failed")
-    assert "ack_immediately requires acks_immediately = True" in failed["reason"]
 
 
 def test_a_retry_sends_no_early_acks(lake):

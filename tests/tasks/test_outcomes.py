@@ -1,15 +1,11 @@
 """Outcomes: files of handled messages, and the counts for the driver."""
 
-import math
 from typing import Any
 
 from pydantic import BaseModel, computed_field, field_validator
 
 from pipeline_platform import Batcher, Pipeline, Producer, TableBatcher
-from pipeline_platform.lake.storage import Lake
-from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import WINDOW, Keeping, Row, batching, done, handled, outcomes, rows_of
-from tests.model.test_columns import EVERYTHING, Everything
+from tests.fixtures.small_lake import WINDOW, Keeping, Row, handled, outcomes, rows_of
 
 
 def test_messages_go_to_their_batchers_with_their_keys(lake):
@@ -95,21 +91,6 @@ def test_messages_for_a_callback_wait_in_the_receives_own_folder_and_have_no_out
     assert (staged["value"], staged["encoding"]) == (b"\xff", "bytes")
 
 
-def test_the_number_of_counted_reasons_and_keys_is_bounded(lake, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.lake.task_report._DISTINCT", 10)
-
-    class Chatty(Obedient):
-        name = "chatty"
-
-        def handle_message(self, message, context):
-            raise ValueError(message.message_id)
-
-    manifest = handled(lake, Chatty, *[b"x"] * 50)
-
-    assert len(manifest.totals.reasons) <= 10
-    assert manifest.totals.failed.total() == 50
-
-
 def test_a_long_batch_key_is_cut_in_counts_and_whole_in_its_table(lake):
     class Verbose(Keeping):
         name = "verbose"
@@ -152,27 +133,3 @@ def test_the_driver_gets_a_sample_without_payloads(lake):
 
 class Flight(BaseModel):
     late: int
-
-
-class Both(Keeping):
-    """Sends the same data to a table and to a callback that changes nothing."""
-
-    name = "both"
-    batchers = {"table": TableBatcher(schema=Everything), "callback": Batcher(schema=Everything)}
-
-    def handle_message(self, message, context):
-        data = EVERYTHING.model_copy(update={"share": math.inf, "raw": b"\xff\x00"})
-        return message.put_batcher(message.data.decode()).put_data(data)
-
-    def handle_batch(self, batcher, messages, batch_info, context):
-        return messages
-
-
-def test_the_table_of_a_batcher_equals_that_of_a_table_batcher(tmp_path):
-    lake = Lake(root=str(tmp_path))
-    first = handled(lake, Both, b"table", b"callback")
-    second = done(batching(lake, Both, first, "callback"))
-    assert outcomes(lake, "both", second) == {"m1": "handled"}
-    (expected,), (got,) = rows_of(lake, "both", first, "table"), rows_of(lake, "both", second, "callback")
-    names = Everything.model_fields.keys()
-    assert {name: got[name] for name in names} == {name: expected[name] for name in names}
