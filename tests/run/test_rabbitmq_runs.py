@@ -32,7 +32,7 @@ def words(flow: Flow) -> list[str]:
     return sorted([*rows(flow, "words")["word"], *rows(flow, "batches")["data"]])
 
 
-SENT = [f"word {number}" for number in range(300)]
+SENT = [f"word {number}" for number in range(60)]
 BATCHED = [f"batch {number}" for number in range(6)]
 ARRIVED = sorted([*SENT, *(json.dumps({"word": text}, separators=(",", ":")) for text in BATCHED)])
 
