@@ -27,7 +27,7 @@ from benchmarks.events import payloads
 from benchmarks.latency import daemon, next_run
 from benchmarks.latency_location import IDLE_TIMEOUT, Single, queue_options
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.orchestration.run_retention import delete_old_runs
+from pipeline_platform.orchestration.retention.run_retention import delete_old_runs
 from servers import postgres
 
 TABLES = ("event_logs", "asset_event_tags", "asset_check_executions", "runs", "run_tags")

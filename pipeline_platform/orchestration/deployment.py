@@ -21,7 +21,6 @@ from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets, r
 from pipeline_platform.orchestration.jobs import REFUSED, pipeline_jobs
 from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
-from pipeline_platform.orchestration.maintenance_job import maintenance_job
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import (
     IO_MANAGER,
@@ -32,6 +31,7 @@ from pipeline_platform.orchestration.resources.lake_resources import (
 from pipeline_platform.orchestration.resources.sink_resources import check_sinks, resource_of_sink
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
+from pipeline_platform.orchestration.retention.maintenance_job import maintenance_job
 from pipeline_platform.orchestration.run_checks import run_checks
 from pipeline_platform.orchestration.sensors.alerts import To, alerts_sensor
 from pipeline_platform.orchestration.sensors.history import history_asset, history_sensor

@@ -22,7 +22,7 @@ from pipeline_platform.orchestration.receive_config import ReceiveConfig, receiv
 from pipeline_platform.orchestration.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
-from pipeline_platform.orchestration.rounds import Rounds
+from pipeline_platform.orchestration.rounds.rounds import Rounds
 from pipeline_platform.orchestration.run_receive import (
     config_of,
     flow_of,

@@ -226,7 +226,7 @@ DECORATED = re.compile(r"^\s*@dg\.(op|job|graph|asset|asset_check|sensor|schedul
 
 def test_files_with_dagster_s_decorators_leave_types_for_dagster_to_read():
     folders = [ROOT / "assets", ROOT / "sensors", ROOT / "pipeline_platform" / "orchestration"]
-    decorated = [file for folder in folders for file in folder.glob("*.py") if DECORATED.search(file.read_text())]
+    decorated = [file for folder in folders for file in folder.rglob("*.py") if DECORATED.search(file.read_text())]
 
     assert len(decorated) >= 5
     postponed = [file.name for file in decorated if "from __future__ import annotations" in file.read_text()]

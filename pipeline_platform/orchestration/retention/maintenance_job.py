@@ -7,7 +7,7 @@ import dagster as dg
 from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.run_retention import delete_old_runs, other_run_of_job
+from pipeline_platform.orchestration.retention.run_retention import delete_old_runs, other_run_of_job
 
 
 def maintenance_job(pipeline: type[Pipeline]) -> dg.JobDefinition:

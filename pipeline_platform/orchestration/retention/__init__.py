@@ -1,0 +1,1 @@
+"""The job that compacts tables, and deletes old windows and runs."""

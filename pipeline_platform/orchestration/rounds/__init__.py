@@ -1,0 +1,1 @@
+"""Runs of many rounds: the rounds, the reasons to end them, and their plot."""
