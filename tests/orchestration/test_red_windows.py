@@ -1,11 +1,15 @@
 """Runs that fail by `max_failed_share`: their windows fail too, while all messages are published and acknowledged."""
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
+import pytest
 
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.reporting import failed_too_often
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
 from tests.fixtures.pipelines_under_test import Strict
 
@@ -44,6 +48,9 @@ def test_the_windows_of_a_red_run_are_red_and_what_came_of_it_is_published(locat
     checks = location.checks(run)
     assert checks["acknowledged"].passed
     assert not checks["open_failures"].passed
+    assert location.again(run, from_failure=True).status == SUCCESS, "nothing is left to do"
+    assert location.rows("lines", "strict")["text"].to_list() == ["one"]
+    assert location.open_failures(pipeline=Strict) == {WINDOW: 1}
 
 
 def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
@@ -58,3 +65,19 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
     assert green.status == SUCCESS
     assert windows(location, "failed", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
     assert windows(location, "lines", WINDOW, NEXT) == {WINDOW: "MATERIALIZED", NEXT: "FAILED"}
+
+
+@pytest.mark.parametrize(
+    ("failed", "held", "received", "said"),
+    [
+        (1, 0, 2, None),
+        (2, 0, 3, "2 of 3 messages failed, more than max_failed_share allows (0.5)"),
+        (3, 2, 3, None),
+        (0, 0, 0, None),
+    ],
+)
+def test_a_run_is_red_beyond_the_share_that_the_pipeline_allows(failed, held, received, said):
+    totals = SimpleNamespace(failed=Counter({WINDOW: failed}), held=held, received=received)
+    flow: Any = SimpleNamespace(pipeline=SimpleNamespace(max_failed_share=0.5))
+    results: Any = SimpleNamespace(totals=totals)
+    assert str(failed_too_often(flow, results)).startswith(str(said))

@@ -18,7 +18,7 @@ SELECTIONS = {
     "from failure": None,
     "all steps": [],
     "the last step": ["told.acknowledge"],
-    "commit alone, then the rest": ["told.commit"],
+    "commit alone": ["told.commit"],
 }
 
 
@@ -46,61 +46,65 @@ def assert_each_once(location: Location) -> None:
     assert location.flow().ledger.unfinished() == []
 
 
-@pytest.mark.parametrize(
-    ("step", "selection"),
-    [
-        *((step, "from failure") for step in STEPS),
-        ("handle_messages", "all steps"),
-        ("handle_messages", "the last step"),
-        ("batch_messages", "the last step"),
-        ("publish", "all steps"),
-        ("publish", "the last step"),
-        ("handle_messages", "commit alone, then the rest"),
-    ],
-)
-def test_a_pull_that_failed_at_a_step_is_re_executed_by_a_selection_of_steps(location, step, selection):
+def test_a_pull_that_fails_at_each_of_its_steps_is_re_executed_from_failure_and_finished_once(location):
     location.enqueue("one", "two", "letter a")
-    with failing(step):
-        failed = location.run("told_pull")
-    assert failed.status == FAILURE
+    failed: list[dg.DagsterRun] = []
+    for step in STEPS:
+        with failing(step):
+            failed.append(again(location, failed[-1], "from failure") if failed else location.run("told_pull"))
+        assert failed[-1].status == FAILURE, step
 
-    run = again(location, failed, selection)
-    if "then the rest" in selection:
+    first, second = (again(location, failed[-1], "from failure") for _ in range(2))
+
+    assert (first.status, second.status) == (SUCCESS, SUCCESS)
+    assert location.checks(first)["acknowledged"].passed
+    assert [event.partition for event in location.materialisations(first, "messages")] == [WINDOW]
+    assert location.checks(second)["acknowledged"].description == "Had nothing to acknowledge."
+    receives = [run.tags[RunTags.of(Told).receive_id] for run in failed]
+    assert len({*receives}) == 5, "each run receives anew until a receive is decided"
+    assert receives[-2] == receives[-1], "a decided receive is finished"
+    assert_each_once(location)
+
+
+@pytest.mark.parametrize("selection", ["all steps", "the last step", "commit alone"])
+def test_a_pull_that_failed_before_and_after_its_decision_is_re_executed_by_a_selection_of_steps(location, selection):
+    location.enqueue("one", "two", "letter a")
+    with failing("handle_messages"):
+        undecided = location.run("told_pull")
+    with failing("publish"):
+        decided = again(location, undecided, selection)
+    assert (undecided.status, decided.status) == (FAILURE, FAILURE)
+
+    run = again(location, decided, selection)
+    if selection == "commit alone":
         run = again(location, run, "the last step")
 
     assert run.status == SUCCESS
     assert location.checks(run)["acknowledged"].passed
-    assert [event.partition for event in location.materialisations(run, "messages")] == [WINDOW]
     assert_each_once(location)
+    if selection == "the last step":
+        location.enqueue("three")
+        assert again(location, run, selection).status == SUCCESS
+        assert location.waiting() == 1, "a finished run receives nothing more"
+        assert location.texts() == ["one", "two"]
 
 
-@pytest.mark.parametrize("job", ["told_retry", "told_replay"])
-@pytest.mark.parametrize("step", ["handle_messages", "publish"])
-def test_a_backfill_and_a_replay_that_failed_are_re_executed(location, job, step):
+def test_a_retry_and_a_replay_that_failed_before_and_after_their_decision_are_re_executed(location):
     location.enqueue("one", "two", "letter a", "fail")
     location.run("told_pull")
-    with failing(step):
-        failed = location.run(job)
-    assert failed.status == FAILURE
+    for job in ("told_retry", "told_replay"):
+        with failing("handle_messages"):
+            undecided = location.run(job)
+        with failing("publish"):
+            decided = again(location, undecided, "from failure", job)
+        assert (undecided.status, decided.status) == (FAILURE, FAILURE)
 
-    run = again(location, failed, "from failure", job)
+        run = again(location, decided, "from failure", job)
 
-    assert run.status == SUCCESS
-    assert location.open_failures() == {WINDOW: 1}
-    assert location.texts() == ["one", "two"]
-    assert location.flow().ledger.unfinished() == []
-
-
-def test_a_re_execution_of_a_finished_run_from_a_later_step_does_nothing(location):
-    location.enqueue("one", "two", "letter a")
-    first = location.run("told_pull")
-    location.enqueue("three")
-
-    run = again(location, first, "the last step")
-
-    assert run.status == SUCCESS
-    assert location.waiting() == 1
-    assert location.texts() == ["one", "two"]
+        assert run.status == SUCCESS
+        assert location.open_failures() == {WINDOW: 1}
+        assert location.texts() == ["one", "two"]
+        assert location.flow().ledger.unfinished() == []
 
 
 def test_a_run_that_is_alive_while_it_is_re_executed_ends_red_and_the_re_execution_handles_its_messages(location):
@@ -131,43 +135,3 @@ def test_a_run_that_is_alive_while_it_is_re_executed_ends_red_and_the_re_executi
     assert [red.status for red in ended] == [FAILURE]
     assert "FencedError" in location.log(ended[0])
     assert_each_once(location)
-
-
-def test_a_run_that_is_re_executed_twice_is_finished_once(location):
-    location.enqueue("one", "two", "letter a")
-    with failing("publish"):
-        failed = location.run("told_pull")
-
-    first, second = (again(location, failed, "from failure") for _ in range(2))
-
-    assert (first.status, second.status) == (SUCCESS, SUCCESS)
-    assert location.checks(second)["acknowledged"].description == "Had nothing to acknowledge."
-    assert_each_once(location)
-
-
-def test_a_re_execution_that_fails_is_re_executed_itself(location):
-    location.enqueue("one", "two", "letter a")
-    with failing("handle_messages"):
-        failed = location.run("told_pull")
-        second = again(location, failed, "from failure")
-    receive_id = RunTags.of(Told).receive_id
-    assert second.status == FAILURE
-    assert second.tags[receive_id] != failed.tags[receive_id]
-
-    third = again(location, second, "from failure")
-
-    assert third.status == SUCCESS
-    assert_each_once(location)
-
-
-def test_a_red_run_of_which_all_is_acknowledged_is_re_executed_to_no_effect(location, monkeypatch):
-    monkeypatch.setattr(Told, "max_failed_share", 0.0)
-    location.enqueue("one", "two", "letter a", "fail")
-    red = location.run("told_pull")
-    assert red.status == FAILURE
-
-    run = again(location, red, "from failure")
-
-    assert run.status == SUCCESS
-    assert location.open_failures() == {WINDOW: 1}
-    assert location.texts() == ["one", "two"]
