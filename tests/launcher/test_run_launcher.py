@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -14,10 +15,13 @@ import psutil
 import pytest
 from dagster._core.launcher import WorkerStatus
 
+from pipeline_platform.launcher import run_launcher
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
 from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
 from pipeline_platform.process import born
 from tests.fixtures.launching import PATIENCE_S, deployed, deployed_again
+
+STARTED = dg.DagsterRunStatus.STARTED
 
 
 @pytest.fixture(scope="module")
@@ -28,65 +32,103 @@ def deployment(tmp_path_factory):
 
 @pytest.fixture
 def launching(deployment):
-    """A deployment whose code returns `first`, with a standby process."""
+    """A deployment whose code returns `first`."""
     (deployment.folder / ".env").unlink(missing_ok=True)
-    waiting = deployment.waiting
-    if deployment.write("first") or not waiting or not born(waiting):
-        deployment.told(deployment.launch("telling"))
-    deployment.standing_by()
+    deployment.write("first")
     return deployment
 
 
-def test_a_run_starts_in_the_standby_process(launching):
-    waiting = launching.standing_by()
-    run = launching.launch("telling")
+@pytest.fixture
+def waiting(launching):
+    """The process that stands by with this code."""
+    standby = launching.launcher._waiting.get("told")
+    if not (standby and standby.is_ready()):
+        launching.told(launching.launch("telling"))
+    return launching.standing_by()
+
+
+def test_a_run_starts_in_a_standby_process_and_sees_later_edits_and_variables(launching, waiting, monkeypatch):
+    launched_by: list[tuple[RunProcess | None, bool | None]] = []
+    take = StandbyRunLauncher._take
+
+    def look(launcher: StandbyRunLauncher, location: str) -> Any:
+        (run,) = launcher._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING]))
+        launched_by.append((RunProcess.of(run, LAUNCHER_TAG), is_gone(run)))
+        return take(launcher, location)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StandbyRunLauncher, "_take", look)
+        run = launching.launch("telling")
     assert launching.process(run).pid == waiting
     assert launching.told(run)["said"] == "first"
-    assert launching.standing_by() != waiting, "a process executes one run"
+    ((launcher, gone),) = launched_by
+    assert launcher
+    assert (launcher.pid, gone) == (os.getpid(), False), "others can check whether a slow launcher is alive"
 
-
-def test_a_run_sees_an_edit_made_after_the_standby_process_loaded(launching):
-    waiting = launching.standing_by()
+    following = launching.standing_by()
+    assert following != waiting, "a process executes one run"
     launching.write("second")
-    edited = launching.launch("telling")
-    assert launching.told(edited)["said"] == "second"
-    assert launching.process(edited).pid != waiting
-    assert born(waiting) is None, "an outdated process ends"
-
-
-def test_a_run_sees_an_edit_of_a_file_that_the_standby_process_had_read(launching):
-    """For example the `defs.yaml` of a component."""
-    waiting = launching.standing_by()
-    (launching.folder / "option.yaml").write_text("second")
-    edited = launching.launch("telling")
-    assert launching.told(edited)["option"] == "second"
-    assert launching.process(edited).pid != waiting
-
-
-def test_a_run_sees_a_new_file_in_a_folder_that_the_standby_process_had_listed(launching):
-    """For example a scaffolded component: no existing file changes."""
-    launching.standing_by()
-    (launching.folder / "parts" / "second").mkdir()
-    assert launching.told(launching.launch("telling"))["parts"] == "first, second"
-
-
-def test_a_run_sees_variables_set_after_the_standby_process_loaded(launching):
     (launching.folder / ".env").write_text("STANDBY_TEST=set")
-    assert launching.told(launching.launch("telling"))["variable"] == "set"
+    edited = launching.launch("telling")
+    told = launching.told(edited)
+    assert (told["said"], told["variable"]) == ("second", "set")
+    assert launching.process(edited).pid != following
+    assert born(following) is None, "an outdated process ends"
+
     waiting = launching.standing_by()
     run = launching.launch("telling")
     assert launching.process(run).pid == waiting
     assert launching.told(run)["variable"] == "set"
 
 
+FRESHNESS = """
+import os, pathlib, sys, types
+from pipeline_platform.launcher import standby
+
+folder, variables = pathlib.Path(sys.argv[1]), {"STANDBY_TEST": "set"}
+code, option, part = (folder / name for name in ("code/location_under_test.py", "option.yaml", "parts/second"))
+sys.path.insert(0, str(code.parent))
+
+def load():
+    import location_under_test
+    option.read_text()
+    os.listdir(part.parent)
+    print(os.environ["STANDBY_TEST"])
+
+loaded = standby._Loaded(types.SimpleNamespace(load=load, variables=lambda: dict(variables)))
+print(loaded.is_fresh())
+for change, restore in (
+    *((lambda f=f: os.utime(f, (2, 2)), lambda f=f: os.utime(f, (1, 1))) for f in (code, option)),
+    (part.mkdir, part.rmdir),
+    (lambda: variables.update(STANDBY_TEST="other"), lambda: variables.update(STANDBY_TEST="set")),
+    (lambda: code.rename(folder / "moved"), lambda: (folder / "moved").rename(code)),
+):
+    change()
+    print(loaded.is_fresh())
+    restore()
+print(loaded.is_fresh())
+"""
+
+
+def test_a_standby_process_is_outdated_after_a_change_of_code_files_listed_folders_or_variables(tmp_path):
+    """For example the `defs.yaml` of a component, or a scaffolded component, which changes no existing file."""
+    for name in ("code/location_under_test.py", "option.yaml", "parts/first"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1, 1))
+    command = [sys.executable, "-c", FRESHNESS, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    assert told == ["set", "True", *["False"] * 5, "True"]
+
+
 @pytest.mark.faults
-def test_a_run_survives_the_crash_of_its_standby_process(launching):
-    os.kill(launching.standing_by(), signal.SIGKILL)
+def test_a_run_survives_the_crash_of_its_standby_process(launching, waiting):
+    os.kill(waiting, signal.SIGKILL)
     assert launching.told(launching.launch("telling"))["said"] == "first"
 
 
 @pytest.mark.faults
-def test_a_run_survives_the_crash_of_its_standby_process_at_the_handover(launching, monkeypatch):
+def test_a_run_survives_the_crash_of_its_standby_process_at_the_handover(launching, waiting, monkeypatch):
     take = StandbyRunLauncher._take
 
     def taken_and_killed(launcher: StandbyRunLauncher, location: str) -> Any:
@@ -130,39 +172,39 @@ def test_another_process_terminates_a_run_by_its_tag(launching):
 
 
 def test_a_web_server_on_another_host_terminates_a_run(launching, monkeypatch):
-    run = launching.launch("sleeping")
-    process = launching.at_work(run)
-    with dg.DagsterInstance.from_ref(launching.instance.get_ref()) as other, monkeypatch.context() as there:
-        there.setattr("socket.gethostname", lambda: "elsewhere")
-        assert other.run_launcher.terminate(run)
-    assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
-    launching.until("its process has ended", lambda: not process.lives)
+    monkeypatch.setattr(run_launcher, "_LOOK_S", 0.1)
+    launcher, run_id = launching.launcher, launching.instance.add_run(dg.DagsterRun("sleeping", status=STARTED)).run_id
+    monkeypatch.setitem(launcher._waiting, "any", None)
+    with subprocess.Popen(["sleep", "600"]) as process:
+        launching.instance.add_run_tags(run_id, {PROCESS_TAG: RunProcess.tag(run_id, process.pid)})
+        watched = (SimpleNamespace(process=process), run_id, SimpleNamespace(name="any"))
+        attending = threading.Thread(target=launcher._attend, args=watched)
+        attending.start()
+        with dg.DagsterInstance.from_ref(launching.instance.get_ref()) as other, monkeypatch.context() as there:
+            there.setattr("socket.gethostname", lambda: "elsewhere")
+            assert other.run_launcher.terminate(run_id)
+        attending.join()
+    assert process.returncode == -signal.SIGTERM
+    assert launching.ended(run_id) is dg.DagsterRunStatus.CANCELED
 
 
 @pytest.mark.faults
-def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching):
-    os.kill(launching.standing_by(), signal.SIGKILL)
+def test_a_run_that_is_terminated_before_its_process_listens_is_canceled(launching, waiting):
+    os.kill(waiting, signal.SIGKILL)
     run = launching.launch("sleeping")
     assert launching.launcher.terminate(run)
     assert launching.ended(run) is dg.DagsterRunStatus.CANCELED
 
 
 def test_run_monitoring_finds_a_run_whose_process_is_not_watched(launching):
-    run = launching.launch("sleeping")
-    process = launching.at_work(run)
-    check = launching.launcher.check_run_worker_health
-    assert check(launching.run(run)).status is WorkerStatus.RUNNING
-
-    gone = replace(process, born="another boot/1")
-    elsewhere = replace(gone, host="elsewhere")
-    tagged = {PROCESS_TAG: json.dumps(asdict(gone))}
-    assert check(launching.run(run).with_tags(tagged)).status is WorkerStatus.FAILED
-    assert check(launching.run(run).with_tags({PROCESS_TAG: json.dumps(asdict(elsewhere))})).status is (
-        WorkerStatus.RUNNING
-    ), "only its own host can check it"
-
-    os.kill(process.pid, signal.SIGKILL)
-    launching.ended(run)
+    run, check = dg.DagsterRun("sleeping", status=STARTED), launching.launcher.check_run_worker_health
+    with subprocess.Popen(["sleep", "600"]) as process:
+        tag = RunProcess.tag(run.run_id, process.pid)
+        assert check(run.with_tags({PROCESS_TAG: tag})).status is WorkerStatus.RUNNING
+        process.kill()
+    assert check(run.with_tags({PROCESS_TAG: tag})).status is WorkerStatus.FAILED
+    elsewhere = json.dumps({**json.loads(tag), "host": "elsewhere"})
+    assert check(run.with_tags({PROCESS_TAG: elsewhere})).status is (WorkerStatus.RUNNING), "only its host can check it"
 
 
 @pytest.mark.faults
@@ -175,18 +217,6 @@ def test_a_run_that_crashed_with_its_launcher_before_it_started_fails_at_the_nex
     with deployed_again(launching) as restarted:
         restarted.told(restarted.launch("telling"))
     assert launching.run(run.run_id).status is dg.DagsterRunStatus.FAILURE
-
-
-def test_standby_processes_end_with_the_instance_and_runs_continue(tmp_path):
-    with deployed(tmp_path) as launching:
-        run = launching.launch("sleeping")
-        process = launching.at_work(run)
-        waiting = launching.standing_by()
-        launching.launcher.dispose()
-        assert born(waiting) is None
-        assert process.lives
-        os.kill(process.pid, signal.SIGKILL)
-        launching.ended(run)
 
 
 @pytest.mark.faults
@@ -249,23 +279,18 @@ def test_without_the_private_api_the_launcher_warns_once_and_launches_as_dagster
 def test_a_tag_of_another_release_is_ignored(launching):
     earlier = {PROCESS_TAG: json.dumps({"host": "here", "pid": 1, "born": "1"})}
     for tags in (earlier, {PROCESS_TAG: "no JSON"}, {PROCESS_TAG: "[]"}):
-        run = dg.DagsterRun(job_name="sleeping", status=dg.DagsterRunStatus.STARTED, tags=tags)
+        run = dg.DagsterRun(job_name="sleeping", status=STARTED, tags=tags)
         assert launching.launcher.check_run_worker_health(run).status is WorkerStatus.RUNNING
         assert not launching.launcher.terminate(launching.instance.add_run(run).run_id)
         launching.instance.delete_run(run.run_id)
 
 
-def test_a_slow_launch_is_identified_by_its_launcher(launching, monkeypatch):
-    """Other processes can check meanwhile whether the launcher is alive."""
-    found: list[tuple[RunProcess | None, bool | None]] = []
-
-    def load_slowly(launcher: StandbyRunLauncher, location: str) -> None:
-        (run,) = launcher._instance.get_runs(dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTING]))
-        found.append((RunProcess.of(run, LAUNCHER_TAG), is_gone(run)))
-
-    monkeypatch.setattr(StandbyRunLauncher, "_take", load_slowly)
-    launching.told(launching.launch("telling"))
-
-    ((launcher, gone),) = found
-    assert launcher
-    assert (launcher.pid, gone) == (os.getpid(), False)
+def test_standby_processes_end_with_the_instance_and_runs_continue(launching, waiting):
+    """The last test of the file, because its launcher starts no more standby processes."""
+    run = launching.launch("sleeping")
+    process, following = launching.at_work(run), launching.standing_by()
+    launching.launcher.dispose()
+    assert born(following) is None
+    assert process.lives
+    os.kill(process.pid, signal.SIGKILL)
+    launching.ended(run)
