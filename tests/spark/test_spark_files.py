@@ -1,4 +1,4 @@
-"""Files of the warm server: data with the umask of its starter, and a log of bounded size."""
+"""A server of its own: its start and stop, data with the umask of its starter, and a log of bounded size."""
 
 import os
 import stat
@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
+from tests.spark.test_spark_server import ask_version, spark_processes
 
 SCHEMA = pa.schema([("n", pa.int64())])
 LOG_BYTES = 500_000
@@ -40,9 +42,11 @@ def started(tmp_path_factory):
         patch.setattr(spark_server, "_LOG_BYTES", LOG_BYTES, raising=False)
         before = os.umask(0o027)
         try:
-            spark_server.start(folder, cores=1)
+            with ThreadPoolExecutor(2) as both:
+                first, second = both.map(lambda _: spark_server.start(folder, cores=1), range(2))
         finally:
             os.umask(before)
+    assert first == second, "two starts at the same time start one server"
     try:
         with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as resource:
             yield Started(folder, resource)
@@ -102,10 +106,17 @@ def test_a_log_of_much_that_tasks_print_is_bounded_and_ends_with_the_last_of_it(
     assert mode(log) == mode(before) == 0o600
 
 
-def test_the_log_before_a_restart_is_kept(started):
-    said = started.folder / "spark.log"
-    said.write_text("why it died\n")
-    spark_server.stop(started.folder)
-    spark_server.start(started.folder, cores=1)
-    assert "why it died" in (started.folder / "spark.log.1").read_text()
-    assert "why it died" not in said.read_text()
+def test_a_stop_leaves_nothing(started):
+    """The last test of the file."""
+    server = spark_server.status(started.folder)
+    assert server
+    assert spark_processes(started.folder) == [server.pid]
+    assert ask_version(server, server.token)
+
+    assert spark_server.stop(started.folder)
+
+    assert spark_processes(started.folder) == []
+    assert spark_server.status(started.folder) is None
+    assert not spark_server.stop(started.folder)
+    left = {path.name for path in started.folder.iterdir()} - {"java"}  # from a package, if the machine has no Java
+    assert left == {".gitignore", "spark.lock", "spark.log", "spark.log.1"}

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,30 +87,15 @@ def test_starting_again_gives_the_running_one(warm_spark):
     assert spark_server.status(warm_spark.folder) == warm_spark.server
 
 
-def test_two_starts_at_once_make_one_server_and_stop_leaves_nothing(tmp_path):
-    with ThreadPoolExecutor(2) as both:
-        first, second = both.map(lambda _: spark_server.start(tmp_path, cores=1), range(2))
-    try:
-        assert first == second
-        assert spark_processes(tmp_path) == [first.pid]
-        assert ask_version(first, first.token)
-    finally:
-        stopped = spark_server.stop(tmp_path)
-
-    assert stopped
-    assert spark_processes(tmp_path) == []
-    assert spark_server.status(tmp_path) is None
-    assert not spark_server.stop(tmp_path)
-    left = {path.name for path in tmp_path.iterdir()} - {"java"}  # from a package, if the machine has no Java
-    assert left == {".gitignore", "spark.lock", "spark.log"}
-
-
-def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log(tmp_path):
+def test_a_server_that_dies_while_starting_is_told_with_the_end_of_its_log_and_the_log_before_is_kept(tmp_path):
+    (tmp_path / "spark.log").write_text("why it died\n")
     with pytest.raises(spark_server.SparkServerError, match=r"(?s)crashed while starting.*maximum heap"):
         spark_server.start(tmp_path, memory="1k")
 
     assert spark_server.status(tmp_path) is None
     assert not (tmp_path / "spark.properties").exists(), "it holds the token"
+    assert (tmp_path / "spark.log.1").read_text() == "why it died\n"
+    assert "why it died" not in spark_server.log_tail(tmp_path)
     assert spark_processes(tmp_path) == []
 
 
