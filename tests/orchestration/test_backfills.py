@@ -7,7 +7,7 @@ from pipeline_platform.lake.failures.failed import Counts
 from pipeline_platform.orchestration import run_checks
 from pipeline_platform.run import lease
 from pipeline_platform.run.intake import Intake
-from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location, figures, rows_of
+from tests.fixtures.dagster import LAST, NEXT, WINDOW, figures, rows_of
 
 SUCCESS = dg.DagsterRunStatus.SUCCESS
 
@@ -19,15 +19,18 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(Intake, "room_within_s", 2.0)
 
 
-def three_windows_with_failures(location: Location) -> None:
+def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location):
     for window, payloads in ((WINDOW, ["fail 1", "one"]), (NEXT, ["fail 2", "fail 3"]), (LAST, ["letter x", "two"])):
         location.enqueue(*payloads)
-        assert location.run("told_pull", window).status == SUCCESS
+        pulled = location.run("told_pull", window)
+        assert pulled.status == SUCCESS
     assert location.open_failures() == {WINDOW: 1, NEXT: 2, LAST: 1}
-
-
-def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location):
-    three_windows_with_failures(location)
+    warned = location.checks(pulled)["open_failures"]
+    assert str(warned.description).startswith("4 open failures in 3 windows. ")
+    assert [row["open"] for row in rows_of(warned.metadata["windows"])] == [1, 2, 1]
+    assert figures(location.materialisations(pulled, "failed")[0])["open"] == 1, "of the window itself"
+    idle = location.checks(location.run("told_pull", LAST))["open_failures"]
+    assert not idle.passed, "a run that received nothing hides nothing either"
 
     run = location.run("told_retry", WINDOW, LAST, context={"forgiving": True})
 
@@ -58,25 +61,6 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
         ("open", 2),
     ]
     assert not location.checks(run)["open_failures"].passed
-
-
-def test_the_check_warns_of_open_failures_of_any_window_until_they_are_driven(location):
-    location.enqueue("fail 1", "fail 2", "one")
-    location.run("told_pull", WINDOW)
-    location.enqueue("two")
-
-    clean = location.run("told_pull", NEXT)
-    warned = location.checks(clean)["open_failures"]
-    idle = location.checks(location.run("told_pull", LAST))["open_failures"]
-    driven = location.checks(location.run("told_retry", WINDOW, context={"forgiving": True}))["open_failures"]
-
-    assert not warned.passed
-    assert str(warned.description).startswith(f"2 open failures in window {WINDOW}. ")
-    assert rows_of(warned.metadata["windows"]) == [{"window": WINDOW, "open": 2, "dead": 0}]
-    assert figures(location.materialisations(clean, "failed")[0])["open"] == 0, "of the window itself"
-    assert not idle.passed, "a run that received nothing hides nothing either"
-    assert driven.passed
-    assert driven.metadata["open"].value == 0
 
 
 def test_of_many_windows_with_open_failures_the_oldest_are_named():

@@ -3,6 +3,7 @@
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -13,6 +14,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.resources.source_resources import source_resource
+from pipeline_platform.orchestration.run_receive import has_one_process
 from pipeline_platform.run import lease
 from tests.fixtures.dagster import ROOT, WINDOW
 from tests.fixtures.jobs_under_test import resources_at
@@ -35,27 +37,28 @@ def job_with(executor: str, root: str) -> dg.JobDefinition:
 
 
 @pytest.mark.parametrize(
-    ("executor", "config", "said"),
+    ("executor", "config", "expected"),
     [
-        ("in_process", {}, AWAY),
-        ("either", {"in_process": {}}, AWAY),
-        ("either", {}, REFUSED),
-        ("multiprocess", {}, REFUSED),
+        ("in_process", {}, True),
+        ("either", {"in_process": {}}, True),
+        ("either", {}, False),
+        ("multiprocess", {}, False),
     ],
 )
-def test_a_run_whose_steps_would_not_share_a_connection_is_refused_before_it_asks_the_source(
-    location, executor, config, said
-):
+def test_steps_share_a_process_by_the_executor_or_its_config(executor, config, expected):
+    job = SimpleNamespace(executor_def=EXECUTORS[executor])
+    run = dg.DagsterRun("any", run_config={"execution": {"config": config}} if config else {})
+    context: Any = SimpleNamespace(job_def=job, run=run)
+    assert has_one_process(context) == expected
+
+
+@pytest.mark.parametrize(("executor", "said"), [("in_process", AWAY), ("multiprocess", REFUSED)])
+def test_a_run_whose_steps_would_not_share_a_connection_is_refused_before_it_asks_the_source(location, executor, said):
     job = dg.build_reconstructable_job(
         __name__, "job_with", (), {"executor": executor, "root": str(location.root)}, str(ROOT)
     )
 
-    result = dg.execute_job(
-        job,
-        location.instance,
-        run_config={"execution": {"config": config}} if config else {},
-        tags={"dagster/partition": WINDOW},
-    )
+    result = dg.execute_job(job, location.instance, tags={"dagster/partition": WINDOW})
 
     log = location.log(location.stored(result.run_id))
     assert said in log
@@ -68,14 +71,13 @@ def pull_with(executor: str, root: str, spark_folder: str) -> dg.JobDefinition:
     return defined.resolve_job_def("told_pull").with_executor_def(EXECUTORS[executor])
 
 
-@pytest.mark.parametrize(("executor", "held"), [("in_process", 0), ("multiprocess", 1)])
-def test_what_a_run_claimed_is_released_with_the_run_and_not_with_the_process_of_a_step(location, executor, held):
+def test_what_a_run_claimed_is_released_with_the_run(location):
     location.queue.send([b"1", b"2"])
-    arguments = {"executor": executor, "root": str(location.root), "spark_folder": str(location.spark_folder)}
+    arguments = {"executor": "in_process", "root": str(location.root), "spark_folder": str(location.spark_folder)}
     job = dg.build_reconstructable_job(__name__, "pull_with", (), arguments, str(ROOT))
     options: dict[str, Any] = {"tags": {"dagster/partition": WINDOW}, "op_selection": ["told.receive_messages"]}
     dg.execute_job(job, location.instance, **options)
-    assert len(location.control.in_flight("told")) == held
+    assert location.control.in_flight("told") == []
 
 
 SHORT_S = 4.0
@@ -113,7 +115,7 @@ def test_a_claim_outlives_the_time_between_two_steps(location, monkeypatch):
     looking.join()
 
     assert result.success
-    assert (location.root / "late").exists()
+    assert (location.root / "late").exists(), "the claim is not released with the process of a step"
     assert expired == []
     end_claims(location.instance, location.control, "told")
     assert [claim.run_id for claim in location.control.over("told")] == [result.run_id], "the run is finished"

@@ -86,7 +86,7 @@ def test_the_newest_run_above_max_runs_ends(end, place, run, is_older):
 
 
 def test_a_run_that_waits_for_its_turn_ends_a_run(end, place, monkeypatch):
-    waiting = place.queued({TAGS.origin: "source", TAGS.demand: "5"})
-    assert end.reason() is None
     monkeypatch.setattr(Steady, "partition_by", "source")
+    assert end.reason() is None, "it has its own turn"
+    waiting = place.queued({TAGS.origin: "source", TAGS.demand: "5"})
     assert end.reason() == f"run {waiting.run_id} waits for its turn"

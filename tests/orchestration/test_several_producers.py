@@ -56,21 +56,13 @@ def test_a_run_is_from_one_queue_and_says_which(location, west):
     assert figures(received)["producer"] == "west"
     assert location.checks(run)["acknowledged"].passed
 
-    pull(location, "east")
+    by_tag = location.run("coasts_pull", tags={TAGS.producer: "east"})
 
+    assert by_tag.status == SUCCESS, "where no config can name it, as from an asset page"
     assert texts(location) == ["one east", "one west", "two east", "two west"], (
         "equal ids of two queues are two messages"
     )
     assert left(location.queue, west) == [0, 0]
-
-
-def test_the_producer_may_be_named_by_the_tag_where_no_config_can(location, west):
-    fill(location, west, "one")
-
-    run = location.run("coasts_pull", tags={TAGS.producer: "west"})
-
-    assert run.status == SUCCESS
-    assert texts(location) == ["one west"]
 
 
 def test_a_pull_that_names_no_producer_takes_the_one_with_the_most_waiting_and_says_so(location, west):
@@ -115,32 +107,25 @@ def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(lo
     assert left(location.queue, west) == [1, 1]
 
 
-def test_a_backfill_drives_the_failures_of_both(location, west):
+def test_a_retry_handles_the_failures_of_both_and_a_replay_replaces_the_rows_of_both(location, west):
     fill(location, west, "fail", "one")
     pull(location, "east")
     pull(location, "west", NEXT)
     assert location.open_failures(pipeline=Coasts) == {WINDOW: 1, NEXT: 1}
 
-    run = location.run("coasts_retry", WINDOW, NEXT, context={"forgiving": True})
+    retry = location.run("coasts_retry", WINDOW, NEXT, context={"forgiving": True})
 
-    assert run.status == SUCCESS
-    assert TAGS.producer not in run.tags
+    assert retry.status == SUCCESS
+    assert TAGS.producer not in retry.tags
     assert texts(location) == ["fail east", "fail west", "one east", "one west"]
     assert location.open_failures(pipeline=Coasts) == {}
 
+    replay = location.run("coasts_replay", WINDOW, NEXT, context={"forgiving": True})
 
-def test_a_replay_takes_the_place_of_what_came_of_both(location, west):
-    fill(location, west, "one", "fail")
-    pull(location, "east")
-    pull(location, "west")
-
-    run = location.run("coasts_replay", context={"forgiving": True})
-
-    assert run.status == SUCCESS
-    lines = location.rows("lines", "coasts")
-    assert sorted(lines["text"]) == ["fail east", "fail west", "one east", "one west"]
-    assert lines["receive_id"].unique().to_list() == [run.tags[TAGS.receive_id]]
-    assert location.open_failures(pipeline=Coasts) == {}
+    assert replay.status == SUCCESS
+    assert texts(location) == ["fail east", "fail west", "one east", "one west"]
+    receives = location.rows("lines", "coasts")["receive_id"].unique().to_list()
+    assert receives == [replay.tags[TAGS.receive_id]]
 
 
 def test_a_run_goes_on_where_it_failed_with_the_source_that_it_began_with(location, west, monkeypatch):
