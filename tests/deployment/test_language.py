@@ -13,23 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 EXCEPTIONS = Path(__file__).with_name("language_exceptions.txt")
 MOST_EXCEPTIONS = 40
-CODE = [
-    path
-    for folder in (
-        "pipeline_platform",
-        "assets",
-        "resources",
-        "sensors",
-        "pipelines",
-        "demo",
-        "servers",
-        "benchmarks",
-        "tests",
-    )
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    if "node_modules" not in path.parts
-]
-CODE += [ROOT / "definitions.py", *sorted((ROOT / "docs").rglob("*.py"))]
+CODE = [path for path in sorted(ROOT.glob("[!.]*/**/*.py")) if "node_modules" not in path.parts]
+CODE.append(ROOT / "definitions.py")
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("deploy/**/*.md")]
 )
@@ -109,18 +94,12 @@ def exceptions() -> dict[str, str]:
     return dict(line.split("  -- ") for line in lines)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("path", [*CODE, *DOCUMENTS], ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_text_follows_the_language_rules(path):
-    if path == RULES:
-        pytest.skip("quotes the forbidden words")
+def test_text_follows_the_language_rules_with_few_exceptions_each_of_which_is_needed():
     allowed = exceptions()
-    assert [found for found in violations(path) if found.key not in allowed] == []
-
-
-def test_exceptions_are_few_and_each_is_needed():
-    needed = {found.key for path in [*CODE, *DOCUMENTS] if path != RULES for found in violations(path)}
-    assert len(exceptions()) <= MOST_EXCEPTIONS
-    assert {*exceptions()} <= needed
+    found = [violation for path in [*CODE, *DOCUMENTS] if path != RULES for violation in violations(path)]
+    assert [violation for violation in found if violation.key not in allowed] == []
+    assert len(allowed) <= MOST_EXCEPTIONS
+    assert {*allowed} <= {violation.key for violation in found}
 
 
 @pytest.mark.parametrize(
