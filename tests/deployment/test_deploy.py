@@ -24,13 +24,14 @@ COMPOSE = "github.com/compose-spec/compose-go/v2/cmd@v2.16.2"
 """Module with which `docker compose config` reads its file."""
 
 
-@pytest.fixture
-def deploy(tmp_path):
+@pytest.fixture(scope="module")
+def deploy(tmp_path_factory):
     """Return the folder in a copy of the checkout, with secrets."""
-    shutil.copytree(PROJECT / "deploy", tmp_path / "deploy")
-    shutil.copy(PROJECT / "dagster.yaml", tmp_path)
-    shutil.copytree(tmp_path / "deploy" / "secrets.example", tmp_path / "deploy" / "secrets")
-    return tmp_path / "deploy"
+    checkout = tmp_path_factory.mktemp("checkout")
+    shutil.copytree(PROJECT / "deploy", checkout / "deploy")
+    shutil.copy(PROJECT / "dagster.yaml", checkout)
+    shutil.copytree(checkout / "deploy" / "secrets.example", checkout / "deploy" / "secrets")
+    return checkout / "deploy"
 
 
 def printed(*command, expected=0):
@@ -78,7 +79,8 @@ def test_compose_reads_its_file_and_starts_each_process(deploy):
         assert services[name]["security_opt"] == ["no-new-privileges:true"]
 
 
-def manifests(deploy):
+@pytest.fixture(scope="module")
+def objects(deploy):
     """Return the objects that `kubectl apply -k` sends, checked by their schemas."""
     (deploy / "kubernetes" / "instance.yaml").write_text(printed("sh", deploy / "start", "instance"))
     file = deploy.parent / "manifests.yaml"
@@ -91,8 +93,7 @@ def pods_of(objects):
     return [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
 
 
-def test_pods_have_no_root_no_privileges_and_nothing_to_write_but_their_volumes(deploy):
-    objects = manifests(deploy)
+def test_pods_have_no_root_no_privileges_and_nothing_to_write_but_their_volumes(deploy, objects):
     launcher = yaml.safe_load((deploy / "kubernetes" / "launcher.yaml").read_text())["run_launcher"]["config"]
     run = launcher["run_k8s_config"]
     run_pod = run["pod_spec_config"] | {"containers": [run["container_config"] | {"args": ["run"]}]}
@@ -108,8 +109,7 @@ def test_pods_have_no_root_no_privileges_and_nothing_to_write_but_their_volumes(
         assert pod.get("automountServiceAccountToken", True) is not of_spark
 
 
-def test_each_process_has_secrets_of_its_own(deploy):
-    objects = manifests(deploy)
+def test_each_process_has_secrets_of_its_own(objects):
     of_pods = {
         pod["containers"][0]["args"][0]: [each["secretRef"]["name"] for each in pod["containers"][0]["envFrom"][1:]]
         for pod in pods_of(objects)
@@ -141,8 +141,8 @@ def test_compose_publishes_only_the_web_server_and_on_loopback():
     assert published == {"webserver": ["127.0.0.1:3000:3000"]}
 
 
-def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_runs(deploy):
-    policies = {item["metadata"]["name"]: item["spec"] for item in manifests(deploy) if item["kind"] == "NetworkPolicy"}
+def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_runs(objects):
+    policies = {item["metadata"]["name"]: item["spec"] for item in objects if item["kind"] == "NetworkPolicy"}
     assert policies["webserver"]["podSelector"] == {"matchLabels": {"app": "webserver"}}
     (into,) = policies["webserver"]["ingress"]
     assert into["from"] == [{"podSelector": {"matchLabels": {"reaches-webserver": "true"}}}]
@@ -152,8 +152,7 @@ def test_only_pods_that_are_named_reach_the_web_server_and_none_the_daemon_and_r
         assert not policies[name].get("ingress")
 
 
-def test_kubernetes_manifests_fit_their_schemas_and_start_each_process(deploy):
-    objects = manifests(deploy)
+def test_kubernetes_manifests_fit_their_schemas_and_start_each_process(objects):
     pods = pods_of(objects)
     assert {pod["containers"][0]["args"][0] for pod in pods} == roles()
     assert all(pod["terminationGracePeriodSeconds"] and "livenessProbe" in pod["containers"][0] for pod in pods)
