@@ -65,7 +65,11 @@ URLS = [
 ]
 """Options with an address, and the position of a password."""
 PLACES: list[Any] = [
-    *((kind, {option: url.format(password)}) for kind, option, url in URLS for password in PASSWORDS),
+    *(
+        (kind, {option: url.format(password)})
+        for number, (kind, option, url) in enumerate(URLS)
+        for password in PASSWORDS[number % 2 :: 2]  # half of them each: neighbours in the list share most of a parser
+    ),
     (KafkaSource, {**SCRAM, "sasl_password": CANARY}),
     (KafkaSource, {"security_protocol": "SSL", "ssl_key_location": KEY}),
     (KafkaSource, {"security_protocol": "SSL", "ssl_ca_location": KEY}),
@@ -114,7 +118,7 @@ def test_no_source_shows_a_secret(kind, options, shown):
     assert CANARY not in text + shown()
 
 
-@pytest.mark.parametrize("password", PASSWORDS)
+@pytest.mark.parametrize("password", PASSWORDS[::3])
 def test_no_store_shows_a_secret(password, shown):
     text = ""
     for make in (
