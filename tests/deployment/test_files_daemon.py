@@ -1,4 +1,4 @@
-"""Files under the real daemon: runs are killed while files arrive, in a folder and in a bucket with notifications."""
+"""Files under the real daemon: runs are killed while files arrive in a bucket that is listed and has notifications."""
 
 import json
 import os
@@ -47,26 +47,10 @@ class Lines(Pipeline):
         return message.put(line, batcher="lake")
 """
 
-Send = Callable[[str, list[dict[str, object]]], object]
-"""Function that writes a file with these rows."""
-
 
 @pytest.fixture
-def folder(tmp_path: Path) -> tuple[FileSource, Send]:
-    """A folder that is listed each second."""
-    root = tmp_path / "incoming"
-    root.mkdir()
-
-    def send(name: str, rows: list[dict[str, object]]) -> None:
-        (root / f".{name}").write_bytes(content(rows))
-        (root / f".{name}").rename(root / name)
-
-    return FileSource(name="files", root=str(root), catalog=f"sqlite:///{tmp_path}/files.sqlite", list_every_s=1), send
-
-
-@pytest.fixture
-def bucket(tmp_path, s3, sqs_server, sqs_queue, monkeypatch) -> tuple[FileSource, Send]:
-    """A bucket that is not listed, and whose notifications are delivered twice."""
+def bucket(tmp_path, s3, sqs_server, sqs_queue, monkeypatch) -> tuple[FileSource, Callable[..., None]]:
+    """A bucket that is listed each second, with notifications that are delivered twice; a function that fills it."""
     monkeypatch.setenv("AWS_ENDPOINT_URL_SQS", sqs_server)
     monkeypatch.setenv("AWS_REGION", sqs.REGION)
     lake, queue = Lake(root=f"s3://lake/{uuid4().hex[:8]}", storage_options=s3), sqs_queue()
@@ -75,7 +59,7 @@ def bucket(tmp_path, s3, sqs_server, sqs_queue, monkeypatch) -> tuple[FileSource
         lake.write(name, content(rows))
         sqs.fill(queue, [event(f"{lake.root.removeprefix('s3://lake/')}/{name}")] * 2)
 
-    options = {"storage_options": s3, "notifications": queue, "list_root": False}
+    options = {"storage_options": s3, "notifications": queue, "list_every_s": 1}
     return FileSource(name="files", root=lake.root, catalog=f"sqlite:///{tmp_path}/files.sqlite", **options), send
 
 
@@ -83,13 +67,12 @@ def content(rows: list[dict[str, object]]) -> bytes:
     return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
 
 
-@pytest.mark.parametrize("place", ["folder", "bucket"])
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_each_row_is_stored_once_if_runs_are_killed_while_they_handle_and_after_they_publish(
-    tmp_path, warm_spark, request, place
+    tmp_path, warm_spark, bucket
 ):
-    source, send = request.getfixturevalue(place)
+    source, send = bucket
     location = write_location(tmp_path, "lines", warm_spark.folder, HANDLING, "Lines", source)
     gates = [str(tmp_path / "first"), str(tmp_path / "second")]
 

@@ -1,4 +1,4 @@
-"""Held partitions under the real daemon, from Kafka and from Kinesis, with a killed run and a shard that splits."""
+"""Held partitions under the real daemon, with a killed run and a shard that splits."""
 
 import os
 import signal
@@ -7,11 +7,9 @@ from collections import defaultdict
 import polars as pl
 import pytest
 
-from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.source.contract import Source
 from tests.deployment.test_daemon import Deployed, deployment, run_at_work
 from tests.fixtures.kinesis import split
 from tests.fixtures.location import write_location
@@ -60,33 +58,19 @@ def handled(deployed: Deployed) -> dict[int, list[int]]:
     return dict(found)
 
 
-@pytest.fixture
-def of_kafka(kafka_server, kafka_topic):
-    """A topic with three partitions."""
-    topic = kafka_topic(3)
-    return KafkaSource(name="log", bootstrap_servers=kafka_server, group_id=topic, topics=(topic,))
-
-
-@pytest.fixture
-def of_kinesis(kinesis_server, kinesis_stream):
-    """A stream with two shards."""
-    return KinesisSource(name="log", stream=kinesis_stream(2), endpoint_url=kinesis_server, region_name="us-east-1")
-
-
-@pytest.mark.parametrize("server", ["of_kafka", "of_kinesis"])
 @pytest.mark.faults
 @pytest.mark.timeout(900)
 def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_killed(
-    tmp_path, warm_spark, request, server
+    tmp_path, warm_spark, kinesis_server, kinesis_stream
 ):
-    source: Source = request.getfixturevalue(server)
+    source = KinesisSource(name="log", stream=kinesis_stream(2), endpoint_url=kinesis_server, region_name="us-east-1")
     fixed, gate = tmp_path / "fixed", tmp_path / "gate"
     location = write_location(tmp_path, "accounts", warm_spark.folder, HANDLING, "Accounts", source)
 
     def send(texts: list[str], first: int) -> None:
         numbered = [f"{text} {number % 3} {number}".strip() for number, text in enumerate(texts, first)]
         numbers = [number % 3 for number in range(first, first + len(texts))]
-        source.send([text.encode() for text in numbered], [{"partition": n, "partition_key": f"{n}"} for n in numbers])
+        source.send([text.encode() for text in numbered], [{"partition_key": f"{number}"} for number in numbers])
 
     with deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
         texts = [""] * 60
@@ -95,8 +79,7 @@ def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_kill
         expected = {0: [*range(0, 60, 3)], 1: [1, 4, 7], 2: [*range(2, 60, 3)]}
         deployed.until("the other partitions are handled", lambda: handled(deployed) == expected)
 
-        if isinstance(source, KinesisSource):
-            split(source, 1)  # the shard of all three keys
+        split(source, 1)  # the shard of all three keys
         texts = [""] * 30
         texts[0] = f"wait for {gate}"  # in partition 0
         send(texts, 60)
