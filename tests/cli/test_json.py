@@ -14,7 +14,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.json_reference import OUTPUTS, _kinds
 from tests.fixtures.pipelines_under_test import Coasts
-from tests.fixtures.small_lake import Keeping, Memory, Run
+from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run
 
 
 def commands(group: TyperGroup, path: str = "") -> dict[str, object]:
@@ -64,11 +64,15 @@ ARGUMENTS = {
     "trace": ["keeping", "1"],
     "pause": ["keeping", "--reason", "moves"],
     "resume": ["keeping"],
+    "drain": ["keeping"],
     "limit": ["keeping"],
     "scale": ["keeping", "--max-runs", "2"],
     "repair": ["keeping"],
     "failures list": ["keeping"],
     "failures show": ["keeping", "2"],
+    "failures retry": ["keeping", "--all", "--dry-run"],
+    "pull": ["keeping", "--dry-run", "--ignore-pause"],
+    "replay": ["keeping", "--window", WINDOW, "--dry-run", "--ignore-pause"],
     "table-queue show": ["queue"],
 }
 
