@@ -52,7 +52,8 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
         browser.get(f"{address}/assets/orders/failed")
         _click(browser, "(//button[contains(., 'Materialize')]/following::button)[1]")
         _click(browser, "//*[normalize-space(text())='Open launchpad']")
-        _wait_for_text(browser, "All defaults expanded")
+        opened = WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.find_elements(By.CLASS_NAME, "CodeMirror"))
+        WebDriverWait(browser, PATIENCE_S).until(lambda _: "context" in opened[0].text)
         _save(browser, folder / "retry.png")
     finally:
         browser.quit()
