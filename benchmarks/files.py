@@ -43,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000, help="different rows")
     parser.add_argument("--files", type=int, default=4)
-    parser.add_argument("--copies", type=int, default=1, help="times that each file is there")
+    parser.add_argument("--copies", type=int, default=1, help="number of copies of each file")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
     took: dict[str, list[float]] = {"platform": [], "Spark": []}
@@ -83,7 +83,7 @@ def write_files(folder: Path, rows: int, files: int, copies: int) -> int:
 
 
 def by_platform(folder: Path, own: Path, pattern: str, rows: int, session: SparkSession) -> float:
-    """Store the files by a run of the platform; return the seconds."""
+    """Store the files with runs of the platform; return the seconds."""
     own.mkdir()
     started = time.perf_counter()
     source = FileSource(name="queue", root=str(folder), pattern=pattern, catalog=f"sqlite:///{own}/catalog.sqlite")
@@ -101,7 +101,7 @@ def by_platform(folder: Path, own: Path, pattern: str, rows: int, session: Spark
 
 
 def by_spark(folder: Path, own: Path, pattern: str, session: SparkSession) -> float:
-    """Store the files by Spark's reader; return the seconds."""
+    """Store the files with Spark's reader; return the seconds."""
     started = time.perf_counter()
     read = session.read.schema(SCHEMA).json(f"{folder}/{pattern}")
     read.write.partitionBy("kind").parquet(f"{own}/spark")

@@ -102,7 +102,11 @@ def retry_all(
             say(f"would launch {pipeline.name}_retry: retries {each}{several}", err=as_json)
         needed = sum(math.ceil(each.messages / most) for each in ranges)
         say(f"Dry run: launched none of {counted(needed, 'run')}.", err=as_json)
-        return [RunOutput(run_id=None, windows=each.windows, messages=each.messages, status=None) for each in ranges]
+        return [
+            RunOutput(run_id=None, windows=each.windows, messages=min(most, each.messages - start), status=None)
+            for each in ranges
+            for start in range(0, each.messages, most)
+        ]
     write_history(total)
     if total <= quota.capacity and all(each.messages <= most for each in ranges):
         runs = [_run(pipeline, each, each.messages, selection, settings) for each in ranges]

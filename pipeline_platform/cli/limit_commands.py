@@ -51,7 +51,7 @@ class PauseOutput(Output):
 class DrainOutput(PauseOutput):
     """Output of `drain`."""
 
-    active_runs: int = Field(description="Runs that are still active, because a `resume` or `pause` ended the drain.")
+    active_runs: int = Field(description="Runs that are still active, for example because a `resume` ended the drain.")
     crashed_runs: int = Field(description="Crashed runs. The first run after `resume` finishes their receives.")
 
 
@@ -142,7 +142,7 @@ def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "", as_jso
         record(opened, key, "drain", reason)  # before, because the command waits, and may be interrupted
         say(drain_and_wait(control, of, reason, log=lambda text: say(text, err=as_json)), err=as_json)
         if as_json:
-            paused, crashed = control.paused(key), len(control.over(key))
+            paused, crashed = control.paused(key), len(control.over(key, of_all="/" not in key))
             active = len(under_way(control, key))
             state: Literal["active", "paused"] = "active" if paused is None else "paused"
             print_json(DrainOutput(key=key, state=state, reason=paused, active_runs=active, crashed_runs=crashed))

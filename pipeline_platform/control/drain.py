@@ -43,7 +43,7 @@ def drain(
     if store.paused(key) is None:
         return f"{key}: no active runs, but it was resumed during the drain"
     store.pause(key, reason)
-    crashed = store.over(key)
+    crashed = store.over(key, of_all="/" not in key)
     left = f"; {_held(crashed)} crashed; the first run after `resume` finishes their receives" if crashed else ""
     return f"{key} is drained and paused: {reason}{left}"
 

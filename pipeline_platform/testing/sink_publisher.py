@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import IO, Any, Final
@@ -31,14 +31,14 @@ class Interrupted:
     batches: Sequence[pa.RecordBatch]
     stop_before: int
 
-    def publish(self) -> None:
+    def publish(self, report: Callable[[str], None]) -> None:
         """Publish; report the id of this process at the point, and wait there."""
-        self.sink(**self.options).publish(replace(self.publication, rows=self._rows))
+        self.sink(**self.options).publish(replace(self.publication, rows=lambda: self._rows(report)))
 
-    def _rows(self) -> Iterator[pa.RecordBatch]:
+    def _rows(self, report: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         for number, batch in enumerate((*self.batches, None)):
             if number == self.stop_before or (batch is None and self.stop_before == NEVER):
-                _say(str(os.getpid()))
+                report(str(os.getpid()))
                 while self.stop_before != NEVER:
                     time.sleep(60)
             if batch is not None:
@@ -46,24 +46,29 @@ class Interrupted:
 
 
 class Publishers:
-    """Publishes in processes that are forked from one that has loaded the sink, which takes a second."""
+    """Publishes in forks of a process that has imported the sink, because the import takes a second."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-c", f"from {__name__} import main; main()"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         self._process = subprocess.Popen(  # noqa: S603 - our own
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
         )
 
     @contextmanager
     def publishing(self, work: Interrupted) -> Iterator[bool]:
-        """Publish in another process; yield whether it got to its point, and kill it at the end of the block."""
+        """Publish in another process; yield whether it has reached its point, and kill it at the end of the block."""
         _stream(self._process.stdin).write(pickle.dumps(work))
         publisher = self._line()
         try:
-            yield publisher != _ENDED
+            yield publisher.isdigit()
         finally:
-            if publisher != _ENDED:
+            if publisher.isdigit():
                 with suppress(ProcessLookupError):
                     os.kill(int(publisher), signal.SIGKILL)
                 self._line()
@@ -73,15 +78,12 @@ class Publishers:
         select.select([_stream(self._process.stdout)], [], [], seconds)
 
     def close(self) -> None:
-        """End all processes."""
-        with self._process as process:
-            _stream(process.stdin).close()
+        """Kill all processes, also a publisher that hangs."""
+        with self._process as process, suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
     def _line(self) -> str:
         return _stream(self._process.stdout).readline().decode().strip()
-
-
-_ENDED: Final = "ended"
 
 
 def no_rows() -> Iterator[pa.RecordBatch]:
@@ -91,24 +93,26 @@ def no_rows() -> Iterator[pa.RecordBatch]:
 
 def main() -> None:
     """Publish each publication in the standard input in a process of its own, and report its end."""
+    reports = os.dup(1)
+    os.dup2(2, 1)  # a sink may print
+
+    def report(word: str) -> None:
+        os.write(reports, f"{word}\n".encode())
+
     while True:
         try:
             work: Interrupted = pickle.load(sys.stdin.buffer)  # noqa: S301 - our own
         except EOFError:
             return
-        if not os.fork():
+        if not (publisher := os.fork()):
             try:
-                work.publish()
+                work.publish(report)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(0)
-        os.wait()
-        _say(_ENDED)
-
-
-def _say(word: str) -> None:
-    os.write(1, f"{word}\n".encode())
+        os.waitpid(publisher, 0)
+        report("ended")
 
 
 def _stream(pipe: IO[bytes] | None) -> IO[bytes]:

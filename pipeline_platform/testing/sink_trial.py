@@ -135,9 +135,9 @@ class SinkTrial(promises.Trial):
 
     @contextmanager
     def interrupted(self, publication: Publication, stop_before: int) -> Iterator[Publishers]:
-        """Publish in another process, which stops before a batch of its rows; yield when it got there, then kill it.
+        """Publish in another process, which stops before a batch of its rows; kill it at the end of the block.
 
-        With `NEVER` it does not stop; it got there when it has read the last batch.
+        With `NEVER` it does not stop; its point is the end of the last batch.
         """
         self._publishers = self._publishers or Publishers()
         batches = [*publication.rows()]

@@ -348,6 +348,6 @@ def test_a_dry_run_says_how_many_runs_are_needed(small, lake, launched):
         f"would launch keeping_retry: retries 4 failures of {WINDOW} to {LATER} in 2 runs",
         "Dry run: launched none of 2 runs.",
     ]
-    (run,) = json.loads(small("retry", "keeping", "--all", "--dry-run", "--json").stdout)["runs"]
-    assert (run["windows"], run["messages"]) == ([WINDOW, LATER], 4)
+    runs = json.loads(small("retry", "keeping", "--all", "--dry-run", "--json").stdout)["runs"]
+    assert [(run["windows"], run["messages"]) for run in runs] == [([WINDOW, LATER], 2)] * 2
     assert launched == []

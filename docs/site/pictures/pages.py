@@ -52,8 +52,7 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
         browser.get(f"{address}/assets/orders/failed")
         _click(browser, "(//button[contains(., 'Materialize')]/following::button)[1]")
         _click(browser, "//*[normalize-space(text())='Open launchpad']")
-        opened = WebDriverWait(browser, PATIENCE_S).until(lambda _: browser.find_elements(By.CLASS_NAME, "CodeMirror"))
-        WebDriverWait(browser, PATIENCE_S).until(lambda _: "context" in opened[0].text)
+        _wait_for_editor(browser, "context")
         _save(browser, folder / "retry.png")
     finally:
         browser.quit()
@@ -92,6 +91,11 @@ def _wait_for_server(address: str) -> None:
 
 def _wait_for_text(browser: webdriver.Chrome, text: str) -> None:
     WebDriverWait(browser, PATIENCE_S).until(lambda _: text in browser.find_element(By.TAG_NAME, "body").text)
+
+
+def _wait_for_editor(browser: webdriver.Chrome, text: str) -> None:
+    content = "return document.querySelector('.CodeMirror')?.CodeMirror.getValue() ?? ''"
+    WebDriverWait(browser, PATIENCE_S).until(lambda _: text in browser.execute_script(content))
 
 
 def _click(browser: webdriver.Chrome, element: str) -> None:

@@ -62,7 +62,9 @@ class RunOutput(Output):
     run_id: str | None = Field(description="Id of the run in Dagster. Null in a dry run.")
     windows: list[str] = Field(description="Windows of the run.")
     messages: int = Field(description="Messages that the run is expected to handle.")
-    status: str | None = Field(description="Status of the run in Dagster at its end, with `--wait`. Otherwise null.")
+    status: str | None = Field(
+        description="Status of the run in Dagster at its end, if the command waited for it. Otherwise null."
+    )
 
 
 class LaunchOutput(Output):

@@ -15,9 +15,9 @@ T = TypeVar("T")
 _IDS = 500
 """Ids in one statement."""
 _RECENT = 100
-"""Number of recent files that were read, by which the size of a row is estimated."""
+"""Number of recent files that are done, by which the size of a row is estimated."""
 _FEWEST_BYTES = 10.0
-"""Size of a row before a file was read: a receive must not have many more rows than its demand."""
+"""Size of a row until a file is done, so that a receive does not have many more rows than its demand."""
 
 
 class Found(NamedTuple):
@@ -119,10 +119,10 @@ class Catalog:
                 connection.execute(insert(connection, self._table).on_conflict_do_nothing(), some)
 
     def row_bytes(self, connection: sa.Connection) -> float | None:
-        """Return the mean bytes of a row in recent files that were read; None before the first."""
+        """Return the mean bytes of a row in recent files that are done; None if no file is done yet."""
         files = self._table.c
-        read = files.rows > 0
-        recent = sa.select(files.size, files.rows).where(read).order_by(files.modified.desc()).limit(_RECENT).subquery()
+        done = files.is_done & (files.rows > 0)
+        recent = sa.select(files.size, files.rows).where(done).order_by(files.modified.desc()).limit(_RECENT).subquery()
         size, rows = connection.execute(sa.select(sa.func.sum(recent.c.size), sa.func.sum(recent.c.rows))).one()
         return float(size) / float(rows) if rows else None
 
@@ -137,12 +137,15 @@ class Catalog:
         since = None if oldest is None else datetime.fromtimestamp(oldest, UTC)
         return max(count, round(float(size or 0) / row_bytes)), since
 
-    def lease(self, receive_id: str, lease_s: float, demand: int, most: int) -> tuple[list[Leased], float]:
+    def lease(
+        self, receive_id: str, lease_s: float, demand: int, most: int, default_row_bytes: int
+    ) -> tuple[list[Leased], float]:
         """Lease the oldest files, until their estimated rows reach the demand; return also the bytes of a row."""
         files = self._table.c
 
         def choose(connection: sa.Connection) -> tuple[list[Leased], float]:
-            row_bytes = self.row_bytes(connection) or _FEWEST_BYTES
+            known = self.row_bytes(connection)
+            row_bytes = known or _FEWEST_BYTES
             columns = files.id, files.path, files.size, files.modified, files.attempts
             oldest = sa.select(*columns).where(self._free(connection)).order_by(files.modified, files.id).limit(most)
             chosen, rows = list[Leased](), 0.0
@@ -155,7 +158,7 @@ class Catalog:
             for some in _groups(file.id for file in chosen):
                 mine = sa.update(self._table).where(files.id.in_(some))
                 connection.execute(mine.values(receive=receive_id, leased_until=until, attempts=files.attempts + 1))
-            return chosen, row_bytes
+            return chosen, known or default_row_bytes
 
         return self._database.write(choose)
 

@@ -98,7 +98,7 @@ class FileSource(Source):
         200,
         ge=1,
         description="Expected bytes of a row as stored in a file, after compression. Used until the first file is "
-        "read, to estimate the backlog.",
+        "done, to estimate the backlog.",
     )
     max_row_bytes: int = Field(
         16 * 2**20, ge=1, description="Maximum bytes of a line; a longer line fails as a truncated message."
@@ -174,7 +174,7 @@ class FileSource(Source):
         if self._notifications and self._catalog.waiting(self.row_bytes)[0] < demand:
             with self._unless_files_wait():
                 self._notifications.take(MOST_FILES, self._catalog.add)
-        files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES)
+        files, row_bytes = self._catalog.lease(receive_id, self.lease_s, demand, MOST_FILES, self.row_bytes)
         return [
             Share(
                 at={"files": [[file.id, file.path, file.modified, file.attempts] for file in part]},
