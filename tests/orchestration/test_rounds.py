@@ -108,6 +108,15 @@ def test_messages_that_arrive_during_a_run_are_stored_by_it_and_it_ends_when_non
     assert len(versions) == 1 + len(later_ones), "each report is new for downstream assets"
 
 
+def test_a_run_without_rounds_in_its_config_receives_once(location, monkeypatch):
+    monkeypatch.setattr(rounds.Rounds, "perform", lambda _: "it continued")
+    location.enqueue("first")
+    made = location.run("steady_pull", window_now(Steady))
+
+    assert (made.status, texts(location)) == (SUCCESS, ["first"])
+    assert location.control.in_flight("steady") == []
+
+
 def test_rounds_keep_the_rate_limit_and_reports_are_few(location, later, monkeypatch):
     monkeypatch.setattr(rounds, "_REPORTS", rounds.Backoff(first=timedelta(seconds=60), most=timedelta(seconds=60)))
     limit = RateLimiting(allowed_messages=2, interval=timedelta(seconds=2))
