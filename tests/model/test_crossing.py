@@ -29,7 +29,7 @@ from pydantic import (
 
 from pipeline_platform.model.crossing import decode, encode
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.schema import CONSTRAINED
+from pipeline_platform.model.schema import CONSTRAINED, row_type
 from tests.model.test_columns import EVERYTHING, EVERYTHING_STRUCT, Everything, LongFlight, Open
 
 
@@ -49,6 +49,21 @@ def test_bytes_stay_bytes_with_any_model():
 
 def test_a_model_of_every_type_is_unchanged():
     assert crossed(EVERYTHING, Everything) == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "value", "stored"),
+    [
+        (bytes, "YWJj", b"YWJj", b"YWJj"),
+        (str, "ñ".encode(), "ñ", "ñ"),
+        (timedelta, "-1 day, 23:00:00", timedelta(hours=-1), "-1 day, 23:00:00"),
+    ],
+)
+def test_a_value_of_another_type_crosses_as_a_table_stores_it(kind, given, value, stored):
+    model: Any = create_model("One", value=(kind, ...))
+    assert crossed({"value": given}, model) == model(value=value)
+    (column,) = row_type(model).columns([{"value": given}])
+    assert column.to_pylist() == [stored]
 
 
 class Restless(Struct):
