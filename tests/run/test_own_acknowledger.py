@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -21,6 +21,9 @@ from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import WINDOW, finish, flow_of, handled, publish, rows, run
 from tests.fixtures.flow_pipelines import Place, Word
 from tests.fixtures.small_lake import Memory
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 Heard = list[dict[str, Any]]
 
@@ -71,6 +74,18 @@ class Impatient(Marking):
     processors = Processors(concurrency=2, message_timeout=timedelta(seconds=0.5))
 
 
+class ImpatientColumns(Base):
+    """A pipeline with a time limit in the Spark lane."""
+
+    name = "impatient_columns"
+    processors = Impatient.processors
+
+    def handle_messages(self, messages: "DataFrame", context: Place) -> "DataFrame":
+        from pyspark.sql import functions as f
+
+        return messages.withColumns({"word": f.col("data").cast("string"), "batcher": f.lit("words")})
+
+
 LATE = "acknowledge took longer than 3 times processors.message_timeout (1.5 s) allows"
 
 
@@ -111,11 +126,11 @@ def acknowledged(flow: Flow) -> list[str]:
 
 
 @pytest.fixture
-def groups(tmp_path, tasks_here):
-    """A flow over messages of two groups."""
+def groups(tmp_path, tasks_here, spark_session):
+    """A flow over messages of two groups; Spark starts for the Spark lane only."""
     deliveries = tuple((f"m{number}", b"%d" % number) for number in range(6))
     source = Groups(name="queue", deliveries_=deliveries, folder=str(tmp_path))
-    return flow_of(tmp_path, Marking, source)
+    return flow_of(tmp_path, Marking, source, session=spark_session)
 
 
 def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(filled, tmp_path):
@@ -188,6 +203,7 @@ def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_h
     [
         (Marking, "kill", "acknowledge ended the worker (signal 9)"),
         (Impatient, "hang", LATE),
+        (ImpatientColumns, "hang", LATE),
     ],
 )
 def test_one_that_kills_its_worker_or_hangs_costs_its_own_messages_alone(groups, tmp_path, pipeline, how, why):
