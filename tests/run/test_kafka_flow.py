@@ -20,6 +20,7 @@ from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.fixtures.kafka_source import lag, until
+from tests.run import test_held as held
 
 
 @pytest.fixture
@@ -192,3 +193,25 @@ def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow):
     assert flow.source.backlog().messages == 0
     run(flow)
     assert_each_once(flow, numbers(0, 30))
+
+
+class Holding(held.Held):
+    """A partition of the topic is held."""
+
+    name = "holding"
+    partition_by = "source"
+
+
+def test_a_failure_holds_its_partition_until_a_retry_handles_it_in_order(flow):
+    flow = replace(flow, producer=BoundProducer(Holding))
+    send(flow, *(payload.decode() for payload in held.payloads(12, at_4="fail")))
+    run(flow)
+    assert held.numbers(flow) == {"0": [0, 3, 6, 9], "1": [1], "2": [2, 5, 8, 11]}
+    assert lags(flow) == [0, 0, 0]
+
+    send(flow, "0 12", "1 13", "2 14")
+    run(flow)
+    assert kinds(flow) == {"1 4 fail": "ValueError", "1 7": "held", "1 10": "held", "1 13": "held"}
+
+    run(flow, "failed", demand=2)
+    assert held.numbers(flow) == {"0": [0, 3, 6, 9, 12], "1": [1, 4, 7], "2": [2, 5, 8, 11, 14]}
