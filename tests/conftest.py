@@ -47,6 +47,7 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
 # A slow machine must not fail a test. Faults of most properties are found by few examples.
 settings.register_profile("unhurried", deadline=None, max_examples=40)
+settings.register_profile("soak", deadline=None, max_examples=1_000)  # for properties without a number of their own
 settings.load_profile("unhurried")
 
 # Order of the first files: files with many forks while this process is small, because a fork copies its mapped memory;
