@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatcher
-from pipeline_platform.connectors.files import FileSource, rows
+from pipeline_platform.connectors.files import FileSource, catalog, rows
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
@@ -339,10 +339,13 @@ def test_the_demand_chooses_files_by_the_bytes_of_rows_of_earlier_files(source, 
     assert rows.format_of("a.b/c.CSV.gz") == "csv"
 
 
-def test_until_a_file_is_done_a_receive_has_not_more_rows_than_its_demand(source, root):
-    for number in range(3):
-        with gzip.open(root / f"{number}.jsonl.gz", "wb") as file:
-            file.write(b"".join(b"%s\n" % os.urandom(12).hex().encode() for _ in range(1_000)))
+def test_until_a_file_is_done_a_receive_gets_one_large_file(source, root, monkeypatch):
+    monkeypatch.setattr(catalog, "_FIRST_BYTES", 5_000)
+    for number in range(4):
+        (root / f"{number}.jsonl").write_bytes(lines(*range(1_000)))
 
-    (share,) = source.plan(1_000, 1, "r")
+    (share,) = source.plan(10_000, 2, "r")
     assert len(share.at["files"]) == 1
+    assert sum(map(len, source.read(share, "r"))) == 1_000
+    source.finish("r", list)
+    assert [len(share.at["files"]) for share in source.plan(2_000, 2, "r2")] == [1, 1]

@@ -30,7 +30,9 @@ def end(place, run, monkeypatch):
     """The end of an active run whose source has messages."""
     monkeypatch.setattr(rounds_end, "_LOOK_EVERY_S", 0.0)
     context: Any = SimpleNamespace(instance=place.instance, run=run, partition_keys=[window_now(Steady)])
-    return RoundsEnd(context, flow_of(place.folder, Steady, place.queue))
+    rounds_end_ = RoundsEnd(context, flow_of(place.folder, Steady, place.queue))
+    rounds_end_._files = {}  # other tests of this process may have loaded files that are gone
+    return rounds_end_
 
 
 def test_a_run_without_a_reason_to_end_continues(end):

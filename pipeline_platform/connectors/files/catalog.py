@@ -16,8 +16,8 @@ _IDS = 500
 """Ids in one statement."""
 _RECENT = 100
 """Number of recent files that are done, by which the size of a row is estimated."""
-_FEWEST_BYTES = 10.0
-"""Size of a row until a file is done, so that a receive does not have many more rows than its demand."""
+_FIRST_BYTES = 2**20
+"""Size of the files of a receive until a file is done: highly compressed rows may be much smaller than expected."""
 
 
 class Found(NamedTuple):
@@ -140,25 +140,28 @@ class Catalog:
     def lease(
         self, receive_id: str, lease_s: float, demand: int, most: int, default_row_bytes: int
     ) -> tuple[list[Leased], float]:
-        """Lease the oldest files, until their estimated rows reach the demand; return also the bytes of a row."""
+        """Lease the oldest files, until their estimated rows reach the demand; return also the bytes of a row.
+
+        Until a file is done, a receive gets one file, or several small files.
+        """
         files = self._table.c
 
         def choose(connection: sa.Connection) -> tuple[list[Leased], float]:
             known = self.row_bytes(connection)
-            row_bytes = known or _FEWEST_BYTES
+            row_bytes, size = known or default_row_bytes, 0
             columns = files.id, files.path, files.size, files.modified, files.attempts
             oldest = sa.select(*columns).where(self._free(connection)).order_by(files.modified, files.id).limit(most)
             chosen, rows = list[Leased](), 0.0
             for row in connection.execute(oldest.with_for_update(skip_locked=True)).all():
                 chosen.append(Leased(row.id, row.path, row.size, row.modified, row.attempts + 1))
-                rows += max(1.0, row.size / row_bytes)
-                if rows >= demand:
+                rows, size = rows + max(1.0, row.size / row_bytes), size + row.size
+                if rows >= demand or (known is None and size >= _FIRST_BYTES):
                     break
             until = self._now(connection) + lease_s
             for some in _groups(file.id for file in chosen):
                 mine = sa.update(self._table).where(files.id.in_(some))
                 connection.execute(mine.values(receive=receive_id, leased_until=until, attempts=files.attempts + 1))
-            return chosen, known or default_row_bytes
+            return chosen, row_bytes
 
         return self._database.write(choose)
 
