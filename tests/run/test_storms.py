@@ -15,7 +15,7 @@ import pytest
 
 from servers.server import Server
 from tests.fixtures import fault_run
-from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_sqs
+from tests.fixtures.fault_ground import FILLED, Ground, assert_each_message_once, filled_sqs, filled_table, twice
 from tests.fixtures.fault_run import LEASE_S, POINTS
 from tests.fixtures.line import line_to
 
@@ -82,9 +82,18 @@ def failing(servers: Sequence[Server], seed: int) -> Iterator[None]:
     failed.result()
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(20))
+def test_a_storm_of_kills_and_stalls_over_a_table(tmp_path, warm_spark, seed):
+    ground = filled_table(tmp_path, warm_spark, 1_500)
+    storm(ground, seed, runs=10)
+    fault_run.run_to_end(ground.place, ground.left)
+    assert_each_message_once(ground, 1_500)
+
+
 MESSAGES = 300
 """Messages are visible again while their run lives, so that two live runs hold the same ones: only the decision's
-compare-and-swap keeps them apart."""
+compare-and-swap keeps them apart. A storm without it finds messages twice."""
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(1, 20))])
@@ -108,3 +117,16 @@ def test_a_storm_of_kills_and_stalls_over_a_server_that_fails_now_and_then(reque
             storm(ground, seed=0, runs=6, spared_s=20.0, points=["", *POINTS])
         fault_run.run_to_end(ground.place, ground.left, deadline_s=300)
         assert_each_message_once(ground, 1_000)
+
+
+@pytest.mark.soak
+def test_without_compare_and_swap_a_storm_finds_messages_twice(tmp_path, warm_spark, sqs_server, sqs_queue):
+    """The storms can fail, and the decision is what prevents it."""
+    for seed in range(20):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        ground = filled_sqs(folder, warm_spark, sqs_queue(), sqs_server, MESSAGES, visibility=1)
+        storm(blind := replace(ground, blind=True), seed, runs=10, spared_s=20.0)  # runs must come to their decisions
+        if twice(blind):
+            return
+    raise AssertionError("twenty storms and not one message twice")
