@@ -54,7 +54,7 @@ settings.load_profile("unhurried")
 # then the slowest files, because a slow file at the end would keep one process busy while the others have finished.
 LONGEST = (
     "test_isolation.py", "test_parents.py", "test_plan.py",
-    "test_source_contract.py", "test_whole_demo.py", "test_run_launcher.py", "test_kafka_flow.py",
+    "test_source_contract.py", "test_demo.py", "test_run_launcher.py", "test_kafka_flow.py",
     "test_storms.py", "test_daemon.py", "test_faults.py", "test_quickstart.py",
     "test_rounds.py", "test_run_retention.py", "test_backfills.py", "test_assets.py", "test_flow.py",
     "test_reexecution.py", "test_coming_from_broadway.py",

