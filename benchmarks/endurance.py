@@ -4,9 +4,9 @@ Run it as `python -m benchmarks.endurance [--minutes 60] [--messages 10000000] [
 Messages arrive evenly over this time. Rows from Kafka also go to PostgreSQL, and rows from files to Iceberg. The
 database and the catalog are on the server of the table queue. Runs, Python processes of Spark and the servers are
 killed, and runs are stopped, at random. The daemon and Spark's server are killed in the first half only, so that the
-second half shows whether they grow. The local Pub/Sub drops messages that wait for ten minutes: they count as lost if
-the machine is too busy. It ends with an account of each source and of the samples. The exit code is 1 if
-anything is wrong.
+second half shows whether they grow. It ends with an account of each source and of the samples. The exit code is 1 if
+anything is wrong. On a busy machine messages of Pub/Sub count as lost, because the local Pub/Sub drops messages that
+wait for ten minutes.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ EVENTS = {
     "closed": ([(1, "open"), (2, "closed")], None),
     "closed, late": ([(2, "closed"), (1, "open")], None),
     "closed at last": ([(1, "open"), (2, "open"), (3, "closed")], None),
-    "closed by hand": ([(1, "closed"), (1, "open")], None),
+    "closed manually": ([(1, "closed"), (1, "open")], None),
     "twice": ([(1, "open"), (1, "open")], 2),
 }
 """Attempts and states of a message's events, and the attempt that follows."""

@@ -58,12 +58,12 @@ def test_failures_are_chosen_by_state_time_and_id(mixed):
         ({**due, "due_by": NOON + timedelta(days=40_000)}, "again:2 late:1 other:1 soon:1"),
         ({"message_id": "again"}, "again:2"),
         ({"message_id": "done"}, ""),
-        ({"message_id": "nobody"}, ""),
+        ({"message_id": "unknown"}, ""),
         ({"message_id": "gone", "state": "waiting"}, ""),
         ({"message_id": "gone", "source": "memory"}, "gone:3"),
         ({"message_id": "gone", "source": "other"}, ""),
         ({"source": "memory", "state": "dead"}, "gone:3"),
-        ({"source": "nobody"}, ""),
+        ({"source": "unknown"}, ""),
     ):
         assert chosen(mixed, **selection) == payloads.split(), selection
 

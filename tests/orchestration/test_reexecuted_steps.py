@@ -61,7 +61,7 @@ def test_a_pull_that_fails_at_each_of_its_steps_is_re_executed_from_failure_and_
     assert [event.partition for event in location.materialisations(first, "messages")] == [WINDOW]
     assert location.checks(second)["acknowledged"].description == "Had nothing to acknowledge."
     receives = [run.tags[RunTags.of(Told).receive_id] for run in failed]
-    assert len({*receives}) == 5, "each run receives anew until a receive is decided"
+    assert len({*receives}) == 5, "each run starts a new receive until a receive is decided"
     assert receives[-2] == receives[-1], "a decided receive is finished"
     assert_each_once(location)
 
