@@ -17,6 +17,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource
 from pipeline_platform.orchestration.rounds import rounds
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, Source
@@ -46,13 +47,18 @@ def ended(location: Location, run: dg.DagsterRun) -> str:
     return next(line for line in location.log(run).splitlines() if "Ended after" in line)
 
 
+def when(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def when_stored(location: Location, *expected: str) -> None:
     """Wait until rows are in the table."""
-    deadline = time.monotonic() + 120
     log = location.root / "lake/steady/lines/_delta_log"
-    while not any(log.glob("*.json")) or not {*expected} <= {*texts(location)}:
-        assert time.monotonic() < deadline, f"{expected} not stored"
-        time.sleep(0.05)
+    when(lambda: any(log.glob("*.json")) and {*expected} <= {*texts(location)})
 
 
 @pytest.fixture
@@ -145,7 +151,8 @@ def test_a_failed_share_above_the_maximum_fails_a_run_after_its_results_are_publ
 
 def test_a_run_continues_after_an_outage_and_acknowledges_a_round_that_the_source_refused(location, later, monkeypatch):
     monkeypatch.setattr(rounds, "_FINISH_EVERY_S", 0.5)
-    queue, refuses = location.root / "queue.sqlite", location.root / "no ack"
+    queue, refuses, refused = (location.root / name for name in ("queue.sqlite", "no ack", "refused"))
+    attempts = AcknowledgerResource().attempts
     moved = queue.with_name("away.sqlite")
 
     def away() -> None:
@@ -155,9 +162,10 @@ def test_a_run_continues_after_an_outage_and_acknowledges_a_round_that_the_sourc
 
     with later(
         away,
+        lambda: when(lambda: location.waiting() == 0),
         refuses.touch,
         lambda: location.enqueue("second"),
-        lambda: when_stored(location, "second"),
+        lambda: when(lambda: refused.exists() and len(refused.read_text().splitlines()) == attempts),
         refuses.unlink,
     ):
         made = run(location)

@@ -105,6 +105,7 @@ def set_up(monkeypatch):
     providers: dict[str, Any] = {}
     monkeypatch.setattr("opentelemetry.trace.set_tracer_provider", partial(providers.__setitem__, "spans"))
     monkeypatch.setattr("opentelemetry.metrics.set_meter_provider", partial(providers.__setitem__, "metrics"))
+    monkeypatch.setattr(configuration, "is_attached", lambda _: False)  # an earlier test of this process may export
     monkeypatch.setattr(configuration, "_is_set_up", configuration._is_set_up.__wrapped__)
     monkeypatch.setattr(configuration, "_attach", lambda: None)
 
