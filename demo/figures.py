@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 from demo.flights import expected
 from demo.place import Place
 from demo.queues import Queue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.storage import Lake
 from pipelines.flights import Flights
@@ -22,7 +21,7 @@ _NAMED = (*_ID, "attempt", "outcome", "state", "batch_id")
 
 def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
     """Count the flights in each state, from the queue, the control store and the logs of the tables."""
-    with closing(ControlStore(f"sqlite:///{place.control}")) as control:
+    with closing(place.control_store()) as control:
         in_flight = sum(claim.messages for claim in control.in_flight(Flights.name))
     lake, alerts = (_rows(place, name) for name in Flights.batchers)
     # If the server does not report a backlog, undecided messages count as not acknowledged.

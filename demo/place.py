@@ -11,6 +11,8 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from pipeline_platform.control.store import ControlStore
+
 Kind = Literal["table", "postgres", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "files"]  # the demo's source
 ALL_FLIGHTS = 336_776
 PROJECT = Path(__file__).resolve().parents[1]  # the checkout: working directory of all processes
@@ -68,6 +70,10 @@ class Place:
             "PYTHONUNBUFFERED": "1",
             **queue,
         }
+
+    def control_store(self) -> ControlStore:
+        """Return the control store of the demo."""
+        return ControlStore(f"sqlite:///{self.control}")
 
     def status_command(self, queue: Mapping[str, str]) -> str:
         """Return the shell command for backlog, runs and failures."""

@@ -22,7 +22,6 @@ from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import Declare
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.patience import patiently
 from servers import kafka, kinesis, postgres, pubsub, rabbitmq, sqs
 
@@ -190,7 +189,7 @@ def _kinesis_queue(place: Place, stream: str, environment: Mapping[str, str]) ->
     source = KinesisSource(name="flights_queue", stream=stream, **options)
 
     def still_there() -> int:
-        source.open(ControlStore(f"sqlite:///{place.control}"))
+        source.open(place.control_store())
         shares = source.plan(1_000, 1, "drained")
         left = sum(batch.num_rows for share in shares for batch in source.read(share, "drained"))
         source.abandon("drained", list)

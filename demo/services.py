@@ -129,6 +129,12 @@ class Services:
                 lines = (self._logs / f"{name}.log").read_text(errors="replace").splitlines()[-15:]
                 raise DemoError("\n".join([f"The {name} ended with exit code {code}:", *lines]))
 
+    def end_daemon(self) -> None:
+        """End the daemon: no more runs start."""
+        daemon = self._started.pop("daemon")
+        daemon.terminate()
+        daemon.wait()
+
     def runs(self) -> list[Run]:
         """Return all runs, newest first."""
         tags, runs = RunTags.of(Flights), []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -74,6 +74,8 @@ class _Demo:
         with self._timed("chart"):
             title = f"{flights.height:,} flights in {seconds:.0f} s from `make demo`, then a retry"
             draw(self._place.chart, self._services.runs(), table(self._place, "delays_per_carrier"), title)
+        with self._timed("end the runs"):
+            self._end_runs()
         return self._report(account(self._place, self._queue, flights))
 
     def _until(self, title: str, done: Callable[[Mapping[str, int], Sequence[Run]], bool]) -> Sequence[Run]:
@@ -110,6 +112,14 @@ class _Demo:
                 title = f"Retry of {', '.join(windows)}: {sum(waiting[each] for each in windows):,} failures"
                 tags = {f"{_RANGE}_start": windows[0], f"{_RANGE}_end": windows[-1]}
                 self._launched(f"{Flights.name}_retry", title, run_config=_FIX, tags=tags)
+
+    def _end_runs(self) -> None:
+        """Let all runs end, and start no others: interrupted runs would be red in `make dev`."""
+        with closing(self._place.control_store()) as control:
+            control.pause(Flights.name, "the demo has ended")
+            self._until("Last runs", lambda _, runs: not any(run.under_way for run in runs))
+            self._services.end_daemon()
+            control.resume(Flights.name)
 
     def _report(self, lines: Sequence[tuple[str, int, int]]) -> bool:
         for drawn in (run_table(self._services.runs()), account_table(lines)):

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
 
 
+class Bounds(NamedTuple):
+    """Least and greatest value of a column in some rows."""
+
+    column: str
+    least: str
+    most: str
+
+
 class RowRange(NamedTuple):
     """Rows `start` to `stop` - 1 of a file. `position` is the position of the file's first row in the receive."""
 
@@ -81,19 +89,25 @@ def _cut(ranges: Iterable[tuple[RowRange, int, int]]) -> list[RowRange]:
 
 
 def read_ranges(
-    lake: Lake, ranges: Iterable[RowRange], columns: pa.Schema, max_rows: int, max_bytes: int = 16 * 2**20
+    lake: Lake,
+    ranges: Iterable[RowRange],
+    columns: pa.Schema,
+    max_rows: int,
+    max_bytes: int = 16 * 2**20,
+    near: Bounds | None = None,
 ) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield `(position of the first row, batch)` with batches within the bounds; a larger row is a separate batch.
+    """Yield `(position of the first row, batch)` with batches of limited size; a larger row is a separate batch.
 
-    The columns `window` and `position` are computed, because files do not contain them.
+    The columns `window` and `position` are computed, because files do not contain them. Row groups without a value
+    in the bounds `near`, according to their statistics, are left out.
     """
     stored = pa.schema([field for field in columns if field.name not in ("window", "position")])
     for wanted in ranges:
         with stored_file(lake, wanted.path, stored) as file:
-            first = 0
+            first, groups = 0, None if near is None else file.groups_with(*near)
             for group, rows in enumerate(file.groups):
                 start, stop = max(wanted.start - first, 0), min(wanted.stop - first, rows)
-                if start < stop:
+                if start < stop and (groups is None or group in groups):
                     table = file.group(group).slice(start, stop - start)
                     position = wanted.position + first + start
                     for batch in table.combine_chunks().to_batches(max_chunksize=max_rows):
@@ -107,6 +121,18 @@ def row_groups(lake: Lake, path: str, columns: pa.Schema | None = None) -> Itera
     """Yield the row groups of a file, with these columns or all stored columns."""
     with stored_file(lake, path, columns) as file:
         yield from map(file.group, range(len(file.groups)))
+
+
+def bounds_of(lake: Lake, ranges: Iterable[RowRange], column: str) -> Bounds | None:
+    """Return the bounds of a text column in whole files; None if the statistics of a file do not contain them."""
+    found = list[tuple[str, str]]()
+    for path in dict.fromkeys(rows.path for rows in ranges):
+        with stored_file(lake, path, None) as file:
+            for bounds in file.statistics(column):
+                if bounds is None or not bounds.has_min_max:
+                    return None
+                found.append((bounds.min, bounds.max))
+    return Bounds(column, min(least for least, _ in found), max(most for _, most in found)) if found else None
 
 
 def rows_with(lake: Lake, path: str, name: str, value: str, columns: pa.Schema) -> Iterator[pa.Table]:
@@ -200,15 +226,18 @@ class StoredFile:
         for batch in self._parquet.iter_batches(rows, groups, wanted, use_threads=False):
             yield self._completed(batch, wanted)
 
-    def groups_with(self, name: str, least: Any, most: Any) -> list[int]:
-        """Return the row groups that may have values from `least` to `most` in a column, by their statistics."""
+    def statistics(self, name: str) -> list[pq.Statistics | None]:
+        """Return the statistics of a column by row group; none if the file does not have the column."""
         if name not in self._parquet.schema.names:
             return []
         place, metadata = self._parquet.schema.names.index(name), self._parquet.metadata
-        known = [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
+        return [metadata.row_group(number).column(place).statistics for number in range(metadata.num_row_groups)]
+
+    def groups_with(self, name: str, least: Any, most: Any) -> list[int]:
+        """Return the row groups that may have values from `least` to `most` in a column, by their statistics."""
         return [
             number
-            for number, bounds in enumerate(known)
+            for number, bounds in enumerate(self.statistics(name))
             if bounds is None or not bounds.has_min_max or (bounds.min <= most and least <= bounds.max)
         ]
 

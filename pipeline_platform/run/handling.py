@@ -10,7 +10,7 @@ from pipeline_platform.lake.decisions.decision import state_of
 from pipeline_platform.lake.decisions.ledger import Receive, ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import RowRange, between, divide, spread, whole
+from pipeline_platform.lake.reader import RowRange, between, bounds_of, divide, spread, whole
 from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.lake.task_report import earliest
 from pipeline_platform.model.message import MESSAGE_KEY
@@ -142,13 +142,15 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
     parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
     to = flow.lake, pipeline.name, receive.receive_id, receive.window
-    messages = sum(file.rows for file in files)
+    messages, received = sum(file.rows for file in files), whole(files, pipeline.name)
+    # Ids of logs and files are in order: few row groups of the outcomes are near, however many outcomes there are.
+    near = bounds_of(flow.lake, received, "message_id") if known else None
     if messages <= repeats.IN_MEMORY:
-        find = repeats.FindRepeats(*to, whole(files, pipeline.name), parts or [[]])
+        find = repeats.FindRepeats(*to, received, parts or [[]], near)
         is_quick = len(known) <= _FEW_FILES and sum(file.rows for file in stored) <= _FEW_OUTCOMES
         manifest = work.run(find, len(find.known), messages if is_quick else None)
     else:
-        decisions = work.scan(parts, *MESSAGE_KEY, "outcome") if parts else None
+        decisions = work.scan(parts, *MESSAGE_KEY, "outcome", near=near) if parts else None
         copies = work.scan(divide(files, pipeline.name, concurrency), *MESSAGE_KEY, "position", "redelivered")
         manifest = work.write(repeats.find_repeats(copies, decisions), repeats.WriteRepeats(*to))
     return whole(manifest.files, pipeline.name)

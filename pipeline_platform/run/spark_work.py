@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from pipeline_platform.lake.manifest import MANIFEST, Manifest
-from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.reader import Bounds, RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import MESSAGES
@@ -94,10 +94,10 @@ class SparkWork:
         with self._tagged(), engine.readable_errors():
             rows.write.format("noop").mode("overwrite").save()
 
-    def scan(self, parts: Sequence[Sequence[RowRange]], *names: str) -> DataFrame:
-        """Return columns of written rows as a lazy DataFrame, with a task for each part."""
+    def scan(self, parts: Sequence[Sequence[RowRange]], *names: str, near: Bounds | None = None) -> DataFrame:
+        """Return columns of written rows as a lazy DataFrame, with a task for each part; `near` as of `Scan`."""
         schema = pa.schema([_COLUMNS[name] for name in names])
-        return engine.frame(self.spark, Scan(self.lake, parts, schema), len(parts), schema)
+        return engine.frame(self.spark, Scan(self.lake, parts, schema, near), len(parts), schema)
 
     def interrupt(self) -> None:
         """Interrupt active work on the receive, also of another run."""

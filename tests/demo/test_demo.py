@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from contextlib import closing
 from typing import NamedTuple
 
 import pytest
@@ -54,8 +55,11 @@ def test_a_demo_ends_with_figures_that_add_up_and_leaves_nothing_running(shown):
     assert code == 0, said
     assert demo.adds_up(said), said
     assert (demo.home / "demo.png").read_bytes().startswith(b"\x89PNG")
+    assert demo.runs() == {"flights_pull": "SUCCESS", "flights_retry": "SUCCESS", "__ASSET_JOB": "SUCCESS"}
     assert demo.left_running() == []
     assert spark_server.status(demo.home) is None
+    with closing(place.Place(demo.home).control_store()) as control:
+        assert control.paused("flights") is None
 
 
 def test_a_terminal_sees_the_queue_drain_by_figures_and_runs(shown):
@@ -77,9 +81,6 @@ def test_dev_opens_the_ui_on_what_a_demo_left_until_ctrl_c(shown):
 
     with urllib.request.urlopen(f"{url}/asset-groups", timeout=30) as page:
         assert page.status == 200
-    assert shown.demo.runs() == {
-        "flights_pull": "SUCCESS", "flights_retry": "SUCCESS", "__ASSET_JOB": "SUCCESS",
-    }  # fmt: skip
     # The path of this interpreter.
     asked = status.replace(".venv/bin/pipeline-platform", f"{sys.executable} -m pipeline_platform.cli.main")
     answer = subprocess.run(asked, shell=True, cwd=place.PROJECT, capture_output=True, text=True, check=True)

@@ -130,9 +130,9 @@ def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     looked_at: list[str] = []
     read_ranges = repeats.read_ranges
 
-    def spy(lake: Lake, ranges: Sequence[RowRange], *options: Any) -> object:
+    def spy(lake: Lake, ranges: Sequence[RowRange], *limits: Any, **options: Any) -> object:
         looked_at.extend(each.path for each in ranges if "/outcomes/" in each.path)
-        return read_ranges(lake, ranges, *options)
+        return read_ranges(lake, ranges, *limits, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(repeats, "read_ranges", spy)

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
+from pipeline_platform.lake.reader import Bounds, RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECISIONS, OUTCOMES
 from pipeline_platform.lake.writer import Writer
@@ -56,15 +56,16 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Scan:
-    """Task `n` reads the rows `parts[n]` of files that are not part of a table, or not yet."""
+    """Task `n` reads the rows `parts[n]` of files, near some bounds if they are given; see `read_ranges`."""
 
     lake: Lake
     parts: Sequence[Sequence[RowRange]]
     schema: pa.Schema
+    near: Bounds | None = None
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        for _, batch in read_ranges(self.lake, self.parts[index], self.schema, 65_536):
+        for _, batch in read_ranges(self.lake, self.parts[index], self.schema, _ROWS, near=self.near):
             yield pa.RecordBatch.from_arrays(batch.columns, schema=self.schema)
 
 
@@ -105,10 +106,12 @@ class FindRepeats(_Repeats):
     Attributes:
         received: Deliveries of the receive.
         known: Outcomes of earlier receives by task; at least one task, even if it has no outcomes.
+        near: Bounds of the ids of the deliveries, if they are known.
     """
 
     received: Sequence[RowRange]
     known: Sequence[Sequence[RowRange]]
+    near: Bounds | None = None
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`; task 0 also finds the copies. Return its manifest."""
@@ -127,7 +130,7 @@ class FindRepeats(_Repeats):
 
     def _are_decided(self, again: pa.Table, known: Sequence[RowRange]) -> pa.Array:
         ids, decisions = again["message_id"].combine_chunks(), [pa.array([], pa.string())]
-        for _, rows in read_ranges(self.lake, known, _DECIDED, _ROWS):
+        for _, rows in read_ranges(self.lake, known, _DECIDED, _ROWS, near=self.near):
             near = rows.filter(pc.is_in(rows["message_id"], value_set=ids))
             decided = near.filter(pc.is_in(near["outcome"], value_set=pa.array(DECISIONS)))
             decisions.append(pc.unique(keys_of(decided, *MESSAGE_KEY)))
