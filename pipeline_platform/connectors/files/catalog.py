@@ -112,7 +112,9 @@ class Catalog:
     def add(self, files: Iterable[Found]) -> None:
         """Add files that are not in the catalog; in a new catalog they count as redelivered."""
         is_new = self.is_new()
-        for some in _groups({"id": file.id, **file._asdict(), "attempts": int(is_new)} for file in files):
+        rows = [{"id": file.id, **file._asdict(), "attempts": int(is_new)} for file in files]
+        # In the same order in every process: otherwise two of them could wait for each other's rows in PostgreSQL.
+        for some in _groups(sorted(rows, key=lambda row: str(row["id"]))):
             with self._database.writing() as connection:
                 if is_new:  # it stays new for all processes until a listing is complete
                     connection.execute(sa.delete(self._listings))
