@@ -14,6 +14,7 @@ from collections.abc import Mapping
 _PREFIXES = (
     "ARROW_",
     "AWS_",  # a lake on S3, and SQS
+    "AZURE_",  # a lake in Azure Blob Storage
     "HADOOP_",
     "LC_",
     "LD_",
@@ -39,6 +40,8 @@ _NAMES = frozenset(
         *("CURL_CA_BUNDLE", "REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE"),
         *("ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY"),
         *("all_proxy", "grpc_proxy", "https_proxy", "http_proxy", "no_grpc_proxy", "no_proxy"),
+        # A lake in Azure Blob Storage with a managed identity
+        *("IDENTITY_ENDPOINT", "IDENTITY_HEADER", "MSI_ENDPOINT", "MSI_SECRET"),
         # A lake on Google Cloud Storage, and Pub/Sub
         *("CLOUDSDK_CONFIG", "GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GOOGLE_CLOUD_QUOTA_PROJECT"),
         *("GCE_METADATA_HOST", "GCE_METADATA_IP", "PUBSUB_EMULATOR_HOST"),

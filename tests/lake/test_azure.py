@@ -1,5 +1,8 @@
 """A lake in Azure Blob Storage, on a real Azurite."""
 
+import pickle
+import subprocess
+import sys
 from uuid import uuid4
 
 import polars as pl
@@ -10,6 +13,7 @@ from deltalake import write_deltalake
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError, Table
 from pipeline_platform.run.outages import OutageError, naming_outages
+from pipeline_platform.spark import environment
 from servers import azure
 from tests.lake.test_root_names import go_all_the_way
 
@@ -42,6 +46,19 @@ def test_options_and_variables_reach_files_and_commits_alike(options, root, monk
     assert pl.read_delta(by_options.uri(f"{folder}/table"), storage_options=by_options.options).height == 1
     by_options.remove(f"{folder}/table", "_delta_log/00000000000000000000.json")
     assert by_options.files(folder) == ["file"]
+
+
+def test_a_worker_has_the_variables_of_the_lake(options, monkeypatch):
+    for name, value in options.items():
+        monkeypatch.setenv(name.upper(), value)
+    lake = Lake(root=f"az://lake/variables-{uuid4().hex[:8]}")
+    lake.write("file", b"file")
+    code = "import pickle, sys; print(pickle.loads(bytes.fromhex(sys.argv[1])).read('file').decode())"
+    of_worker = [sys.executable, "-I", environment.__file__, sys.executable, "-c", code, pickle.dumps(lake).hex()]
+
+    worker = subprocess.run(of_worker, capture_output=True, text=True, check=False)
+
+    assert worker.stdout == "file\n", worker.stderr
 
 
 def test_of_two_commits_of_one_version_the_second_is_refused(options):
