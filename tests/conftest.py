@@ -20,6 +20,7 @@ pytest_plugins = [
         "tests.fixtures.servers",
         "tests.fixtures.sqs",
         "tests.fixtures.s3",
+        "tests.fixtures.azure",
         "tests.fixtures.kafka",
         "tests.fixtures.kafka_source",
         "tests.fixtures.kinesis",

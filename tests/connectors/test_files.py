@@ -318,11 +318,20 @@ def test_files_that_come_back_after_the_folder_was_empty_are_still_done(source, 
     assert source.backlog().messages == 0
 
 
-def test_files_of_an_object_store_are_read(tmp_path, s3):
-    lake = Lake(root="s3://lake/incoming", storage_options=s3)
+@pytest.mark.parametrize(
+    ("root", "options"),
+    [
+        ("s3://lake/incoming", "s3"),
+        ("az://lake/incoming", "azure_lake"),
+        ("abfss://lake@local.dfs.core.windows.net/in", "azure_lake"),
+    ],
+)
+def test_files_of_an_object_store_are_read(tmp_path, root, options, request):
+    options = request.getfixturevalue(options)
+    lake = Lake(root=root, storage_options=options)
     lake.write("day/a.jsonl.gz", lines(1, 2))  # PyArrow compresses it, because of its name
 
-    source = source_at(tmp_path, "s3://lake/incoming", storage_options=s3)
+    source = source_at(tmp_path, root, storage_options=options)
 
     assert [row["data"] for row in deliveries(source)] == [b'{"number": 1}', b'{"number": 2}']
 

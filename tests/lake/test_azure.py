@@ -14,27 +14,17 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError, Table
 from pipeline_platform.run.outages import OutageError, naming_outages
 from pipeline_platform.spark import environment
-from servers import azure
 from tests.lake.test_root_names import go_all_the_way
 
 ROOTS = ["abfss://lake@local.dfs.core.windows.net", "az://lake"]
 
 
-@pytest.fixture
-def options(azure_server):
-    return {
-        "azure_storage_account_name": azure.ACCOUNT,
-        "azure_storage_account_key": azure.KEY,
-        "azure_storage_endpoint": azure_server,
-    }
-
-
 @pytest.mark.parametrize("root", ROOTS)
-def test_options_and_variables_reach_files_and_commits_alike(options, root, monkeypatch):
-    for name, value in options.items():
+def test_options_and_variables_reach_files_and_commits_alike(azure_lake, root, monkeypatch):
+    for name, value in azure_lake.items():
         monkeypatch.setenv(name.upper(), value)
     folder = f"alike-{uuid4().hex[:8]}"
-    by_variables, by_options = Lake(root=root), Lake(root=root, storage_options=options)
+    by_variables, by_options = Lake(root=root), Lake(root=root, storage_options=azure_lake)
 
     by_variables.write(f"{folder}/file", b"file")
     write_deltalake(
@@ -48,8 +38,8 @@ def test_options_and_variables_reach_files_and_commits_alike(options, root, monk
     assert by_options.files(folder) == ["file"]
 
 
-def test_a_worker_has_the_variables_of_the_lake(options, monkeypatch):
-    for name, value in options.items():
+def test_a_worker_has_the_variables_of_the_lake(azure_lake, monkeypatch):
+    for name, value in azure_lake.items():
         monkeypatch.setenv(name.upper(), value)
     lake = Lake(root=f"az://lake/variables-{uuid4().hex[:8]}")
     lake.write("file", b"file")
@@ -61,8 +51,8 @@ def test_a_worker_has_the_variables_of_the_lake(options, monkeypatch):
     assert worker.stdout == "file\n", worker.stderr
 
 
-def test_of_two_commits_of_one_version_the_second_is_refused(options):
-    lake = Lake(root="az://lake/twice", storage_options=options)
+def test_of_two_commits_of_one_version_the_second_is_refused(azure_lake):
+    lake = Lake(root="az://lake/twice", storage_options=azure_lake)
     table = Table(lake, "p", "t", pa.schema({"window": pa.string()}))
     table.ensure()
     with table.look() as handle, table.look() as other:
@@ -85,12 +75,12 @@ def test_a_root_without_account_or_with_credentials_is_refused(root, given):
     assert "hidden" not in str(refused.value)
 
 
-def test_a_pipeline_keeps_its_tables_there(options, tmp_path):
-    go_all_the_way(Lake(root="abfss://lake@local.dfs.core.windows.net/run", storage_options=options), tmp_path)
+def test_a_pipeline_keeps_its_tables_there(azure_lake, tmp_path):
+    go_all_the_way(Lake(root="abfss://lake@local.dfs.core.windows.net/run", storage_options=azure_lake), tmp_path)
 
 
-def test_a_store_that_does_not_answer_is_named_in_one_sentence(options):
-    lake = Lake(root="az://lake/away", storage_options=options)
+def test_a_store_that_does_not_answer_is_named_in_one_sentence(azure_lake):
+    lake = Lake(root="az://lake/away", storage_options=azure_lake)
     error = (
         "GetProperties failed. Azure Error: [] Fail to get a new connection for: http://127.0.0.1:1. Could not connect"
     )
