@@ -30,23 +30,10 @@ from benchmarks.latency import daemon
 from benchmarks.latency_location import IDLE_TIMEOUT, KAFKA, PATIENCE
 from benchmarks.trickle import cell, message, processor_s, send
 from servers import kafka as local
-from servers import maven
+from servers import spark_jvm
 from servers.server import Program
 
 SERVERS = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
-SPARK, DELTA = "4.1.1", "4.3.1"
-"""Delta has no release for Spark 4.3, which the platform uses."""
-LIBRARIES = (
-    f"org.apache.spark:spark-sql_2.13:{SPARK}",
-    f"org.apache.spark:spark-sql-kafka-0-10_2.13:{SPARK}",
-    f"io.delta:delta-spark_2.13:{DELTA}",
-)
-OPENED = (
-    *("java.lang", "java.lang.invoke", "java.lang.reflect", "java.io", "java.net", "java.nio", "java.util"),
-    *("java.util.concurrent", "java.util.concurrent.atomic", "jdk.internal.ref"),
-    *("sun.nio.ch", "sun.nio.cs", "sun.security.action", "sun.util.calendar"),
-)
-"""Packages of Java that Spark uses. `spark-submit` opens them."""
 WARM_S, WITHIN_S = 60.0, 120.0
 """Seconds of a trickle before the measured trickle: the JVM compiles its code meanwhile."""
 
@@ -74,9 +61,8 @@ def loop(folder: Path, servers: str, topic: str) -> Iterator[Path]:
 @contextmanager
 def streaming(trigger: str, folder: Path, servers: str, topic: str) -> Iterator[Path]:
     """Run Structured Streaming; yield its table."""
-    opened = [f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED]
-    java = [*maven.install(SERVERS / f"structured-streaming-{SPARK}", LIBRARIES), "-Xmx1g", *opened]
-    command = [*java, str(Path(__file__).with_name("Streaming.java")), servers, topic, str(folder), SCHEMA, trigger]
+    program = Path(__file__).with_name("Streaming.java")
+    command = spark_jvm.command(SERVERS, program, servers, topic, str(folder), SCHEMA, trigger)
     with Program(servers, command, folder, "query started", {}).running():
         yield folder / "table"
 
