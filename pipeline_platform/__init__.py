@@ -22,12 +22,15 @@ from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import AsyncClient, per_process
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.log import Extent, LogSource
+from pipeline_platform.source.metadata import with_metadata
 
 __all__ = [
+    "AsyncClient",
     "Backlog",
     "Backoff",
     "BatchInfo",
@@ -61,6 +64,8 @@ __all__ = [
     "columns",
     "decompressed",
     "json_schema_columns",
+    "per_process",
     "protobuf_columns",
     "telemetry",
+    "with_metadata",
 ]

@@ -8,8 +8,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from pipeline_platform.model.safe_text import redacted
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceError
 
 NO_CREDENTIALS = (
     ".*Credential.*|ProfileNotFound|.*(SSO|Token).*|InvalidAccessKeyId|InvalidClientTokenId|SignatureDoesNotMatch"
@@ -36,20 +35,12 @@ def code_of(error: BaseException | None) -> str:
     return code.rsplit(".", 1)[-1] or type(error).__name__
 
 
-def aws_client(
-    service: str,
-    *,
-    region_name: str | None,
-    endpoint_url: str | None,
-    profile_name: str | None,
-    connections: int,
-    read_timeout_s: int,
-) -> Any:
-    """Return a client of a service with timeouts that fit into a sensor's tick."""
+def aws_client(service: str, source: Any, region: str | None, connections: int, *, read_timeout_s: int) -> Any:
+    """Return a client of a service for a source, with timeouts that fit into a sensor's tick."""
     from botocore.config import Config  # here: the code server loads this file and needs no client
     from botocore.session import Session
 
-    session = Session(profile=profile_name)
+    session = Session(profile=source.profile_name)
     session.register_component("data_loader", _descriptions(session.get_config_variable("data_path")))
     config = Config(
         retries={"mode": "standard", "total_max_attempts": 4},
@@ -58,7 +49,7 @@ def aws_client(
         connect_timeout=4,
         read_timeout=read_timeout_s,
     )
-    return session.create_client(service, region_name=region_name, endpoint_url=endpoint_url, config=config)
+    return session.create_client(service, region_name=region, endpoint_url=source.endpoint_url, config=config)
 
 
 def explained(
@@ -85,8 +76,8 @@ def explained(
         code=code,
         text=f"{type(error).__name__}: {error}",
     )
-    kind = SourceAwayError if re.fullmatch(f"{AWAY}|{away}", code) else SourceError
-    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
+    described: SourceError = source.error(explanation, away=bool(re.fullmatch(f"{AWAY}|{away}", code)))
+    return described
 
 
 @cache

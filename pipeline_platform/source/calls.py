@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from pipeline_platform.model.portions import BATCH_BYTES
 from pipeline_platform.model.retry import Backoff
-from pipeline_platform.source.contract import LeasedIds, Refused
+from pipeline_platform.source.contract import Refused
 from pipeline_platform.source.leased import LeasedSource
 
 logger = logging.getLogger(__name__)
@@ -34,11 +34,10 @@ FAILED_CALLS = 3
 class CalledSource(LeasedSource):
     """A leased source that sets the lease of each message separately.
 
-    A connector names its own option for the lease in `lease_option`, and implements `hold` instead of `release`,
-    `extend` and `abandon`.
+    A connector names its own option for the lease in `lease_option`, and implements `hold` instead of `release` and
+    `renew`.
     """
 
-    lease_option: ClassVar[str]
     poll_pauses: ClassVar[Backoff] = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=4))
     """Longer than of other sources: a look is a request, which may cost money."""
 
@@ -61,32 +60,9 @@ class CalledSource(LeasedSource):
         """Release messages, to be redelivered after `delay_s` seconds, limited to the longest delay."""
         return self.hold(ack_ref, ack_ids, min(delay_s, self.longest_delay_s))
 
-    def extend(self, receive_id: str, held: LeasedIds) -> bool:
-        """Renew the leases of the messages. A refused message has been leased by another receive, or keeps its lease.
-
-        Returns:
-            False if other receives have leased all messages. A message that another receive decides first is left out
-            of this run's decision.
-        """
-        started, asked, left = time.monotonic(), 0, list[Refused]()
-        for ack_ref, ack_ids in held():
-            asked += len(ack_ids)
-            left += self.hold(ack_ref, ack_ids, int(self.lease_s))
-        if left:
-            how_many = f"{len(left)} of {asked}"
-            logger.warning("Could not renew the leases of %s messages from %s: %s", how_many, self.name, left[0].reason)
-        if (took := time.monotonic() - started) > self.lease_s / 3:
-            logger.warning(
-                "Renewed %d leases from %s in %.0f s, more than a third of %s (%d s): some messages may be "
-                "redelivered. Raise it, or lower the demand of a run.",
-                *(asked, self.name, took, self.lease_option, self.lease_s),
-            )
-        return not asked or sum(entry.lost for entry in left) < asked
-
-    def abandon(self, receive_id: str, held: LeasedIds) -> None:
-        """Release the messages that a crashed run recorded; its other messages wait until their lease expires."""
-        for ack_ref, ack_ids in held():
-            self.release(ack_ref, ack_ids)
+    def renew(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Renew the leases of messages."""
+        return self.hold(ack_ref, ack_ids, int(self.lease_s))
 
 
 def receive(

@@ -4,9 +4,9 @@ A connector is a subclass of a family: `LeasedSource` (the server tracks leases)
 positions) or `ConnectedSource` (the open connection tracks deliveries).
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -17,26 +17,15 @@ from pipeline_platform.model.actions import LEASED, AckActions, AckPolicy
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import close_clients
+from pipeline_platform.source.errors import Errors
+from pipeline_platform.source.errors import SourceAwayError as SourceAwayError  # noqa: PLC0414 - part of the contract
+from pipeline_platform.source.errors import SourceError as SourceError  # noqa: PLC0414
+from pipeline_platform.source.metadata import as_json
 from pipeline_platform.source.offsets import Positions
 from pipeline_platform.source.options import SourceOptions
 from pipeline_platform.source.pauses import PAUSES, Patience, poll
 from pipeline_platform.source.readers import Reader, others
-
-
-class SourceError(Exception):
-    """A source cannot perform an operation. The message contains the option, the value and the fix.
-
-    Attributes:
-        summary: The problem in two or three words, which follow the source's name.
-    """
-
-    summary: ClassVar[str] = "cannot be used"
-
-
-class SourceAwayError(SourceError):
-    """The server is unavailable. The operation may be retried."""
-
-    summary = "does not answer"
 
 
 class Share(BaseModel, frozen=True, extra="forbid"):
@@ -52,10 +41,12 @@ class Share(BaseModel, frozen=True, extra="forbid"):
     messages: int
 
     @classmethod
-    def equal(cls, messages: int, parts: int) -> "list[Share]":
-        """Return shares of `messages`, at most `parts`, whose sizes differ by one at most."""
-        parts = min(parts, messages)
-        return [cls(messages=messages // parts + (part < messages % parts)) for part in range(parts)]
+    def equal(cls, messages: int, parts: int, per_call: int = 1) -> "list[Share]":
+        """Return shares of `messages`, at most `parts`, whose numbers of calls differ by one at most."""
+        calls = -(-messages // per_call)
+        parts = min(parts, calls)
+        sizes = [(calls // parts + (part < calls % parts)) * per_call for part in range(parts)]
+        return [cls(messages=size - (sum(sizes) - messages) * (part == parts)) for part, size in enumerate(sizes, 1)]
 
 
 class Refused(NamedTuple):
@@ -142,7 +133,6 @@ class Source(SourceOptions, ABC):
     poll_pauses: ClassVar[Backoff] = PAUSES
     """Pauses between the looks of `wait`. Set longer pauses if `backlog` costs money."""
 
-    name: str = Field(description="Name of the source, which is part of every message's identity: never change it.")
     on_success: str = Field(
         "ack",
         description="Ack action of a handled message. After an action that does not end the message, the source "
@@ -225,7 +215,22 @@ class Source(SourceOptions, ABC):
         return others(readers or (), me) if me else None
 
     def close(self) -> None:
-        """Close this process's clients and connections, at the end of a run."""
+        """Close this process's clients and connections, at the end of a run: by default the `per_process` clients."""
+        close_clients(self)
+
+    @contextmanager
+    def explaining(self, fix: str, *, refused: Errors = (), away: Errors = ()) -> Iterator[None]:
+        """Raise errors of a client library as errors of this source, with its places and the fix.
+
+        `away`, unless in `refused`, are errors of an unavailable server. They close the clients: the next use connects.
+        """
+        try:
+            yield
+        except (*refused, *away) as error:
+            if is_away := not isinstance(error, refused):
+                self.close()
+            problem = f"{'; '.join(sorted(self.places))}: {type(error).__name__}: {error}"
+            raise self.error(f"{problem}. {fix}", away=is_away) from None
 
     @abstractmethod
     def backlog(self) -> Backlog:
@@ -338,9 +343,7 @@ class Source(SourceOptions, ABC):
         Raises:
             SourceError: The source does not support sending, or refused some messages.
         """
-        raise SourceError(
-            f"source {self.name!r}: {type(self).__name__} does not support send(). Send messages by other means."
-        )
+        raise self.error(f"{type(self).__name__} does not support send(). Send messages by other means.")
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any] | None:
         """Return metadata with which `send` attaches labels to a message; None if the source cannot store labels.
@@ -358,8 +361,8 @@ class Source(SourceOptions, ABC):
         *,
         message_id: Sequence[str] | pa.Array,
         data: Sequence[bytes] | pa.Array,
-        ack_id: Sequence[str] | pa.Array,
         ack_ref: str | Sequence[str] | pa.Array,
+        ack_id: Sequence[str] | pa.Array | None = None,
         metadata: Sequence[Mapping[str, Any] | None] | pa.Array | None = None,
         attempt: Sequence[int] | pa.Array | None = None,
         redelivered: Sequence[bool] | pa.Array | bool = True,
@@ -369,12 +372,13 @@ class Source(SourceOptions, ABC):
     ) -> pa.RecordBatch:
         """Build a batch of `DELIVERIES` from columns, for connectors to yield from `read`.
 
-        `published_at` is the same at every delivery, and set by the source's own clock unless `dates_by_own_clock` is
-        false. Leave it out if the source does not guarantee that. In an Arrow array `metadata` is already JSON.
+        `ack_id` is `message_id` by default. `published_at` is the same at every delivery, and set by the source's own
+        clock unless `dates_by_own_clock` is false. Leave it out if the source does not guarantee that. Bytes in
+        `metadata` are text if they are UTF-8, else `{"base64": ...}`. In an Arrow array `metadata` is already JSON.
         """
         rows = len(message_id)
         if metadata is not None and not isinstance(metadata, pa.Array):
-            metadata = pa.array([json.dumps(m, default=str) if m else None for m in metadata], pa.string())
+            metadata = pa.array([as_json(m) if m else None for m in metadata], pa.string())
 
         def column(value: Any) -> Any:
             return pa.repeat(value, rows) if isinstance(value, str | bool | int) else value
@@ -385,7 +389,7 @@ class Source(SourceOptions, ABC):
             "data": data,
             "metadata": metadata,
             "ack_ref": ack_ref,
-            "ack_id": ack_id,
+            "ack_id": message_id if ack_id is None else ack_id,
             "attempt": 1 if attempt is None else attempt,
             "redelivered": redelivered,
             "published_at": published_at,

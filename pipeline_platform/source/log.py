@@ -154,9 +154,7 @@ class LogSource(PositionedSource):
             for partition, ack_ids in groups:
                 offsets.setdefault(partition, []).extend((_offset(self.name, ack_id), is_free) for ack_id in ack_ids)
         if strange := offsets.keys() - self.positions.places(self.name).keys():
-            raise SourceError(
-                f"source {self.name!r}: ack_ref must be the name of a partition, got {min(strange)!r}. Correct read()."
-            )
+            raise self.error(f"ack_ref must be the name of a partition, got {min(strange)!r}. Correct read().")
         free = [
             Offsets(partition, run[0], run[-1] + 1)
             for partition, some in offsets.items()

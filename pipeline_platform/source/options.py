@@ -3,16 +3,22 @@
 from datetime import datetime
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from pipeline_platform.model.safe_text import secrets_in
+from pipeline_platform.model.safe_text import redacted, secrets_in
+from pipeline_platform.source.clients import per_process
+from pipeline_platform.source.errors import SourceAwayError, SourceError
 
 
 class SourceOptions(BaseModel):
     """Options of a source. Unknown options are refused, and instances are immutable."""
 
     # An error must not quote the other options, which may contain a password.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, hide_input_in_errors=True, allow_inf_nan=False, ignored_types=(per_process,)
+    )
+
+    name: str = Field(description="Name of the source, which is part of every message's identity: never change it.")
 
     @field_validator("*", mode="before")
     @classmethod
@@ -24,7 +30,7 @@ class SourceOptions(BaseModel):
             raise ValueError(f"must be a number, got {value}. Correct it.")
         return value
 
-    @field_validator("name", check_fields=False)
+    @field_validator("name")
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not name or name != name.strip() or not name.isprintable():
@@ -38,6 +44,16 @@ class SourceOptions(BaseModel):
         """Values that no error may contain: of fields with `repr=False`; of a URL only its password and parameters."""
         hidden = [name for name, field in type(self).model_fields.items() if not field.repr]
         return [secret for name in hidden for secret in secrets_in(getattr(self, name))]
+
+    def error(self, problem: str, *, away: bool = False) -> SourceError:
+        """Return an error with the name of the source, and without its secrets. Raise it `from None`: causes are shown.
+
+        Args:
+            problem: The option or object, the value and the fix.
+            away: Whether the server is unavailable, so that the operation may be retried.
+        """
+        kind = SourceAwayError if away else SourceError
+        return kind(redacted(f"source {self.name!r}: {problem}", self.secrets))
 
 
 def host(name: str | None) -> str:

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pipeline_platform.model.actions import AckAction, AckActions
-from pipeline_platform.source.contract import LeasedIds, Refused, Source, SourceError
+from pipeline_platform.source.contract import LeasedIds, Refused, Source
 from pipeline_platform.source.offsets import Positions
 
 
-class PositionedSource(Source):
-    """A source whose positions and leases are in the control store.
+class WholeReceiveSource(Source):
+    """A source that acknowledges a whole receive, in `finish`.
 
-    `finish` acknowledges a whole receive. Failed messages are acknowledged, too: the failed-message table contains
-    them. The `ack_ref` of a message is its partition's name.
+    Failed messages are acknowledged, too: the failed-message table contains them.
     """
 
     acknowledges_by_id: ClassVar[bool] = False
@@ -20,19 +19,23 @@ class PositionedSource(Source):
 
     @property
     def ack_actions(self) -> AckActions:
-        """`ack` only: an offset is acknowledged or not."""
+        """`ack` only: a receive is acknowledged or not."""
         return {"ack": AckAction(ends=True)}
+
+    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Do nothing: `finish` acknowledges."""
+        return []
+
+
+class PositionedSource(WholeReceiveSource):
+    """A source whose positions and leases are in the control store. `ack_ref` is the name of a message's partition."""
 
     @property
     def positions(self) -> Positions:
         """Positions of the source; raises `SourceError` if `open` was not called."""
         if self._positions is None:
-            raise SourceError(f"source {self.name!r}: the source is not open. Call open() with a control store first.")
+            raise self.error("the source is not open. Call open() with a control store first.")
         return self._positions
-
-    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Do nothing: positions advance once for a whole receive, in `finish`."""
-        return []
 
     def holders(self) -> set[str]:
         """Return the receives that have leased spans."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import LeasedIds, Refused, Share
+from pipeline_platform.source.contract import Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 
 
@@ -23,10 +23,6 @@ class DummySource(LeasedSource):
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Yield nothing."""
         return iter(())
-
-    def extend(self, receive_id: str, held: LeasedIds) -> bool:
-        """Return True: an empty receive loses nothing."""
-        return True
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
         """Refuse all ids: a `DummySource` never delivered them."""

@@ -41,14 +41,14 @@ def test_send_accepts_labels(source, metadata):
 def test_each_client_receives_labels_in_its_own_format():
     rabbitmq = RabbitmqSource(name="r", url="amqp://h", queue="q").labelled(LABELS)
     kafka = KafkaSource(name="k", bootstrap_servers="h:1", group_id="g", topics=["t"])
-    pubsub = PubsubSource(name="p", subscription="projects/p/subscriptions/s").labelled(LABELS)
+    pubsub = PubsubSource(name="p", subscription="projects/p/subscriptions/s")
     sqs = SqsSource(name="s", queue_url="https://sqs.eu-west-1.amazonaws.com/1/q.fifo").labelled(LABELS)
 
     assert Parcel.of(b"x", rabbitmq, "q", "x-id").properties.headers.items() >= LABELS.items()
     produced: list[dict[str, Any]] = []
-    assert kafka_messages.produce(Recorder(produced), kafka, [b"x"], [kafka.labelled(LABELS)]) == (1, [])
+    assert kafka_messages.produce(Recorder(produced), kafka, [(b"x", kafka.labelled(LABELS))]) == (1, [])
     assert produced[0]["headers"] == [(name, text.encode()) for name, text in LABELS.items()]
-    ((published,),) = requests_of([b"x"], [pubsub], "p")
+    ((published,),) = requests_of([(b"x", pubsub.labelled(LABELS))], pubsub)
     assert published["attributes"] == LABELS
     entry = entry_of(0, "x", sqs, is_fifo=True)
     assert (entry["MessageGroupId"], entry["MessageAttributes"]) == ("orders", AWS)

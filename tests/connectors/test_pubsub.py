@@ -204,7 +204,8 @@ def test_messages_are_published_in_requests_that_pubsub_takes(subscribed, monkey
 def test_attributes_count_in_the_size_of_a_request():
     attributes = {f"attribute {number}": "ä" * 500 for number in range(100)}
 
-    requests = [*requests_of([b""] * 200, [{"attributes": attributes}] * 200, "p")]
+    source = PubsubSource(name="p", subscription="projects/p/subscriptions/s")
+    requests = [*requests_of([(b"", {"attributes": attributes})] * 200, source)]
 
     assert [len(request) for request in requests] == [49, 49, 49, 49, 4]
 

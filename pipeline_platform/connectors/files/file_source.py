@@ -19,12 +19,14 @@ from pipeline_platform.connectors.files import rows
 from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
 from pipeline_platform.connectors.files.notifications import Notifications, queue_of
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.actions import AckAction, AckActions
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import LeasedIds, Refused, Share, Source, SourceAwayError, SourceError
+from pipeline_platform.source.clients import per_process
+from pipeline_platform.source.contract import LeasedIds, Share, SourceAwayError, SourceError
+from pipeline_platform.source.leased import LeaseOptions
 from pipeline_platform.source.pauses import PAUSES
+from pipeline_platform.source.positioned import WholeReceiveSource
 from pipeline_platform.sql.database import Database, parse_url
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ _LIST_EVERY_S, _LIST_RARELY_S = 10.0, 86_400.0
 """Default seconds between two listings, without and with notifications."""
 
 
-class FileSource(Source):
+class FileSource(LeaseOptions, WholeReceiveSource):
     """Files under a root, each row of which is a message. A file is read once a listing or a notification names it.
 
     A receive leases whole files, and reads each in one task. Its rows have the ids `<path>@<version>#<line>`, so a file
@@ -52,12 +54,7 @@ class FileSource(Source):
     """
 
     reads_again: ClassVar[bool] = True
-    acknowledges_by_id: ClassVar[bool] = False
-    gives_back_offsets: ClassVar[bool] = True
 
-    lease_s: float = Field(
-        60.0, gt=0, le=366 * 86_400, description="Lease of a file in seconds; the run renews it while it works."
-    )
     root: str = Field(description="Folder, or URL of an object store, as of the lake: s3://bucket/prefix.")
     pattern: str = Field("*", description="Pattern of the path below root, such as `2026/*.jsonl.gz`; * matches / too.")
     format: rows.Format | None = Field(
@@ -139,16 +136,6 @@ class FileSource(Source):
         return queue | {f"files {self.root}/{self.pattern}", f"table {self.table} of {catalog}"}
 
     @property
-    def ack_actions(self) -> AckActions:
-        """`ack` only: a file is done or not."""
-        return {"ack": AckAction(ends=True)}
-
-    @property
-    def extend_every_s(self) -> float | None:
-        """A third of the lease: two renewals may fail."""
-        return self.lease_s / 3
-
-    @property
     def poll_pauses(self) -> Backoff:  # type: ignore[override]
         """The pauses of the queue of notifications, if there is one."""
         return self._notifications.queue.poll_pauses if self._notifications else PAUSES
@@ -198,12 +185,8 @@ class FileSource(Source):
                 logger.error(text, self.name, path, _MISSING_S)
                 self._catalog.release(receive_id, [file], _MISSING_S)
             except (SourceAwayError, OSError) as error:
-                raise SourceAwayError(redacted(f"source {self.name!r}: {self.root}/{path} {error}")) from None
+                raise self.error(f"{self.root}/{path} {error}", away=True) from None
             self._catalog.count_rows(file, receive_id, count)
-
-    def acknowledge(self, action: str, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Do nothing: files are done once, in `finish`."""
-        return []
 
     def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
         """Release the files with unstarted rows. The other rows of these files are then duplicates."""
@@ -220,15 +203,6 @@ class FileSource(Source):
     def abandon(self, receive_id: str, held: LeasedIds) -> None:
         """Release the files of the receive that are not done."""
         self._catalog.abandon(receive_id)
-
-    def close(self) -> None:
-        """Close this process's connections."""
-        if notifications := self.__dict__.pop("_notifications", None):
-            notifications.queue.close()
-        if catalog := self.__dict__.pop("_database", None):
-            catalog.close()
-        for name in ("_catalog", "_seen"):
-            self.__dict__.pop(name, None)
 
     def _list_if_due(self) -> None:
         every_s = self.list_every_s
@@ -274,11 +248,9 @@ class FileSource(Source):
                 pafs.FileSelector("", recursive=True, allow_not_found=not self._lake.is_local)
             )
         except FileNotFoundError:
-            raise SourceError(
-                f"source {self.name!r}: root {self.root} does not exist. Create it, or correct root."
-            ) from None
+            raise self.error(f"root {self.root} does not exist. Create it, or correct root.") from None
         except OSError as error:
-            raise SourceAwayError(redacted(f"source {self.name!r}: {self.root} cannot be listed: {error}")) from None
+            raise self.error(f"{self.root} cannot be listed: {error}", away=True) from None
         settle_s = self.settle_s if self.settle_s is not None else _SETTLE_S if self._lake.is_local else 0.0
         newest = time.time() - settle_s
         for info in infos:
@@ -304,7 +276,7 @@ class FileSource(Source):
         """Ids of the files of this process's last listing."""
         return frozenset()
 
-    @cached_property
+    @per_process
     def _notifications(self) -> Notifications | None:
         if self.notifications is None:
             return None
@@ -318,12 +290,12 @@ class FileSource(Source):
     def _files(self) -> pafs.FileSystem:
         return self._lake.below(self.root if "://" in self.root else f"file://{self.root}")
 
-    @cached_property
+    @per_process
     def _database(self) -> Database:
         what = f"source {self.name!r}, catalog"
         return Database(self.catalog, what, SourceError, away=SourceAwayError)
 
-    @cached_property
+    @per_process
     def _catalog(self) -> Catalog:
         catalog = Catalog(self._database, self.table)
         catalog.create()

@@ -14,7 +14,6 @@ from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.lake import object_stores
 from pipeline_platform.model.safe_text import redacted
 from pipeline_platform.source.calls import CalledSource
-from pipeline_platform.source.contract import SourceAwayError
 
 logger = logging.getLogger(__name__)
 
@@ -66,12 +65,16 @@ class Notifications:
             for batch in self.queue.read(share, self.queue.name):
                 self._take(batch.select(["message_id", "data", "metadata", "ack_ref", "ack_id"]).to_pylist(), add)
 
+    def close(self) -> None:
+        """Close the queue."""
+        self.queue.close()
+
     def _take(self, messages: Sequence[Mapping[str, Any]], add: Callable[[Iterable[Found]], object]) -> None:
         with ThreadPoolExecutor(_THREADS) as pool:
             answers = list(pool.map(self._files, messages))
         errors = [answer for answer in answers if isinstance(answer, OSError)]
         if errors and len(errors) == len(answers):
-            raise SourceAwayError(redacted(f"source {self.queue.name!r}: files cannot be looked up: {errors[0]}"))
+            raise self.queue.error(f"files cannot be looked up: {errors[0]}", away=True)
         add(file for answer in answers if isinstance(answer, list) for file in answer)
         taken = []
         for message, answer in zip(messages, answers, strict=True):

@@ -11,8 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
-from pipeline_platform.model.safe_text import redacted
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.readers import Reader, as_text, of_text
 
 if TYPE_CHECKING:
@@ -66,8 +65,7 @@ def explained(error: BaseException | KafkaError, source: KafkaOptions, what: str
     explanation = next(found, "{what} at {servers} failed with {code}: {text}").format(
         servers=servers, group=source.group_id, protocol=protocol, code=code, text=text, what=what
     )
-    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_BUSY}", code) else SourceError
-    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
+    return source.error(explanation, away=bool(re.fullmatch(f"{_AWAY}|{_BUSY}", code)))
 
 
 def kafka_error(error: BaseException | KafkaError) -> KafkaError | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby, repeat
+from itertools import groupby
 from json.encoder import encode_basestring
 from operator import itemgetter, methodcaller
 from typing import TYPE_CHECKING, Any
@@ -109,10 +109,7 @@ def _headers(message: Message) -> str:
 
 
 def produce(
-    producer: Producer,
-    source: KafkaOptions,
-    payloads: Iterable[bytes],
-    metadata: Iterable[Mapping[str, Any] | None] | None,
+    producer: Producer, source: KafkaOptions, messages: Iterable[tuple[bytes, Mapping[str, Any]]]
 ) -> tuple[int, list[SourceError]]:
     """Send messages as `KafkaSource.send` does; return their number and the errors of refused messages.
 
@@ -143,13 +140,12 @@ def produce(
         producer.poll(0)
 
     sent = 0
-    beside = repeat(None) if metadata is None else metadata
-    for payload, note in zip(payloads, beside, strict=metadata is not None):
-        produce(_message(source, payload, note or {}), alone=False)
+    for message in messages:
+        produce(_message(source, *message), alone=False)
         sent += 1
     producer.flush()
-    for message in together:
-        produce(message, alone=True)
+    for too_large in together:
+        produce(too_large, alone=True)
         producer.flush()
     return sent, refused
 
@@ -158,16 +154,15 @@ def _message(source: KafkaOptions, payload: bytes, note: Mapping[str, Any]) -> d
     """Return the client library's arguments for a payload and its metadata."""
     topic = note.get("topic") or source.default_topic
     if topic is None:
-        raise SourceError(
-            f"source {source.name!r}: the metadata of a message names no topic, and the source reads several. Set "
-            "`topic` in the metadata."
+        raise source.error(
+            "the metadata of a message names no topic, and the source reads several. Set `topic` in the metadata."
         )
     headers = note.get("headers") or ()
     pairs = headers.items() if isinstance(headers, Mapping) else headers
     try:
         message = {"key": to_bytes(note.get("key")), "headers": [(name, to_bytes(value)) for name, value in pairs]}
     except (ValueError, TypeError) as error:
-        raise SourceError(f"source {source.name!r}: cannot send a message to {topic!r}: {error}.") from None
+        raise source.error(f"cannot send a message to {topic!r}: {error}.") from None
     to = {} if note.get("partition") is None else {"partition": note["partition"]}
     value = None if note.get("tombstone") and not payload else payload
     return {"topic": topic, "value": value, **message, **to}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
@@ -14,8 +13,10 @@ from pipeline_platform.connectors.kafka.cluster import Cluster, client_logger, e
 from pipeline_platform.connectors.kafka.kafka_messages import bounded, delivery_columns, produce
 from pipeline_platform.connectors.kafka.kafka_options import KafkaOptions
 from pipeline_platform.connectors.kafka.offset_ranges import OffsetRange, ReadError, Reading, parted, partition_name
-from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
+from pipeline_platform.source.clients import per_process
+from pipeline_platform.source.contract import Share, SourceError
 from pipeline_platform.source.log import Extent
+from pipeline_platform.source.metadata import with_metadata
 from pipeline_platform.source.patience import patiently
 
 if TYPE_CHECKING:
@@ -50,9 +51,8 @@ class KafkaSource(KafkaOptions):
         found = cluster.topic_ids(self.topics or cluster.matching(str(self.topic_pattern)))
         for topic in self.topics:
             if topic not in found:
-                raise SourceError(
-                    f"source {self.name!r}: topic {topic!r} does not exist at {self.bootstrap_servers}. Create it, or "
-                    "correct topics."
+                raise self.error(
+                    f"topic {topic!r} does not exist at {self.bootstrap_servers}. Create it, or correct topics."
                 )
         names = {
             TopicPartition(topic, n): partition_name(topic, id_, n) for topic, (id_, ns) in found.items() for n in ns
@@ -67,7 +67,7 @@ class KafkaSource(KafkaOptions):
         if len(ready) < len(names):
             unready = f"{len(names) - len(ready)} of {len(names)} partitions have no leader that answers"
             if not ready:
-                raise SourceAwayError(f"source {self.name!r}: {unready}. Check the brokers.")
+                raise self.error(f"{unready}. Check the brokers.", away=True)
             logger.warning("Skipped partitions of %s: %s", self.name, unready)
         begin = past if self.offset_reset_policy == "latest" else low
         fresh = [partition for partition in ready if partition not in committed]
@@ -141,10 +141,9 @@ class KafkaSource(KafkaOptions):
         """Raise `SourceError` also if the group has active members, which would prevent commits."""
         super().check_ready()
         if members := self._cluster.members():
-            raise SourceError(
-                f"source {self.name!r}: group_id {self.group_id!r} has {members} active "
-                f"member{'s' if members > 1 else ''}: other consumers use it. Stop them, or set a group_id that only "
-                "this source uses."
+            raise self.error(
+                f"group_id {self.group_id!r} has {members} active member{'s' if members > 1 else ''}: other consumers "
+                "use it. Stop them, or set a group_id that only this source uses."
             )
 
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
@@ -164,18 +163,12 @@ class KafkaSource(KafkaOptions):
             SourceError: Some messages were refused; the others are sent.
         """
         client = self._client("Producer", self.to_send())
-        sent, refused = produce(client, self, payloads, metadata)
+        sent, refused = produce(client, self, with_metadata(payloads, metadata))
         if refused:
-            raise SourceError(
-                f"source {self.name!r}: {len(refused)} of {sent} messages were refused. First error: {refused[0]}"
-            )
+            raise self.error(f"{len(refused)} of {sent} messages were refused. First error: {refused[0]}")
         return sent
 
-    def close(self) -> None:
-        """Release this process's client."""
-        self.__dict__.pop("_cluster", None)
-
-    @cached_property
+    @per_process
     def _cluster(self) -> Cluster:
         return Cluster(self)
 
@@ -195,25 +188,25 @@ class KafkaSource(KafkaOptions):
             found, _ = ids.get(range_.topic, ("", []))
             if found != range_.topic_id:
                 now = " and recreated" if found else ""
-                raise SourceError(
-                    f"source {self.name!r}: topic {range_.topic!r} was deleted{now} since this receive was planned. "
-                    "Its messages are lost. The next run reads the topic as it is now."
+                raise self.error(
+                    f"topic {range_.topic!r} was deleted{now} since this receive was planned. Its messages are lost. "
+                    "The next run reads the topic as it is now."
                 )
 
     def _explained(self, failure: ReadError, ranges: Iterable[OffsetRange]) -> SourceError:
         """Return an error that explains why a range cannot be read to its end."""
-        error, name = failure.error, f"source {self.name!r}"
+        error = failure.error
         if error is None:
             self._expect_same_topics(ranges)
-            return SourceAwayError(
-                f"{name}: {failure} returned nothing for {self.patience.within_s:g} s. Check that the partition has a "
-                "leader."
+            waited = f"{self.patience.within_s:g} s"
+            return self.error(
+                f"{failure} returned nothing for {waited}. Check that the partition has a leader.", away=True
             )
         if error.name() not in _GONE:
             return explained(error, self, str(failure))
         self._expect_same_topics(ranges)
-        return SourceError(
-            f"{name}: {failure} lost messages before they were read: retention or an operator removed them. The next "
+        return self.error(
+            f"{failure} lost messages before they were read: retention or an operator removed them. The next "
             "run reads the remaining messages and logs the lost offsets. Raise retention.ms and retention.bytes of the "
             "topic, or run the pipeline more often."
         )

@@ -133,15 +133,7 @@ class KinesisApi:
     @cached_property
     def client(self) -> Any:
         """Client of this process."""
-        source = self._source
-        return aws_client(
-            "kinesis",
-            region_name=source.region,
-            endpoint_url=source.endpoint_url,
-            profile_name=source.profile_name,
-            connections=THREADS,
-            read_timeout_s=15,
-        )
+        return aws_client("kinesis", self._source, self._source.region, THREADS, read_timeout_s=15)
 
     def _ask(self, operation: str, **parameters: Any) -> Any:
         try:

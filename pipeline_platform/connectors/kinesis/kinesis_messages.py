@@ -6,18 +6,18 @@ import logging
 import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
 from json.encoder import encode_basestring
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline_platform.connectors.kinesis.kinesis_api import KinesisApi
+from pipeline_platform.connectors.kinesis.kinesis_options import KinesisOptions
 from pipeline_platform.connectors.kinesis.marks import Mark
 from pipeline_platform.connectors.kinesis.shard_cursor import ShardMessage
 from pipeline_platform.model.portions import portions
 from pipeline_platform.source.contract import SourceError
-from pipeline_platform.source.pauses import Patience, pause_s
+from pipeline_platform.source.pauses import pause_s
 
 logger = logging.getLogger(__name__)
 
@@ -84,25 +84,22 @@ def mark_after(ack_id: str, before: Mark) -> Mark:
     return Mark(sequence=sequence, sub=int(sub[0]) if sub else None, arrived=at, since=at, again_to=before.again_to)
 
 
-def entries_of(
-    payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None
-) -> Iterable[dict[str, Any]]:
+def entries_of(messages: Iterable[tuple[bytes, Mapping[str, Any]]]) -> Iterable[dict[str, Any]]:
     """Yield the entries of calls that send payloads; without a partition key, each has another shard."""
-    for payload, note in zip(payloads, repeat(None) if metadata is None else metadata, strict=metadata is not None):
-        given = note or {}
+    for payload, given in messages:
         entry = {"Data": payload, "PartitionKey": str(given.get("partition_key") or uuid.uuid4().hex)}
         if (hash_key := given.get("explicit_hash_key")) is not None:
             entry["ExplicitHashKey"] = str(hash_key)
         yield entry
 
 
-def put(api: KinesisApi, entries: Iterable[dict[str, Any]], patience: Patience, name: str) -> int:
+def put(api: KinesisApi, entries: Iterable[dict[str, Any]], source: KinesisOptions) -> int:
     """Send entries, and send refused ones again; return their number.
 
     Raises:
         SourceError: Messages were refused until the patience ended, or for another reason than the limits of a shard.
     """
-    sent = 0
+    sent, patience = 0, source.patience
     for group in portions(entries, _bytes, _BYTES_PER_CALL, _PER_CALL):
         left, attempt, end = group, 1, time.monotonic() + patience.within_s
         while left:
@@ -116,11 +113,11 @@ def put(api: KinesisApi, entries: Iterable[dict[str, Any]], patience: Patience, 
             pause, (_, first) = pause_s(patience, attempt), refusals[0]
             is_over = patience.backoff == "stop" or time.monotonic() + pause > end
             if is_over or not {answer["ErrorCode"] for _, answer in refusals} <= _RETRIED:
-                raise SourceError(
-                    f"source {name!r}: Kinesis refused {len(left)} messages, after {sent} were sent. First error: "
-                    f"{first['ErrorCode']}: {first.get('ErrorMessage', '')}. Send them again, or add shards."
+                raise source.error(
+                    f"Kinesis refused {len(left)} messages, after {sent} were sent. First error: {first['ErrorCode']}: "
+                    f"{first.get('ErrorMessage', '')}. Send them again, or add shards."
                 )
-            logger.warning("%s: sending %d messages again: %s", name, len(left), first["ErrorCode"])
+            logger.warning("%s: sending %d messages again: %s", source.name, len(left), first["ErrorCode"])
             time.sleep(pause)
     return sent
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import cached_property
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -22,7 +21,9 @@ from pipeline_platform.connectors.kinesis.shard_positions import ShardPositions
 from pipeline_platform.model.portions import BATCH_BYTES, portions
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import per_process
 from pipeline_platform.source.contract import LeasedIds, Share, SourceError
+from pipeline_platform.source.metadata import with_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +95,9 @@ class KinesisSource(KinesisOptions):
         readers = deque(_Reader(api, *part) for part in share.at["shards"])
         prefix = shard_name(self.stream_name, api.stream().created, "")
         if not all(reader.name.startswith(prefix) for reader in readers):
-            raise SourceError(
-                f"source {self.name!r}: stream {self.stream!r} was deleted and created again since this receive was "
-                "planned. Its messages are lost. The next run reads the stream as it is now."
+            raise self.error(
+                f"stream {self.stream!r} was deleted and created again since this receive was planned. Its messages "
+                "are lost. The next run reads the stream as it is now."
             )
         with ThreadPoolExecutor(min(THREADS, len(readers))) as pool:
             while readers:
@@ -155,22 +156,16 @@ class KinesisSource(KinesisOptions):
             SourceError: Kinesis refused messages; others may have been sent.
             ValueError: The numbers of metadata and payloads differ.
         """
-        return put(self._api, entries_of(payloads, metadata), self.patience, self.name)
+        return put(self._api, entries_of(with_metadata(payloads, metadata)), self)
 
     def labelled(self, labels: Mapping[str, str]) -> None:
         """Return None: a record has no place for labels."""
 
-    def close(self) -> None:
-        """Close this process's client."""
-        self.__dict__.pop("_looks", None)
-        if api := self.__dict__.pop("_api", None):
-            api.close()
-
-    @cached_property
+    @per_process
     def _api(self) -> KinesisApi:
         return KinesisApi(self)
 
-    @cached_property
+    @per_process
     def _looks(self) -> ShardLooks:
         return ShardLooks(self._api)
 

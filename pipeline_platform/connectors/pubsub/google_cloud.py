@@ -3,8 +3,7 @@
 import re
 from typing import Any
 
-from pipeline_platform.model.safe_text import redacted
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import Source, SourceError
 
 _AWAY = "ServiceUnavailable|DeadlineExceeded|Cancelled|Aborted|Unknown|InternalServerError|TransportError"
 _UNSIGNED = "NoToken"
@@ -51,11 +50,10 @@ def code(error: BaseException | None) -> str:
     return _UNSIGNED if "metadata from plugin failed" in str(error) else type(error).__name__
 
 
-def explained(error: BaseException | None, source: str, what: str, place: str, credentials: str) -> SourceError:
+def explained(error: BaseException | None, source: Source, what: str, place: str, credentials: str) -> SourceError:
     """Return an error about `what`, with the options `place` and `credentials` that may be at fault."""
     name = code(error)
     found = (explanation for names, explanation in _EXPLANATIONS.items() if re.fullmatch(names, name))
     explanation, text = next(found, "{what} failed: {text}"), f"{name}: {error}"
-    kind = SourceAwayError if re.fullmatch(f"{_AWAY}|{_UNSIGNED}|{_QUOTA}", name) else SourceError
     described = explanation.format(what=what, place=place, credentials=credentials, code=name, text=text)
-    return kind(redacted(f"source {source!r}: {described}"))
+    return source.error(described, away=bool(re.fullmatch(f"{_AWAY}|{_UNSIGNED}|{_QUOTA}", name)))

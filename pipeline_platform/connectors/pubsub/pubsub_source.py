@@ -1,11 +1,10 @@
 """Google Cloud Pub/Sub as a source: messages are pulled by the thousand and acknowledged once published."""
 
-import itertools
 import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -15,7 +14,9 @@ from pipeline_platform.connectors.pubsub.google_cloud import code, connected, ex
 from pipeline_platform.model.portions import portions
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import per_process
 from pipeline_platform.source.contract import Refused, Share, SourceError
+from pipeline_platform.source.metadata import with_metadata
 
 logger = logging.getLogger(__name__)
 
@@ -145,9 +146,7 @@ class PubsubSource(calls.CalledSource):
             self._expect_rights()
         elif found.push_config.push_endpoint or found.detached:
             state = "is detached from its topic" if found.detached else "is a push subscription"
-            raise SourceError(
-                f"source {self.name!r}: subscription {self._path!r} {state}. Set subscription to a pull subscription."
-            )
+            raise self.error(f"subscription {self._path!r} {state}. Set subscription to a pull subscription.")
         return Backlog(None)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
@@ -159,7 +158,7 @@ class PubsubSource(calls.CalledSource):
 
         After a longer time the first messages could expire before the run has recorded them and renews their lease.
         """
-        found = self._subscription()  # also connects, before the threads do
+        found = self._subscription()
         is_held = found is not None and found.ack_deadline_seconds == self.ack_deadline_s
         for messages in calls.receive(
             partial(self._pull, is_held=is_held),
@@ -199,9 +198,9 @@ class PubsubSource(calls.CalledSource):
 
         topic, sent = self._topic, 0
         if not topic:
-            raise SourceError(f"source {self.name!r}: topic is not set, so send() cannot publish. Set topic.")
+            raise self.error("topic is not set, so send() cannot publish. Set topic.")
         with self._connected(PublisherClient) as publisher:
-            for messages in requests_of(payloads, metadata, self.name):
+            for messages in requests_of(with_metadata(payloads, metadata), self):
                 try:
                     publisher.publish(
                         topic=topic, messages=messages, timeout=self.timeout_s, retry=tries(self.timeout_s)
@@ -211,30 +210,19 @@ class PubsubSource(calls.CalledSource):
                 sent += len(messages)
         return sent
 
-    def close(self) -> None:
-        """Close this process's connection."""
-        if client := self._clients.pop(os.getpid(), None):
-            client.transport.close()
-
-    @cached_property
-    def _clients(self) -> dict[int, Any]:
-        """Clients by process: gRPC does not guarantee that a fork can use its parent's connection."""
-        return {}
-
-    @property
+    @per_process
     def _client(self) -> Any:
-        client = self._clients.get(os.getpid())
-        if client is None:
-            from google.pubsub_v1 import SubscriberClient
+        from google.pubsub_v1 import SubscriberClient
 
-            client = self._clients[os.getpid()] = self._connected(SubscriberClient)
+        client = self._connected(SubscriberClient)
+        client.close = client.transport.close
         return client
 
     def _connected(self, service: Any) -> Any:
         if self._emulator and not _HOST.fullmatch(self._emulator):
-            raise SourceError(
-                f"source {self.name!r}: PUBSUB_EMULATOR_HOST must be host:port, without scheme, user and password. "
-                "Correct it, or unset it to use Google's servers."
+            raise self.error(
+                "PUBSUB_EMULATOR_HOST must be host:port, without scheme, user and password. Correct it, or unset it to "
+                "use Google's servers."
             )
         try:
             return connected(
@@ -266,9 +254,9 @@ class PubsubSource(calls.CalledSource):
         except Exception as error:
             raise self._explained(error) from None
         if _CONSUME not in granted:
-            raise SourceError(
-                f"source {self.name!r}: subscription {self._path!r} does not exist, or permission {_CONSUME} is not "
-                "granted. Create it, correct subscription or project, or grant roles/pubsub.subscriber."
+            raise self.error(
+                f"subscription {self._path!r} does not exist, or permission {_CONSUME} is not granted. Create it, "
+                "correct subscription or project, or grant roles/pubsub.subscriber."
             )
 
     def _pull(self, most: int, *, is_held: bool) -> list[Any]:
@@ -290,7 +278,6 @@ class PubsubSource(calls.CalledSource):
     def _in_groups(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
         if not ack_ids:
             return []
-        _ = self._client  # created once, before the threads use it
         per_call = min(ACK_IDS, ACK_BYTES // max(map(len, ack_ids)))
         return calls.in_groups(
             lambda group: self._request(operation, subscription, group, **options), ack_ids, per_call
@@ -311,9 +298,8 @@ class PubsubSource(calls.CalledSource):
     def _explained(self, error: BaseException | None, what: str | None = None) -> SourceError:
         host = self._emulator
         place = f"emulator_host {host}" if host else f"api_endpoint {self.api_endpoint or 'not set, so Google'}"
-        return explained(
-            error, self.name, what or f"subscription {self._path!r}", place, f"credentials_file {self.credentials_file}"
-        )
+        subscription, credentials = f"subscription {self._path!r}", f"credentials_file {self.credentials_file}"
+        return explained(error, self, what or subscription, place, credentials)
 
     @property
     def _emulator(self) -> str | None:
@@ -375,11 +361,10 @@ def _metadata(received: Any) -> dict[str, Any]:
 
 
 def requests_of(
-    payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None, source: str
+    pairs: Iterable[tuple[bytes, Mapping[str, Any]]], source: PubsubSource
 ) -> Iterator[list[dict[str, Any]]]:
     """Divide messages into publish requests, in order; raise `SourceError` if metadata cannot be published."""
-    pairs = zip(payloads, itertools.repeat(None) if metadata is None else metadata, strict=metadata is not None)
-    messages = (_message(n, data, meant or {}, source) for n, (data, meant) in enumerate(pairs))
+    messages = (_message(n, *pair, source) for n, pair in enumerate(pairs))
     return portions(messages, _bytes, PUBLISH_BYTES, PUBLISH_MESSAGES)
 
 
@@ -388,11 +373,10 @@ def _bytes(message: Mapping[str, Any]) -> int:
     return len(message["data"]) + sum(len(text.encode()) for text in texts)
 
 
-def _message(n: int, data: bytes, metadata: Mapping[str, Any], source: str) -> dict[str, Any]:
+def _message(n: int, data: bytes, metadata: Mapping[str, Any], source: PubsubSource) -> dict[str, Any]:
     attributes, key = metadata.get("attributes") or {}, metadata.get("ordering_key") or ""
     if not all(isinstance(text, str) for text in (key, *attributes, *attributes.values())):
-        raise SourceError(
-            f"source {source!r}: message {n} has invalid metadata. ordering_key must be text, and attributes must be "
-            "text by name."
+        raise source.error(
+            f"message {n} has invalid metadata. ordering_key must be text, and attributes must be text by name."
         )
     return {"data": data, "attributes": dict(attributes), "ordering_key": key}

@@ -37,8 +37,6 @@ class Parcel(NamedTuple):
     @classmethod
     def of(cls, payload: bytes, note: Mapping[str, Any], queue: str, id_header: str | None) -> Self:
         """Return a persistent message to the queue with an id of its own; `note` overrides any of these."""
-        if not isinstance(payload, bytes):
-            raise TypeError(f"a payload must be bytes, got {type(payload).__name__}. Encode it.")
         known = {"exchange": "", "routing_key": queue, "delivery_mode": 2, "message_id": uuid4().hex, **note}
         if id_header is not None:
             known["headers"] = {id_header: known["message_id"], **known.get("headers", {})}

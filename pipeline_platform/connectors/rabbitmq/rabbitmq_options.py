@@ -10,10 +10,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from pydantic import BaseModel, Field, field_validator, model_validator
 
 from pipeline_platform.model.actions import AckAction, AckActions
-from pipeline_platform.model.safe_text import is_ambiguous, redacted
+from pipeline_platform.model.safe_text import is_ambiguous
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.source.connection import ConnectedSource
-from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.options import host
 from pipeline_platform.source.pauses import BackoffType, Patience
 
@@ -191,8 +191,7 @@ def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
         vhost=unquote(address.path.removeprefix("/")) or "/",
         text=text,
     )
-    kind = SourceAwayError if re.search(_AWAY, text) else SourceError
-    return kind(redacted(f"source {source.name!r}: {explanation}", source.secrets))
+    return source.error(explanation, away=bool(re.search(_AWAY, text)))
 
 
 def _fits(value: str, allowed: str | tuple[int, int]) -> bool:

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import AGAIN_S, STREAM, RabbitmqOptions, explained
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import per_process
 from pipeline_platform.source.contract import LeasedIds, Refused, Share, SourceError
+from pipeline_platform.source.metadata import with_metadata
 
 if TYPE_CHECKING:  # the code server loads this file and needs no client
     from pipeline_platform.connectors.rabbitmq.amqp_deliveries import AmqpDelivery
@@ -55,6 +55,11 @@ class _Opened:
     inboxes: dict[str, tuple[str, Inbox]] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     no_stream: Connection | None = None
+
+    def close(self) -> None:
+        """Close the connection. Unacknowledged messages return to the queue."""
+        if self.connection is not None:
+            self.connection.close()
 
 
 class RabbitmqSource(RabbitmqOptions):
@@ -164,12 +169,6 @@ class RabbitmqSource(RabbitmqOptions):
             "message_id_header)."
         )
 
-    def close(self) -> None:
-        """Close the connection. Unacknowledged messages return to the queue."""
-        held = self.__dict__.pop("_opened", None)
-        if held is not None and held.connection is not None:
-            held.connection.close()
-
     def labelled(self, labels: Mapping[str, str]) -> Mapping[str, Any]:
         """Return labels as headers."""
         return {"headers": dict(labels)}
@@ -188,27 +187,24 @@ class RabbitmqSource(RabbitmqOptions):
         """
         from pipeline_platform.connectors.rabbitmq.mailboxes import Outbox, Parcel
 
-        notes = repeat(None) if metadata is None else metadata
-        parcels = (
-            Parcel.of(payload, note or {}, self.queue, self.message_id_header)
-            for payload, note in zip(payloads, notes, strict=metadata is not None)
-        )
+        messages = with_metadata(payloads, metadata)
+        parcels = (Parcel.of(*message, self.queue, self.message_id_header) for message in messages)
         sent = 0
         with self._explaining():
             channel = self._connected().channel()
             try:
                 for count, refusals in Outbox(channel).publish(parcels):
                     if refusals:
-                        raise SourceError(
-                            f"source {self.name!r}: {len(refusals)} of {count} messages were not accepted by a queue: "
-                            f"{refusals[0]}. Correct queue, or exchange and routing_key in the metadata."
+                        raise self.error(
+                            f"{len(refusals)} of {count} messages were not accepted by a queue: {refusals[0]}. Correct "
+                            "queue, or exchange and routing_key in the metadata."
                         )
                     sent += count
             finally:
                 channel.close()
         return sent
 
-    @cached_property
+    @per_process
     def _opened(self) -> _Opened:
         return _Opened()
 
@@ -276,7 +272,7 @@ class RabbitmqSource(RabbitmqOptions):
             return
         probe.close()
         self._opened.no_stream = None
-        raise SourceError(f"source {self.name!r}: queue {self.queue!r} {STREAM}")
+        raise self.error(f"queue {self.queue!r} {STREAM}")
 
     def _begin(self, connection: Connection, messages: int, receive_id: str) -> tuple[Inbox, list[AmqpDelivery]] | None:
         """Start to receive; return the first batch, or None if no message is waiting."""
@@ -294,9 +290,8 @@ class RabbitmqSource(RabbitmqOptions):
                 return inbox, batch
             inbox.stop()
             if inbox.is_cancelled:
-                raise SourceError(
-                    f"source {self.name!r}: queue {self.queue!r} was deleted or moved during the receive. Create it if "
-                    "it is missing."
+                raise self.error(
+                    f"queue {self.queue!r} was deleted or moved during the receive. Create it if it is missing."
                 )
         channel.close()
         self._expect_no_stream(connection)

@@ -5,18 +5,18 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cached_property, partial
-from threading import Lock
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import pyarrow as pa
-from pydantic import Field, PrivateAttr
+from pydantic import ConfigDict, Field, PrivateAttr
 
 from pipeline_platform.connectors.aws import BUSY, NO_CREDENTIALS, code_of
 from pipeline_platform.model.blocks import as_arrow, with_columns
 from pipeline_platform.model.failure import Failure, PayloadError, RunError
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.strict_options import Options, Requirement
+from pipeline_platform.source.clients import per_process
 from pipeline_platform.source.patience import USUAL, patiently
 from pipeline_platform.tasks.callback_process.progress import without_time_limit
 
@@ -30,7 +30,6 @@ _POINTERS = (
 """Classes of pointers. A payload `["<class>", {"s3BucketName": "...", "s3Key": "..."}]` is a pointer."""
 _CONNECTIONS = 100
 """Maximum open connections of a callback process: enough for the usual numbers of threads."""
-_CREATING = Lock()
 _BLOCK_BYTES = 256 * 2**20
 """Maximum bytes of the fetched payloads of a block."""
 _PER_CALL = 1_000
@@ -65,6 +64,8 @@ class S3Payloads(Options):
     Raises:
         PipelineError: An option is not valid.
     """
+
+    model_config = ConfigDict(ignored_types=(per_process,))
 
     buckets: Annotated[
         tuple[str, ...],
@@ -202,7 +203,7 @@ class S3Payloads(Options):
             raise PayloadError(f"{_place(bucket, key)}: is not in one of the buckets {', '.join(self.buckets)}")
         return bucket, key
 
-    @cached_property
+    @per_process
     def _client(self) -> Any:
         from botocore.config import Config  # late: an optional dependency
         from botocore.session import Session
@@ -229,8 +230,6 @@ class S3Payloads(Options):
 
     def _answered(self, where: str, request: Any) -> Any:
         try:
-            with _CREATING:
-                _ = self._client  # once for all threads
             return request()
         except PayloadError:
             raise

@@ -32,18 +32,17 @@ def sequence_of(number: str) -> int:
     return int(number) % 2**63
 
 
-def entry_of(number: int, body: str, metadata: Mapping[str, Any] | None, *, is_fifo: bool) -> dict[str, Any]:
+def entry_of(number: int, body: str, metadata: Mapping[str, Any], *, is_fifo: bool) -> dict[str, Any]:
     """Return an entry for a message to send, with the parts of a received message's metadata that can be sent again.
 
     A binary value must be bytes or base64, as in a received message; other text raises `ValueError`.
     """
     entry: dict[str, Any] = {"Id": str(number), "MessageBody": body}
-    given = metadata or {}
     # A standard queue refuses deduplication ids. It uses groups for fair queues.
     for name in ("MessageGroupId", "MessageDeduplicationId") if is_fifo else ("MessageGroupId",):
-        if value := (given.get("attributes") or {}).get(name):
+        if value := (metadata.get("attributes") or {}).get(name):
             entry[name] = value
-    if attributes := given.get("message_attributes"):
+    if attributes := metadata.get("message_attributes"):
         entry["MessageAttributes"] = {
             name: {
                 key: base64.b64decode(v, validate=True) if key == "BinaryValue" and isinstance(v, str) else v

@@ -5,7 +5,6 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
 from itertools import islice
 from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -27,7 +26,9 @@ from pipeline_platform.connectors.sqs.sqs_api import (
 )
 from pipeline_platform.source import calls
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import per_process
 from pipeline_platform.source.contract import Refused, Share, SourceError
+from pipeline_platform.source.metadata import with_metadata
 from pipeline_platform.source.options import host
 
 logger = logging.getLogger(__name__)
@@ -154,19 +155,13 @@ class SqsSource(calls.CalledSource):
             logger.warning("Reduced the demand of %d messages from %s: %s", demand, self.name, quota)
         # At least one call: the approximate count may miss a message that has just been sent.
         wanted = min(demand, free, demand if self.wait_time_seconds else max(waiting, most))
-        full, rest = divmod(-(-wanted // most), concurrency)
-        shares = [(full + (nth < rest)) * most for nth in range(concurrency)]
-        shares = [messages for messages in shares if messages]
-        if shares:
-            shares[-1] -= sum(shares) - wanted
-        return [Share(messages=messages) for messages in shares]
+        return Share.equal(wanted, concurrency, most)
 
     def read(self, share: Share, receive_id: str) -> Iterator[pa.RecordBatch]:
         """Receive until the demand is met, the queue seems empty, a call fails or a third of the lease has passed.
 
         After a longer time the first messages could expire before the run has recorded them and renews their lease.
         """
-        _ = self._client  # created once, before the threads use it
         for messages in calls.receive(
             self._receive,
             share.messages,
@@ -197,20 +192,18 @@ class SqsSource(calls.CalledSource):
             SourceError: SQS refused a message; the text contains its number from 0. Others may have been sent.
             ValueError: The numbers of metadata and payloads differ.
         """
-        pairs = ((payload, None) for payload in payloads) if metadata is None else zip(payloads, metadata, strict=True)
-        calls_, sent = batches(self._entry(*each) for each in enumerate(pairs)), 0
+        calls_, sent = batches(self._entry(*each) for each in enumerate(with_metadata(payloads, metadata))), 0
         at_once = 1 if self._is_fifo else calls.THREADS
-        _ = self._client
         with ThreadPoolExecutor(at_once) as pool:
             while some := list(islice(calls_, at_once)):
                 failures = [failure for failed in pool.map(self._send, some) for failure in failed]
                 sent += sum(map(len, some)) - len(failures)
                 if failures:
                     first = min(failures, key=lambda failure: int(failure["Id"]))
-                    raise SourceError(
-                        f"source {self.name!r}: {self.queue_url} refused {len(failures)} of "
-                        f"{sent + len(failures)} messages. First error, for message {first['Id']}: {words_of(first)}. "
-                        "Correct the refused messages, and send them again."
+                    raise self.error(
+                        f"{self.queue_url} refused {len(failures)} of {sent + len(failures)} messages. First error, "
+                        f"for message {first['Id']}: {words_of(first)}. Correct the refused messages, and send them "
+                        "again."
                     )
         return sent
 
@@ -224,23 +217,18 @@ class SqsSource(calls.CalledSource):
             metadata["attributes"] = {"MessageGroupId": labels["pipeline"], "MessageDeduplicationId": digest}
         return metadata
 
-    @cached_property
+    @per_process
     def _client(self) -> Any:
         in_url = re.match(r"sqs\.([a-z0-9-]+)\.amazonaws\.", urlsplit(self.queue_url).netloc)
-        return aws_client(
-            "sqs",
-            region_name=self.region_name or (in_url.group(1) if in_url else None),
-            endpoint_url=self.endpoint_url,
-            profile_name=self.profile_name,
-            connections=calls.THREADS,
-            read_timeout_s=10 + self.wait_time_seconds,
-        )
+        region = self.region_name or (in_url.group(1) if in_url else None)
+        return aws_client("sqs", self, region, calls.THREADS, read_timeout_s=10 + self.wait_time_seconds)
 
     def _ask(self, operation: str, **parameters: Any) -> Any:
+        client = None
         try:
-            return getattr(self._client, operation)(**parameters)
+            client = self._client
+            return getattr(client, operation)(**parameters)
         except Exception as error:
-            client = vars(self).get("_client")  # missing if it could not be created
             what = f"queue_url {self.queue_url!r}"
             raise explained(error, self, client, what, EXPLANATIONS) from None  # AWS may quote the rejected credentials
 
@@ -302,16 +290,16 @@ class SqsSource(calls.CalledSource):
             sequence=[sequence_of(attributes["SequenceNumber"]) for attributes in of_each] if self._is_fifo else None,
         )
 
-    def _entry(self, number: int, pair: tuple[bytes, Mapping[str, Any] | None]) -> dict[str, Any]:
+    def _entry(self, number: int, pair: tuple[bytes, Mapping[str, Any]]) -> dict[str, Any]:
         payload, metadata = pair
         try:
             return entry_of(number, payload.decode(), metadata, is_fifo=self._is_fifo)
         except UnicodeDecodeError as error:
-            what = f"message {number} must be UTF-8 text: {error}. Encode it, for example as base64."
-            raise SourceError(f"source {self.name!r}: {what}") from error
+            problem = f"message {number} must be UTF-8 text: {error}. Encode it, for example as base64."
+            raise self.error(problem) from error
         except ValueError as error:
-            what = f"a BinaryValue of message {number} must be bytes or base64: {error}. Correct it."
-            raise SourceError(f"source {self.name!r}: {what}") from error
+            problem = f"a BinaryValue of message {number} must be bytes or base64: {error}. Correct it."
+            raise self.error(problem) from error
 
     def _send(self, entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         reply = self._ask("send_message_batch", QueueUrl=self.queue_url, Entries=entries)
@@ -330,5 +318,4 @@ class SqsSource(calls.CalledSource):
                 return [Refused(handle, f"{queue_url} was deleted", lost=True) for handle in ten]
             return [refused(ten[int(failure["Id"])], failure) for failure in reply.get("Failed", [])]
 
-        _ = self._client if handles else None
         return calls.in_groups(ask, handles, PER_CALL)

@@ -1,11 +1,11 @@
 """Inserting messages into the table of a queue."""
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import sqlalchemy as sa
+
+from pipeline_platform.source.metadata import as_json
 
 
 def copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[str], rows: Iterable[Any]) -> int:
@@ -28,25 +28,14 @@ def copy_in(connection: sa.Connection, queue: sa.TableClause, names: Sequence[st
 
 
 def rows_of(
-    payloads: Iterable[bytes],
-    metadata: Iterable[Mapping[str, Any] | None] | None,
-    metadata_column: str | None,
-    partition_column: str | None,
+    messages: Iterable[tuple[bytes, Mapping[str, Any]]],
     *,
     as_text: bool,
+    has_metadata: bool,
+    partition_column: str | None,
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the values of each message, in the order payload, metadata, partition."""
-    missing: Any = object()
-    for payload, note in zip_longest(payloads, () if metadata is None else metadata, fillvalue=missing):
-        if payload is missing or (note is missing and metadata is not None):
-            which = "more" if payload is missing else "fewer"
-            raise ValueError(f"metadata has {which} entries than payloads. Pass one or None per payload.")
-        if not isinstance(payload, bytes):
-            raise TypeError(f"a payload must be bytes, got {type(payload).__name__}. Encode it.")
-        data = payload.decode() if as_text else payload
-        if metadata is None:
-            yield (data,)
-            continue
-        text = () if metadata_column is None else (None if note is None else json.dumps(note, default=str),)
-        partition = () if partition_column is None else ((note or {}).get(partition_column),)
-        yield data, *text, *partition
+    for payload, note in messages:
+        text = (as_json(note) if note else None,) if has_metadata else ()
+        partition = (note.get(partition_column),) if partition_column else ()
+        yield payload.decode() if as_text else payload, *text, *partition

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
 from itertools import repeat
 from typing import Any, ClassVar, Final, Literal, Self
 
@@ -18,10 +17,12 @@ from pipeline_platform.connectors.table_queue import queue_reading, queue_tables
 from pipeline_platform.connectors.table_queue.leased_table import LeasedTable
 from pipeline_platform.connectors.table_queue.queue_tables import CREATE, database_at, open_table, row_id
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.clients import per_process
 from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
+from pipeline_platform.source.metadata import with_metadata
 from pipeline_platform.source.pauses import poll
-from pipeline_platform.sql.database import parse_url
+from pipeline_platform.sql.database import Database, parse_url
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledgements of one transaction: it holds SQLite's write lock for about 0.1 s."""
@@ -142,8 +143,12 @@ class TableQueue(LeasedSource):
             if option not in table.columns:
                 raise table.database.refusal(f"{option} is None, so send() cannot store its values. Set {option}.")
         columns = [table.columns[option] for option in options]
-        as_text = not isinstance(columns[0].type, sa.LargeBinary)
-        rows = queue_writing.rows_of(payloads, metadata, self.metadata_column, self.partition_column, as_text=as_text)
+        rows = queue_writing.rows_of(
+            with_metadata(payloads, metadata),
+            as_text=not isinstance(columns[0].type, sa.LargeBinary),
+            has_metadata="metadata_column" in options,
+            partition_column=self.partition_column if "partition_column" in options else None,
+        )
         with table.database.writing() as connection:
             return queue_writing.copy_in(connection, table.queue, [column.name for column in columns], rows)
 
@@ -169,21 +174,17 @@ class TableQueue(LeasedSource):
 
     def wait(self, seconds: float, taken: int = 0) -> bool:
         """Count repeatedly, on a connection that stays open until `close`; see `Source.wait`."""
+        watched = replace(self._table(), database=self._kept)
 
         def is_waiting() -> bool:
-            with self._watched.database.reading() as connection:
-                return self._watched.count_waiting(connection, taken + 1) > taken
+            with watched.database.reading() as connection:
+                return watched.count_waiting(connection, taken + 1) > taken
 
         return poll(is_waiting, seconds, self.poll_pauses)
 
-    def close(self) -> None:
-        """Close the connection of `wait`."""
-        if watched := self.__dict__.pop("_watched", None):
-            watched.database.close()
-
-    @cached_property
-    def _watched(self) -> LeasedTable:
-        return replace(self._table(), database=database_at(self._what, self.url, create=False, keep=True))
+    @per_process
+    def _kept(self) -> Database:
+        return database_at(self._what, self.url, create=False, keep=True)
 
     def plan(self, demand: int, concurrency: int, receive_id: str) -> list[Share]:
         """Lease up to `demand` messages in equal shares: redeliveries first, then the oldest.
@@ -337,7 +338,6 @@ class TableQueue(LeasedSource):
         return self.deliveries(
             message_id=id_strings,
             data=pc.fill_null(pa.array(columns["data"], pa.binary()), b""),
-            ack_id=id_strings,
             ack_ref=receive_id,
             metadata=metadata,
             redelivered=[count > 1 for count in attempts] if attempts else False,
