@@ -6,28 +6,18 @@ A lease is the acknowledgement deadline of a durable pull consumer, which all ru
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
-from itertools import repeat
-from threading import Thread
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import nats
 import pyarrow as pa
-from nats.errors import NoServersError
 from nats.js.errors import APIError
 from pydantic import Field
 
-from pipeline_platform import Backlog, LeasedIds, LeasedSource, Refused, Share, SourceAwayError, SourceError
+from pipeline_platform import AsyncClient, Backlog, LeasedSource, Refused, Share, per_process, with_metadata
 
 FETCH, ANSWER_S = 500, 5.0
 """Messages of a request, and seconds to wait for an answer."""
-
-
-class Connection(NamedTuple):
-    """A connection, and the event loop of its thread."""
-
-    client: nats.NATS
-    loop: asyncio.AbstractEventLoop
 
 
 class JetStream(LeasedSource):
@@ -46,16 +36,14 @@ class JetStream(LeasedSource):
 
     @property
     def places(self) -> frozenset[str]:
-        """The consumer of the stream."""
         return frozenset({f"stream {self.stream}, consumer {self.durable} at {self.url.rpartition('@')[2]}"})
 
     def backlog(self) -> Backlog:
         """Count the messages that were never delivered, and the unacknowledged messages."""
-        found = self._do(lambda to: to.client.jetstream().consumer_info(self.stream, self.durable))
-        if found.config.ack_wait != self.lease_s:
-            raise SourceError(
-                f"source {self.name!r}: lease_s must be ack_wait of the consumer ({found.config.ack_wait:g} s), got "
-                f"{self.lease_s:g}. Correct one of them."
+        found = self._do(lambda client: client.jetstream().consumer_info(self.stream, self.durable))
+        if (wait := found.config.ack_wait) != self.lease_s:
+            raise self.error(
+                f"lease_s must be ack_wait of the consumer ({wait:g} s), got {self.lease_s:g}. Correct it."
             )
         return Backlog((found.num_pending or 0) + (found.num_ack_pending or 0), counts_held=True)
 
@@ -77,51 +65,37 @@ class JetStream(LeasedSource):
             left -= len(messages)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
-        """Acknowledge messages, and wait for the server's confirmations."""
         return self._answer(ack_ids, b"+ACK")
 
     def release(self, ack_ref: str, ack_ids: Sequence[str], delay_s: int = 0) -> list[Refused]:
-        """Release messages."""
         return self._answer(ack_ids, b"-NAK " + json.dumps({"delay": delay_s * 10**9}).encode())
 
-    def extend(self, receive_id: str, held: LeasedIds) -> bool:
-        """Restart the deadlines of the recorded messages. JetStream does not confirm it."""
+    def renew(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
+        """Restart the deadlines. JetStream does not confirm it."""
 
-        async def restart(to: Connection) -> None:
-            for _, ids in held():
-                for subject in ids:
-                    await to.client.publish(subject, b"+WPI")
-            await to.client.flush()
+        async def restart(client: nats.NATS) -> None:
+            for subject in ack_ids:
+                await client.publish(subject, b"+WPI")
+            await client.flush()
 
         self._do(restart)
-        return True
-
-    def abandon(self, receive_id: str, held: LeasedIds) -> None:
-        """Release the recorded messages; the others wait for their deadline."""
-        for ack_ref, ids in held():
-            self.release(ack_ref, ids)
+        return []
 
     def send(self, payloads: Iterable[bytes], metadata: Iterable[Mapping[str, Any] | None] | None = None) -> int:
         """Publish to `subject`; metadata become headers."""
 
-        async def publish(to: Connection) -> int:
-            stream, sent = to.client.jetstream(), 0
-            for payload, fields in zip(payloads, metadata or repeat(None), strict=False):
-                headers = {name: str(value) for name, value in (fields or {}).items() if name != "subject"}
+        async def publish(client: nats.NATS) -> int:
+            stream, sent = client.jetstream(), 0
+            for payload, fields in with_metadata(payloads, metadata):
+                headers = {name: str(value) for name, value in fields.items() if name != "subject"}
                 await stream.publish(self.subject or "", payload, stream=self.stream, headers=headers or None)
                 sent += 1
             return sent
 
         return int(self._do(publish))
 
-    def close(self) -> None:
-        """Close the connection and end its thread."""
-        if to := self.__dict__.pop("_connection", None):
-            asyncio.run_coroutine_threadsafe(to.client.close(), to.loop).result(ANSWER_S)
-            to.loop.call_soon_threadsafe(to.loop.stop)
-
-    async def _fetch(self, most: int, to: Connection) -> list[Any]:
-        pull = await to.client.jetstream().pull_subscribe_bind(consumer=self.durable, stream=self.stream)
+    async def _fetch(self, most: int, client: nats.NATS) -> list[Any]:
+        pull = await client.jetstream().pull_subscribe_bind(consumer=self.durable, stream=self.stream)
         try:
             return await pull.fetch(most, timeout=self.fetch_s)
         except TimeoutError:
@@ -130,41 +104,21 @@ class JetStream(LeasedSource):
             await pull.unsubscribe()
 
     def _answer(self, ack_ids: Sequence[str], answer: bytes) -> list[Refused]:
-        async def confirmed(to: Connection) -> None:
-            await asyncio.gather(*(to.client.request(subject, answer, timeout=ANSWER_S) for subject in ack_ids))
+        async def confirmed(client: nats.NATS) -> None:
+            await asyncio.gather(*(client.request(subject, answer, timeout=ANSWER_S) for subject in ack_ids))
 
         self._do(confirmed)
         return []
 
-    @cached_property
-    def _connection(self) -> Connection:
-        loop = asyncio.new_event_loop()
-        Thread(target=loop.run_forever, daemon=True).start()
-        connecting = nats.connect(self.url, **_BRIEF)
-        return Connection(asyncio.run_coroutine_threadsafe(connecting, loop).result(ANSWER_S), loop)
+    @per_process
+    def _client(self) -> AsyncClient[nats.NATS]:
+        async def ignore(_: Exception) -> None:
+            """Leave an error to the call that fails; the client would log it with a traceback."""
 
-    def _do(self, call: Callable[[Connection], Coroutine[Any, Any, Any]]) -> Any:
-        try:
-            to = self._connection
-            return asyncio.run_coroutine_threadsafe(call(to), to.loop).result(3 * ANSWER_S)
-        except APIError as error:
-            raise SourceError(self._described(f"{error.description}. Create it, or correct its name")) from None
-        except (nats.errors.Error, NoServersError, TimeoutError, OSError) as error:
-            self.__dict__.pop("_connection", None)  # the next call connects again
-            raise SourceAwayError(self._described(f"{type(error).__name__} {error}".strip())) from None
+        tries = {"connect_timeout": 2, "allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
+        return AsyncClient(lambda: nats.connect(self.url, error_cb=ignore, **tries), within_s=3 * ANSWER_S)
 
-    def _described(self, problem: str) -> str:
-        return f"source {self.name!r}: {'; '.join(self.places)}: {problem}."
-
-
-async def _ignored(_: Exception) -> None:
-    """Leave an error to the call that fails; the client would log it with a traceback."""
-
-
-_BRIEF: dict[str, Any] = {
-    "connect_timeout": 2,
-    "allow_reconnect": False,
-    "max_reconnect_attempts": 1,
-    "reconnect_time_wait": 0,
-    "error_cb": _ignored,
-}
+    def _do(self, call: Callable[[nats.NATS], Coroutine[Any, Any, Any]]) -> Any:
+        fix = "Create stream and durable, correct their names or url, or start the server."
+        with self.explaining(fix, refused=(APIError,), away=(nats.errors.Error, OSError)):
+            return self._client.call(call)
