@@ -11,7 +11,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-_CLIENTS = "per_process()"
+CLIENTS = "per_process()"
 """Attribute of a source with its clients, by process and by name."""
 
 
@@ -30,7 +30,7 @@ class per_process(Generic[T]):  # noqa: N801 - a decorator, like cached_property
         if source is None:
             return self  # type: ignore[return-value]  # of the class
         # A fork keeps its parent's clients: to discard one could end the connection that both share.
-        clients: dict[str, T] = vars(source).setdefault(_CLIENTS, {}).setdefault(os.getpid(), {})
+        clients: dict[str, T] = vars(source).setdefault(CLIENTS, {}).setdefault(os.getpid(), {})
         name = self._create.__name__
         if name not in clients:
             with self._creating:
@@ -41,7 +41,7 @@ class per_process(Generic[T]):  # noqa: N801 - a decorator, like cached_property
 
 def close_clients(source: object) -> None:
     """Close the `per_process` clients of this process, the newest first."""
-    clients = vars(source).get(_CLIENTS, {}).pop(os.getpid(), {})
+    clients = vars(source).get(CLIENTS, {}).pop(os.getpid(), {})
     for client in reversed(clients.values()):
         if hasattr(client, "close"):
             client.close()

@@ -1,12 +1,12 @@
 """Options of every source: strict numbers, and errors without secrets."""
 
 from datetime import datetime
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from pipeline_platform.model.safe_text import redacted, secrets_in
-from pipeline_platform.source.clients import per_process
+from pipeline_platform.source.clients import CLIENTS, per_process
 from pipeline_platform.source.errors import SourceAwayError, SourceError
 
 
@@ -44,6 +44,12 @@ class SourceOptions(BaseModel):
         """Values that no error may contain: of fields with `repr=False`; of a URL only its password and parameters."""
         hidden = [name for name, field in type(self).model_fields.items() if not field.repr]
         return [secret for name in hidden for secret in secrets_in(getattr(self, name))]
+
+    def __copy__(self) -> Self:
+        """Return a copy without clients: `model_copy` may give it another address."""
+        copied = super().__copy__()
+        vars(copied).pop(CLIENTS, None)
+        return copied
 
     def error(self, problem: str, *, away: bool = False) -> SourceError:
         """Return an error with the name of the source, and without its secrets. Raise it `from None`: causes are shown.

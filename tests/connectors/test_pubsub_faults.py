@@ -228,7 +228,13 @@ def test_credentials_default_to_the_environment(tmp_path, monkeypatch):
     ],
 )
 def test_errors_contain_a_fix_and_are_marked_as_transient(error, said, is_away):
-    told = explained(error, "flights", "subscription 's'", "api_endpoint a", "credentials_file f")
+    told = explained(
+        error,
+        PubsubSource(name="flights", subscription=MINE),
+        "subscription 's'",
+        "api_endpoint a",
+        "credentials_file f",
+    )
 
     assert said in str(told)
     assert str(told).startswith("source 'flights': ")

@@ -104,10 +104,11 @@ def test_a_client_is_made_once_for_all_threads_and_closed_with_the_source():
     assert source._client is not client, "a closed source can be used again"
 
 
-def test_a_fork_and_a_pickle_make_their_own_client_and_leave_the_parents():
+def test_a_fork_a_pickle_and_a_copy_make_their_own_client():
     source = Listed(name="listed")
     client = source._client
     assert pickle.loads(pickle.dumps(source))._client is not client
+    assert source.model_copy(update={"password": "another"})._client is not client
     reading, writing = os.pipe()
     if not (child := os.fork()):
         is_own = source._client is not client

@@ -74,8 +74,7 @@ class JetStream(LeasedSource):
         """Restart the deadlines. JetStream does not confirm it."""
 
         async def restart(client: nats.NATS) -> None:
-            for subject in ack_ids:
-                await client.publish(subject, b"+WPI")
+            await asyncio.gather(*(client.publish(subject, b"+WPI") for subject in ack_ids))
             await client.flush()
 
         self._do(restart)
