@@ -24,6 +24,7 @@ class per_process(Generic[T]):  # noqa: N801 - a decorator, like cached_property
     def __init__(self, create: Callable[[Any], T]) -> None:
         self._create, self._creating = create, Lock()
         self.__doc__ = create.__doc__
+        os.register_at_fork(after_in_child=self._unlock)
 
     def __get__(self, source: object, owner: type) -> T:
         """Return the client of this process."""
@@ -37,6 +38,10 @@ class per_process(Generic[T]):  # noqa: N801 - a decorator, like cached_property
                 if name not in clients:
                     clients[name] = self._create(source)
         return clients[name]
+
+    def _unlock(self) -> None:
+        """Replace the lock in a fork: a thread of the parent process may have held it."""
+        self._creating = Lock()
 
 
 def close_clients(source: object) -> None:

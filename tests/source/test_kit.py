@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pickle
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -119,6 +120,33 @@ def test_a_fork_a_pickle_and_a_copy_make_their_own_client():
 
     assert json.loads(os.read(reading, 100)) == [True, False]
     assert source._client is client
+
+
+class Slow(Listed):
+    @per_process
+    def _client(self) -> Client:
+        """Return a client; the first one takes a long time."""
+        CREATING.set()
+        CONNECTED.wait(60)
+        return Client()
+
+
+CREATING, CONNECTED = threading.Event(), threading.Event()
+
+
+def test_a_fork_makes_a_client_while_a_thread_of_its_parent_makes_one():
+    source = Slow(name="slow")
+    thread = threading.Thread(target=lambda: source._client)
+    thread.start()
+    assert CREATING.wait(60)
+    if not (child := os.fork()):
+        signal.alarm(30)  # ends a child that waits for ever
+        CONNECTED.set()
+        os._exit(0 if source._client else 1)
+    CONNECTED.set()
+    thread.join()
+
+    assert os.waitpid(child, 0)[1] == 0
 
 
 class Echo:
