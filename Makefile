@@ -39,7 +39,7 @@ faults: setup-dev ## Run what `make test` leaves: kills, storms, servers that fa
 	@$(BIN)/python -m servers install
 	$(BIN)/python $(TESTS) -m 'faults and not soak'
 
-soak: setup-dev ## Run the fault tests that take hours, and an hour of random deaths over five sources
+soak: setup-dev ## Run the fault tests that take hours, and an hour of random deaths over seven sources
 	@$(BIN)/python -m servers install
 	$(BIN)/python -m pytest -m 'hypothesis and not soak and not faults' --hypothesis-profile=soak --timeout=3600
 	$(BIN)/python -m pytest -m soak --timeout=3600

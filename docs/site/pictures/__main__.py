@@ -1,8 +1,9 @@
-"""Make the pictures of docs/run/dashboard.md, operating.md and failures.md: `python docs/site/pictures [MINUTES]`.
+"""Make pictures of docs/run: `python docs/site/pictures [MINUTES [FOLDER]]`.
 
 Runs the deployment of `definitions.py` with Dagster's daemon and a trickle of messages, by default for three minutes,
 and writes `docs/dashboard.png` with Chromium, the text of the page with 80 columns, and pictures of Dagster's pages
-(`pages.py`). With 0 minutes, it writes only the pictures of Dagster's pages. It uses no network.
+(`pages.py`). With 0 minutes, it writes only the pictures of Dagster's pages, into FOLDER if it is given. It uses no
+network.
 """
 
 import json
@@ -31,10 +32,10 @@ MESSAGES_PER_S = {"orders": 3, "payments": 1, "shipments": 0.05}
 CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1340,640")
 
 
-def main(minutes: float) -> None:
+def main(minutes: float, folder: Path = DOCS) -> None:
     """Make the pictures."""
-    with tempfile.TemporaryDirectory() as folder:
-        home = Path(folder)
+    with tempfile.TemporaryDirectory() as made:
+        home = Path(made)
         environment = {**os.environ, "PICTURES_HOME": str(home), "DAGSTER_HOME": str(home / "dagster")}
         environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
         (home / "dagster").mkdir()
@@ -53,7 +54,7 @@ def main(minutes: float) -> None:
 
         if not minutes:
             dg.DagsterInstance.from_config(str(home / "dagster")).dispose()  # creates its storage
-            pages.take(home, environment, DOCS)
+            pages.take(home, environment, folder)
             return
         command("pause", "shipments", "--reason", "stocktaking until noon")
         with (home / "daemon.log").open("w") as log:
@@ -71,7 +72,7 @@ def main(minutes: float) -> None:
             text = re.sub(r"```text\n.*?```", lambda _: f"```text\n{shown}\n```", PAGE.read_text(), count=1, flags=re.S)
             PAGE.write_text(text)
             subprocess.run([*CHROMIUM, f"--screenshot={DOCS / 'dashboard.png'}", page.as_uri()], check=True)
-            pages.take(home, environment, DOCS)
+            pages.take(home, environment, folder)
         finally:
             stop(daemon, home)
 
@@ -105,4 +106,4 @@ def send(queues: dict[str, TableQueue], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else 3, *map(Path, sys.argv[2:]))
