@@ -29,6 +29,7 @@ from unittest import mock
 import pyarrow as pa
 
 from pipeline_platform import Producer
+from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.decisions import decision
@@ -50,7 +51,6 @@ from pipeline_platform.run import begin as begin_module
 from pipeline_platform.run import handling, steps
 from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.run.spark_work import SparkWork
-from pipeline_platform.run.trace import deliveries_of
 from pipeline_platform.tasks.handle.repeats import Scan
 from tests.fixtures.small_lake import Keeping
 

@@ -11,10 +11,10 @@ import uuid
 
 from benchmarks.events import LongKnown
 from benchmarks.sqs import write_history
+from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run.flow import looked_at
-from pipeline_platform.run.trace import deliveries_of
 
 
 def main() -> None:

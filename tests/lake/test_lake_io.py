@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame
 
+from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
@@ -18,7 +19,6 @@ from pipeline_platform.orchestration.resources.lake_resources import LakeIOManag
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.dagster import NEXT, WINDOW, Location, empty_location
 from tests.fixtures.flow import run
 from tests.fixtures.pipelines_under_test import SINCE, Told

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.maintenance.repair import repair, unreadable
@@ -20,7 +21,6 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 NAMES = ["a=b", "e\N{COMBINING DIAERESIS}", "湖 & 'l\"ac' <1>, b=c+d: $e; f@g!(h)`~ Zoë"]

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, RateLimiting, TableBatcher
+from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.flow_pipelines import Place
 from tests.fixtures.small_lake import Row, Shared

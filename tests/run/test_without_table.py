@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
+from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.lake.erasing.erasing import searched_columns
 from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.removed_batchers import removed_batchers
@@ -15,7 +16,6 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.trace import deliveries_of
 from tests.fixtures.flow import WINDOW, handled, rows, run
 from tests.fixtures.small_lake import Row, Shared
 

@@ -1,20 +1,18 @@
 """`pipeline-platform trace`: the history of a message."""
 
-from __future__ import annotations
-
-import dataclasses
 import json
 from collections.abc import Iterator
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 from pydantic import Field
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failures.failure_views import happened
+from pipeline_platform.cli.lake.deliveries import Delivery, Unfinished, deliveries_of
 from pipeline_platform.cli.options import Json, Name
-from pipeline_platform.cli.output import Output, Time, print_json
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.lake.tables import ERASED
@@ -23,43 +21,7 @@ from pipeline_platform.model.message import SYSTEM_COLUMNS
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Source, SourceError
 
-if TYPE_CHECKING:  # it loads Polars
-    from pipeline_platform.run.trace import TracedDelivery, UnfinishedReceive
-
 _SYSTEM = ("table", *SYSTEM_COLUMNS)
-
-
-class Unfinished(Output):
-    """An unfinished receive."""
-
-    phase: str = Field(description="Phase: `begun`, `leased`, `handled`, `batched`, `decided` or `published`.")
-    started_at: Time = Field(description="Start of the receive.")
-    lease_until: Time | None = Field(description="End of its claim unless it is renewed. Null without an active run.")
-
-
-class Delivery(Output):
-    """A delivery of a message in a receive."""
-
-    receive_id: str = Field(description="Id of the receive.")
-    source: str = Field(description="Name of the source.")
-    window: str = Field(description="Window of the message.")
-    attempt: int = Field(description="1 for the first delivery, and one more for each retry.")
-    received: dict[str, Any] | None = Field(
-        description="Its row in the table `messages`, without the payload. Null for a replay, or after retention."
-    )
-    redelivered: bool = Field(description="Whether the source marked it as redelivered after a known delivery.")
-    replayed_by: str | None = Field(description="Receive of the replay that replaced its outcome, failures and rows.")
-    outcome: str | None = Field(
-        description="`handled`, `skipped`, `failed`, `returned`, `duplicate` or `erased`. Null if undecided."
-    )
-    action: str | None = Field(description="Ack action of the message.")
-    failures: list[dict[str, Any]] = Field(description="Its events in the table `failed`, in order.")
-    rows: list[dict[str, Any]] = Field(description="Its rows in the tables of batchers, each with its `table`.")
-    run_id: str | None = Field(description="Run that finished the receive or works on it. Null if not recorded.")
-    acknowledged_at: Time | None = Field(
-        description="End of the receive. Null before its end, or if it is not recorded."
-    )
-    unfinished: Unfinished | None = Field(description="The receive. Null if it is finished.")
 
 
 class AtSource(Output):
@@ -86,8 +48,6 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """Show the history of a message: deliveries, failures, rows, acknowledgement, and its current lease."""
-    from pipeline_platform.run.trace import deliveries_of
-
     with loading.opened() as opened:
         of = opened.pipeline(pipeline)
         with waiting("the lake"):
@@ -96,8 +56,7 @@ def trace(
         sources = [opened.sources[key] for key in keys if source in (None, opened.sources[key].name)]
         at_source = {each.name: _asked(each, message_id) for each in sources}
     if as_json:
-        found = [Delivery(**dataclasses.asdict(delivery)) for delivery in deliveries]
-        print_json(TraceOutput(deliveries=found, at_source=at_source))
+        print_json(TraceOutput(deliveries=deliveries, at_source=at_source))
         return
     for name in dict.fromkeys(each.source for each in deliveries):
         say(f"Message {message_id} of {name}")
@@ -126,7 +85,7 @@ def _place(answer: AtSource) -> str:
     return f"this source cannot look up a single message; its backlog: {Backlog(answer.backlog)}"
 
 
-def _lines(delivery: TracedDelivery) -> Iterator[str]:
+def _lines(delivery: Delivery) -> Iterator[str]:
     if delivery.outcome == ERASED:
         yield f"attempt {delivery.attempt} in window {delivery.window}: erased"
         return
@@ -153,7 +112,7 @@ def _lines(delivery: TracedDelivery) -> Iterator[str]:
         yield f"  {_state(delivery.unfinished)}"
 
 
-def _state(receive: UnfinishedReceive) -> str:
+def _state(receive: Unfinished) -> str:
     since = _time(receive.started_at)
     if receive.lease_until is None:
         return f"{receive.phase}, since {since}; no run renews its lease: the next run finishes or releases it"

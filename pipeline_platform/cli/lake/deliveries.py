@@ -1,14 +1,13 @@
 """History of a message: its deliveries with their results, and its current lease."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
+from pydantic import Field
 
+from pipeline_platform.cli.output import Output, Time
 from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.failures.failure_events import rank
 from pipeline_platform.lake.reader import rows_with, scan
@@ -20,62 +19,42 @@ from pipeline_platform.run.receive_state import ReceiveState
 _Row = dict[str, Any]
 
 
-@dataclass
-class UnfinishedReceive:
-    """Unfinished receive of a delivery.
+class Unfinished(Output):
+    """An unfinished receive."""
 
-    Attributes:
-        phase: Name of its `Phase`, in lower case.
-        started_at: Start of the receive.
-        lease_until: Expiry of its claim; None without an active run: the next run finishes the receive, or releases
-            its messages.
-    """
-
-    phase: str
-    started_at: datetime
-    lease_until: datetime | None
+    phase: str = Field(description="Phase: `begun`, `leased`, `handled`, `batched`, `decided` or `published`.")
+    started_at: Time = Field(description="Start of the receive.")
+    lease_until: Time | None = Field(description="End of its claim unless it is renewed. Null without an active run.")
 
 
-@dataclass
-class TracedDelivery:
-    """Delivery of a message in a receive.
+class Delivery(Output, frozen=False):
+    """A delivery of a message in a receive."""
 
-    Attributes:
-        receive_id: Id of the receive.
-        source: Name of the source; ids of messages are unique per source.
-        window: Window of the message.
-        attempt: 1 for the first delivery, and one more for each retry.
-        received: Row of the table `messages`: times of publication and receipt, partition, sequence, metadata. None for
-            a replay, or if it is older than the retention.
-        redelivered: Whether the source marked it as redelivered and an earlier delivery is known. Some sources mark
-            every delivery.
-        replayed_by: Receive of the latest replay, which replaced the outcome, failures and rows of this delivery.
-        outcome: `handled`, `skipped`, `failed`, `returned`, `duplicate` or `erased`; None if undecided.
-        action: Ack action of the message.
-        failures: Events in the table `failed`, in order.
-        rows: Rows in the tables of batchers, each with the name of its `table`.
-        run_id: Run that finished the receive or works on it; None if it is no longer recorded.
-        acknowledged_at: End of the receive; None before that, or if it is no longer recorded.
-        unfinished: The receive, if it is unfinished.
-    """
-
-    receive_id: str
-    source: str
-    window: str
-    attempt: int
-    received: _Row | None = None
-    redelivered: bool = False
-    replayed_by: str | None = None
-    outcome: str | None = None
-    action: str | None = None
-    failures: list[_Row] = field(default_factory=list)
-    rows: list[_Row] = field(default_factory=list)
-    run_id: str | None = None
-    acknowledged_at: datetime | None = None
-    unfinished: UnfinishedReceive | None = None
+    receive_id: str = Field(description="Id of the receive.")
+    source: str = Field(description="Name of the source.")
+    window: str = Field(description="Window of the message.")
+    attempt: int = Field(description="1 for the first delivery, and one more for each retry.")
+    received: _Row | None = Field(
+        None, description="Its row in the table `messages`, without the payload. Null for a replay, or after retention."
+    )
+    redelivered: bool = Field(False, description="Whether the source marked it as redelivered after a known delivery.")
+    replayed_by: str | None = Field(
+        None, description="Receive of the replay that replaced its outcome, failures and rows."
+    )
+    outcome: str | None = Field(
+        None, description="`handled`, `skipped`, `failed`, `returned`, `duplicate` or `erased`. Null if undecided."
+    )
+    action: str | None = Field(None, description="Ack action of the message.")
+    failures: list[_Row] = Field([], description="Its events in the table `failed`, in order.")
+    rows: list[_Row] = Field([], description="Its rows in the tables of batchers, each with its `table`.")
+    run_id: str | None = Field(None, description="Run that finished the receive or works on it. Null if not recorded.")
+    acknowledged_at: Time | None = Field(
+        None, description="End of the receive. Null before its end, or if it is not recorded."
+    )
+    unfinished: Unfinished | None = Field(None, description="The receive. Null if it is finished.")
 
 
-def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> list[TracedDelivery]:
+def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> list[Delivery]:
     """Return the recorded deliveries of a message, in order.
 
     Returns:
@@ -87,10 +66,10 @@ def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> lis
     outcomes = _rows(flow.tables["outcomes"], message_id)
     # Published rows have an outcome in their window, as long as retention keeps that.
     windows = {row["window"] for row in outcomes} or None
-    deliveries: dict[tuple[str, str], TracedDelivery] = {}
+    deliveries: dict[tuple[str, str], Delivery] = {}
 
-    def delivery(row: _Row) -> TracedDelivery:
-        known = TracedDelivery(*(row[name] for name in ("receive_id", "source", "window", "attempt")))
+    def delivery(row: _Row) -> Delivery:
+        known = Delivery(**{name: row[name] for name in ("receive_id", "source", "window", "attempt")})
         return deliveries.setdefault((known.receive_id, known.source), known)
 
     def arrived(row: _Row) -> None:
@@ -122,15 +101,14 @@ def deliveries_of(flow: Flow, message_id: str, source: str | None = None) -> lis
         end, holder = ends.get(known.receive_id), unfinished.get(known.receive_id)
         if holder and (receive := holder.receive):
             known.run_id = receive.run_id
-            known.unfinished = UnfinishedReceive(
-                holder.phase.name.lower(), receive.started_at, leases.get(known.receive_id)
-            )
+            phase, until = holder.phase.name.lower(), leases.get(known.receive_id)
+            known.unfinished = Unfinished(phase=phase, started_at=receive.started_at, lease_until=until)
         elif end:
             known.run_id, known.acknowledged_at = end.run_id, end.ended_at
     return _sorted(known for known in deliveries.values() if source in (None, known.source))
 
 
-def _sorted(deliveries: Iterable[TracedDelivery]) -> list[TracedDelivery]:
+def _sorted(deliveries: Iterable[Delivery]) -> list[Delivery]:
     """Sort deliveries of a message, and mark redeliveries."""
     mine = list(deliveries)
     mine.sort(key=lambda each: (each.source, each.attempt, str(each.received and each.received["received_at"])))
@@ -144,6 +122,8 @@ def _rows(table: Table, message_id: str, windows: Iterable[str] | None = None) -
     """Return the rows of a message without its payload, in some windows or in all."""
     if not table.exists():
         return []
+    import polars as pl
+
     with table.look() as handle:
         rows = scan(table.lake, handle)
         if windows is not None:

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
+from pipeline_platform.cli.lake.deliveries import Delivery, deliveries_of
 from pipeline_platform.cli.loading import Deployment
 from pipeline_platform.cli.main import app
 from pipeline_platform.connectors.table_queue import TableQueue
@@ -19,7 +20,6 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run import handling, steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.trace import TracedDelivery, deliveries_of
 from pipeline_platform.source.contract import Share, Source
 from tests.fixtures.flow import WINDOW, finish, handled, run
 from tests.fixtures.flow_pipelines import Word
@@ -45,7 +45,7 @@ def flow(filled):
     return filled(Second, [b"early", b"late", b"last"])
 
 
-def one(flow: Flow, message_id: str) -> TracedDelivery:
+def one(flow: Flow, message_id: str) -> Delivery:
     (delivery,) = deliveries_of(flow, message_id)
     return delivery
 
