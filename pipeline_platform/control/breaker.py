@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.limits import SECOND, TABLES, as_time
+from pipeline_platform.control.limits import TABLES, as_time, as_us, is_of
 from pipeline_platform.model.options import Breaker
 from pipeline_platform.sql.database import Database, insert
 
@@ -79,7 +79,7 @@ class Breakers(Database):
         with self.writing() as connection:
             now = as_time(self.now(connection))
             state = _state(connection, key).after(breaker, messages, failed, now)
-            until = None if state.until is None else round(state.until.timestamp() * SECOND)
+            until = None if state.until is None else as_us(state.until)
             values = {"messages": state.messages, "failed": state.failed, "pauses": state.pauses, "until": until}
             row = insert(connection, _BREAKERS).values(pipeline=key, **values)
             connection.execute(row.on_conflict_do_update(index_elements=["pipeline"], set_=values))
@@ -87,8 +87,7 @@ class Breakers(Database):
 
 def forget_breaker(connection: sa.Connection, key: str) -> None:
     """Reset the breaker of a producer, or of each producer of a pipeline."""
-    is_of = (_BREAKERS.c.pipeline == key) | _BREAKERS.c.pipeline.startswith(f"{key}/", autoescape=True)
-    connection.execute(sa.delete(_BREAKERS).where(is_of))
+    connection.execute(sa.delete(_BREAKERS).where(is_of(_BREAKERS.c.pipeline, key)))
 
 
 def _state(connection: sa.Connection, key: str) -> BreakerState:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.limits import SECOND, TABLES, as_time, forget_stop, lock, pipeline_of_key
+from pipeline_platform.control.limits import SECOND, TABLES, as_time, as_us, forget_stop, is_of, lock, pipeline_of_key
 from pipeline_platform.sql.database import Database
 
 _RECEIVES = sa.Table(
@@ -41,6 +41,7 @@ _ENDED = sa.Table(
     sa.Column("ended_at", sa.BigInteger, nullable=False),
     sa.Index("ix_control_ended", "pipeline", "ended_at"),
 )
+_MINUTE = 60 * SECOND
 KEEP_ENDED = timedelta(days=3)
 """Time for which acknowledged receives are kept: with a round per second, 260,000 rows."""
 
@@ -73,6 +74,22 @@ class Ended(NamedTuple):
     messages: int
     started_at: datetime
     ended_at: datetime
+
+
+class Minute(NamedTuple):
+    """Receives that were acknowledged in a minute.
+
+    Attributes:
+        at: Start of the minute.
+        receives: Number of receives: rounds, or runs that receive once.
+        messages: Number of messages.
+        slowest_s: Longest time in seconds from the claim of a receive to its acknowledgement.
+    """
+
+    at: datetime
+    receives: int
+    messages: int
+    slowest_s: float
 
 
 class Claims(Database):
@@ -197,16 +214,15 @@ class Claims(Database):
 
     def ended(
         self,
-        pipeline: str,
-        *,
+        *pipelines: str,
         last: int | None = None,
         receive_ids: Sequence[str] | None = None,
         since: datetime | None = None,
     ) -> list[Ended]:
-        """Return acknowledged receives of a key of a pipeline, latest first.
+        """Return acknowledged receives of some keys of a pipeline, latest first.
 
         Args:
-            pipeline: Key of a producer, or of the pipeline, which does not include its producers.
+            pipelines: Keys of producers, or of the pipeline, which does not include its producers.
             last: Greatest number of receives to return.
             receive_ids: Return these receives only, also of the pipeline's producers.
             since: Return receives acknowledged since this time only.
@@ -214,14 +230,24 @@ class Claims(Database):
         query = sa.select(_ENDED).order_by(_ENDED.c.ended_at.desc()).limit(last)
         if receive_ids is None:
             # Not by a prefix, for which no database uses the index: the table has hundreds of thousands of rows.
-            query = query.where(_ENDED.c.pipeline == pipeline)
+            query = query.where(_ENDED.c.pipeline.in_(pipelines))
         else:
-            query = query.where(_is_of(pipeline, _ENDED), _ENDED.c.receive_id.in_(receive_ids))
+            query = query.where(is_of(_ENDED.c.pipeline, *pipelines), _ENDED.c.receive_id.in_(receive_ids))
         if since is not None:
-            query = query.where(_ENDED.c.ended_at >= round(since.timestamp() * SECOND))
+            query = query.where(_ENDED.c.ended_at >= as_us(since))
         with self.reading() as connection:
             rows = connection.execute(query).all()
         return [Ended(r.receive_id, r.run_id, r.messages, as_time(r.started_at), as_time(r.ended_at)) for r in rows]
+
+    def ended_by_minute(self, pipelines: Sequence[str], since: datetime) -> list[Minute]:
+        """Return the minutes with acknowledged receives of keys of a pipeline since a time, oldest first."""
+        minute, seconds = _ENDED.c.ended_at - _ENDED.c.ended_at % _MINUTE, _ENDED.c.ended_at - _ENDED.c.started_at
+        figures = sa.func.count(), sa.func.sum(_ENDED.c.messages), sa.func.max(seconds)
+        is_wanted = _ENDED.c.pipeline.in_(pipelines) & (_ENDED.c.ended_at >= as_us(since))
+        query = sa.select(minute, *figures).where(is_wanted).group_by(minute).order_by(minute)
+        with self.reading() as connection:
+            rows = connection.execute(query).all()
+        return [Minute(as_time(at), receives, int(sum_), slowest / SECOND) for at, receives, sum_, slowest in rows]
 
     def expire(self, receive_id: str) -> None:
         """Let a claim expire now; the time of an earlier expiry stays unchanged."""
@@ -242,14 +268,16 @@ class Claims(Database):
 
     def in_flight(self, pipeline: str, *, of_all: bool = False) -> list[Claim]:
         """Return the live claims of a pipeline, oldest first; with `of_all` its producers' claims, too."""
-        return self._claims(_is_of(pipeline) if of_all else _RECEIVES.c.pipeline == pipeline, live=True)
+        return self._claims(
+            is_of(_RECEIVES.c.pipeline, pipeline) if of_all else _RECEIVES.c.pipeline == pipeline, live=True
+        )
 
     def over(self, *pipelines: str, of_all: bool = False) -> list[Claim]:
         """Return expired claims that were not ended, oldest first: their runs have crashed or stalled.
 
         A run that finds one stops the processes of its run, then calls `end(receive_id, if_over=True)`.
         """
-        whose = sa.or_(*map(_is_of, pipelines)) if of_all else _RECEIVES.c.pipeline.in_(pipelines)
+        whose = is_of(_RECEIVES.c.pipeline, *pipelines) if of_all else _RECEIVES.c.pipeline.in_(pipelines)
         return self._claims(whose, live=False)
 
     def _claims(self, whose: sa.ColumnElement[bool], *, live: bool) -> list[Claim]:
@@ -268,14 +296,10 @@ def _is(receive_id: str) -> sa.ColumnElement[bool]:
     return _RECEIVES.c.receive_id == receive_id
 
 
-def _is_of(pipeline: str, table: sa.Table = _RECEIVES) -> sa.ColumnElement[bool]:
-    """Whether a row belongs to the pipeline or to one of its producers."""
-    return (table.c.pipeline == pipeline) | table.c.pipeline.startswith(f"{pipeline}/", autoescape=True)
-
-
 def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, but: str, alone: bool) -> int:
     """Return the capacity that live claims, except the claim of the receive `but`, leave for a claim."""
-    live = sa.and_(_is_of(pipeline_of_key(pipeline)), _RECEIVES.c.receive_id != but, _RECEIVES.c.expires_at > now)
+    of_all, is_live = is_of(_RECEIVES.c.pipeline, pipeline_of_key(pipeline)), _RECEIVES.c.expires_at > now
+    live = sa.and_(of_all, _RECEIVES.c.receive_id != but, is_live)
     in_the_way = sa.select(_RECEIVES.c.receive_id).where(live, _RECEIVES.c.messages > 0)
     if not alone:
         in_the_way = in_the_way.where(_RECEIVES.c.alone)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.limits import SECOND, TABLES, as_time
+from pipeline_platform.control.limits import SECOND, TABLES, as_time, as_us, is_of
 from pipeline_platform.model.safe_text import printable
 from pipeline_platform.sql.database import Database
 
@@ -73,10 +73,9 @@ class History(Database):
         """Return the acts on a pipeline and its producers, or on all pipelines, oldest first."""
         query = sa.select(_HISTORY).order_by(_HISTORY.c.id)
         if pipeline is not None:
-            of = _HISTORY.c.pipeline
-            query = query.where((of == pipeline) | of.startswith(f"{pipeline}/", autoescape=True))
+            query = query.where(is_of(_HISTORY.c.pipeline, pipeline))
         if since is not None:
-            query = query.where(_HISTORY.c.at >= round(since.timestamp() * SECOND))
+            query = query.where(_HISTORY.c.at >= as_us(since))
         with self.reading() as connection:
             rows = connection.execute(query).all()
         return [Act(as_time(r.at), r.pipeline, r.act, r.who, r.reason, json.loads(r.options)) for r in rows]

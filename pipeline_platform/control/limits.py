@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -230,6 +230,11 @@ def pipeline_of_key(key: str) -> str:
     return key.partition("/")[0]
 
 
+def is_of(column: sa.ColumnElement[Any], *pipelines: str) -> sa.ColumnElement[bool]:
+    """Whether a row belongs to one of some pipelines or to one of their producers, by the column of its key."""
+    return sa.or_(*((column == key) | column.startswith(f"{key}/", autoescape=True) for key in pipelines))
+
+
 def lock(connection: sa.Connection, pipeline: str) -> None:
     """Lock the pipeline's row until the end of the transaction; insert it first if it is missing."""
     connection.execute(insert(connection, _PIPELINES).values(pipeline=pipeline).on_conflict_do_nothing())
@@ -249,12 +254,17 @@ def changed_limit(
 
 def interval_end(rate_limiting: RateLimiting, now: datetime) -> datetime:
     """Return the end of the interval that contains `now`."""
-    return as_time(_bounds(rate_limiting, round(now.timestamp() * SECOND))[1])
+    return as_time(_bounds(rate_limiting, as_us(now))[1])
 
 
 def as_time(us: int) -> datetime:
     """Convert a time of the control store."""
     return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=us)
+
+
+def as_us(time: datetime) -> int:
+    """Convert a time to a time of the control store."""
+    return round(time.timestamp() * SECOND)
 
 
 def _limit(connection: sa.Connection, pipeline: str, default: RateLimiting | None) -> RateLimiting | None:

@@ -142,9 +142,7 @@ def _check_lake(flow: Flow) -> None:
     """
     name = flow.pipeline.name
     keys = {name, *(producer.key for producer in BoundProducer.all_of(flow.pipeline))}
-    if flow.tables["outcomes"].exists() or not (
-        finished := [end for key in keys for end in flow.control.ended(key, last=1)]
-    ):
+    if flow.tables["outcomes"].exists() or not (finished := flow.control.ended(*keys, last=1)):
         return
     raise PipelineError(
         f"{name}: the lake {flow.lake.root} has no table {name}/outcomes, but the control store {flow.control} "

@@ -28,12 +28,12 @@ from pipeline_platform.cli.dashboard.picture import (
 )
 from pipeline_platform.cli.dashboard.run_lines import run_lines
 from pipeline_platform.cli.status.status_gathering import pipeline_status
-from pipeline_platform.control.activity import by_minute, latest
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.sensors.asking import last_seen
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
 from pipeline_platform.orchestration.stage_figures import Report
 
@@ -98,13 +98,12 @@ class Gatherer:
         try:
             if isinstance(instance, Exception):
                 raise instance
-            beats = instance.get_daemon_heartbeats()
+            seen = last_seen(instance, ["SENSOR"])["SENSOR"]
             active = instance.get_run_records(dg.RunsFilter(statuses=UNDER_WAY), limit=_ACTIVE)
             records = {each.dagster_run.run_id: each for each in (*active, *instance.get_run_records(limit=_RECENT))}
         except Exception as error:  # any error of the instance's storage
             return _Dagster(f"Dagster does not answer ({type(error).__name__})")
-        beat = beats.get("SENSOR")
-        return _Dagster("", datetime.fromtimestamp(beat.timestamp, UTC) if beat else None, records)
+        return _Dagster("", seen, records)
 
 
 class _Pipeline:
@@ -152,7 +151,7 @@ class _Pipeline:
         return reporting.stages_by(reports, self._pipeline, concurrency, runs, now)
 
     def _minutes(self, reports: Sequence[Report], since: datetime) -> tuple[Minute, ...]:
-        acknowledged = by_minute(self._control, self._keys, since)
+        acknowledged = self._control.ended_by_minute(self._keys, since)
         messages = {round((each.at - since) / timedelta(minutes=1)): each.messages for each in acknowledged}
         failures = reporting.by_minute(reports, since)
         return tuple(
@@ -162,5 +161,5 @@ class _Pipeline:
     def _runs(self, dagster: _Dagster, now: datetime) -> tuple[RunLine, ...]:
         control, name = self._control, self._pipeline.name
         live, expired = control.in_flight(name, of_all=True), control.over(name, of_all=True)
-        ended = latest(control, self._keys, now - TIME_LINE, _RECEIVES)
+        ended = control.ended(*self._keys, since=now - TIME_LINE, last=_RECEIVES)
         return run_lines(live, expired, ended, dagster.of(self._pipeline), self._tags, now)

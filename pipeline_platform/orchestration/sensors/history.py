@@ -6,7 +6,6 @@ from typing import Any
 
 import dagster as dg
 
-from pipeline_platform.control.activity import by_minute
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.latency import SHARES
@@ -79,7 +78,7 @@ def _figures(
     control: ControlStore = resources.control
     producers = BoundProducer.all_of(pipeline)
     keys = [pipeline.name, *(producer.key for producer in producers if producer.key != pipeline.name)]  # and retries
-    acknowledged = sum(minute.messages for minute in by_minute(control, keys, since))
+    acknowledged = sum(minute.messages for minute in control.ended_by_minute(keys, since))
     filter_ = dg.AssetRecordsFilter(dg.AssetKey([pipeline.name, "messages"]), after_timestamp=since.timestamp())
     records = instance.fetch_materializations(filter_, limit=_MOST_REPORTS).records
     reports = [report_of(each.timestamp, event.metadata) for each in records if (event := each.asset_materialization)]
