@@ -6,14 +6,11 @@ import dagster as dg
 
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.resources.source_resources import source_of
-from pipeline_platform.orchestration.sensors.producer_state import ProducerState, state_of
+from pipeline_platform.orchestration.sensors.producer_state import backlog_name, state_of
 
 
 def backlog_check(producer: BoundProducer) -> dg.AssetChecksDefinition:
-    """Build the check `backlog`, which warns while the oldest message waits longer than `oldest_allowed`.
-
-    Each of several producers has its own check, `backlog_<producer>`.
-    """
+    """Build the check `backlog`, which warns while the oldest message waits longer than `oldest_allowed`."""
 
     @dg.asset_check(
         asset=dg.AssetKey([producer.pipeline.name, "messages"]),
@@ -39,26 +36,7 @@ def look_at_backlog(context: Any, producer: BoundProducer, *, is_tick: bool = Fa
         ControlStoreError: The control store does not answer.
     """
     source = source_of(context.resources, producer.source)
-    control = context.resources.control
-    return evaluation_of(producer, state_of(producer, source, control, context.instance, is_tick=is_tick))
-
-
-def backlog_name(producer: BoundProducer) -> str:
-    """Return the name of a producer's check."""
-    return f"backlog_{producer.name}" if producer.name else "backlog"
-
-
-def evaluation_of(producer: BoundProducer, state: ProducerState) -> dg.AssetCheckEvaluation:
-    """Return the check's result as a sensor reports it. A pause and an unavailable source are warnings."""
-    passed, description, metadata = state.evaluation()
-    return dg.AssetCheckEvaluation(
-        asset_key=dg.AssetKey([producer.pipeline.name, "messages"]),
-        check_name=backlog_name(producer),
-        passed=passed,
-        severity=dg.AssetCheckSeverity.WARN,
-        description=description,
-        metadata=metadata,
-    )
+    return state_of(producer, source, context.resources.control, context.instance, is_tick=is_tick).evaluation(producer)
 
 
 def backlog_sensor(producer: BoundProducer) -> dg.SensorDefinition:

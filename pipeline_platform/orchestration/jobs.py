@@ -65,13 +65,6 @@ def tags_of(pipeline: type[Pipeline], *origins: Origin) -> dict[str, Sequence[st
     return {RunTags.of(pipeline).origin: list(origins or get_args(Origin))}
 
 
-def tags_by_producer(producer: BoundProducer) -> dict[str, str | Sequence[str]]:
-    """Return the tags of runs with a claim of a producer. Retries and replays count for an only producer, too."""
-    if producer.name:
-        return {RunTags.of(producer.pipeline).origin: "source", **producer_tag(producer)}
-    return {**tags_of(producer.pipeline, *(("failed", "messages") if producer.is_whole_pipeline else ()))}
-
-
 def job_of(pipeline: type[Pipeline], origin: Origin) -> str:
     """Return the name of the job that has the runs of an origin."""
     return f"{pipeline.name}_{_JOBS[origin][0]}"

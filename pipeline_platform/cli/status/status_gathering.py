@@ -257,8 +257,7 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> DagsterRuns:
         return DagsterRuns(error=instance)
     from pipeline_platform.launcher.run_process import never_begins
     from pipeline_platform.orchestration.jobs import tags_of
-    from pipeline_platform.orchestration.run_queries import runs_with
-    from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
+    from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_with
 
     try:
         if isinstance(instance, Exception):

@@ -10,8 +10,7 @@ import dagster as dg
 
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import tags_of
-from pipeline_platform.orchestration.run_queries import runs_with
-from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_to_lease
+from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_to_lease, runs_with
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.stopping import is_to_end
 

@@ -101,8 +101,8 @@ class ProducerState(NamedTuple):
             return f"; up to {most:,} messages to be leased by {runs}"
         return f", up to {min(most, waiting):,} of them to be leased by {runs}"
 
-    def evaluation(self) -> tuple[bool, str, dict[str, Any]]:
-        """Return whether the check `backlog` passes, its description, and its metadata. Dagster plots the numbers."""
+    def evaluation(self, producer: BoundProducer) -> dg.AssetCheckEvaluation:
+        """Return the result of the check `backlog`. Dagster plots its numbers, and shows every problem as a warning."""
         passed, judgement = self._judged()
         figures: dict[str, Any] = {"in flight": self.in_flight.held, "messages per second": round(self.rate, 2)}
         if isinstance(self.backlog, Backlog):
@@ -112,7 +112,14 @@ class ProducerState(NamedTuple):
                 figures["oldest, seconds"] = round((datetime.now(UTC) - self.backlog.oldest).total_seconds(), 1)
         for number, run_id in enumerate(self.steps, 1):
             figures["run" if number == 1 else f"run {number}"] = dg.MetadataValue.dagster_run(run_id)
-        return passed, f"{judgement} Now: {self.sentence}.", figures
+        return dg.AssetCheckEvaluation(
+            asset_key=dg.AssetKey([producer.pipeline.name, "messages"]),
+            check_name=backlog_name(producer),
+            passed=passed,
+            severity=dg.AssetCheckSeverity.WARN,
+            description=f"{judgement} Now: {self.sentence}.",
+            metadata=figures,
+        )
 
     def _judged(self) -> tuple[bool, str]:
         if isinstance(self.backlog, SourceError):
@@ -121,6 +128,11 @@ class ProducerState(NamedTuple):
             return False, f"Paused: {self.limits.paused}."
         passed, text = judged(self.backlog, self.oldest_allowed)
         return (False, f"{text} Each deployment gets only a part of the messages.") if self.others else (passed, text)
+
+
+def backlog_name(producer: BoundProducer) -> str:
+    """Return the name of the check `backlog` of a producer. Each of several producers has a check of its own."""
+    return f"backlog_{producer.name}" if producer.name else "backlog"
 
 
 def judged(waiting: Backlog, allowed: timedelta | None) -> tuple[bool, str]:

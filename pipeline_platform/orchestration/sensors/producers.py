@@ -1,7 +1,6 @@
 """The producer sensor: reads a source's backlog and requests runs by demand and rate limit, or reports why not."""
 
 import zlib
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -10,12 +9,11 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control import demand
-from pipeline_platform.control.store import Claim, ControlStore, ControlStoreError
+from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
-from pipeline_platform.orchestration.backlog_check import evaluation_of
 from pipeline_platform.orchestration.jobs import refuse_changed_models, run_request
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import state_of
@@ -81,11 +79,12 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         # A tick that reports the check counts the whole backlog, for the check and its plot.
         state = state_of(producer, source, control, context.instance, is_tick=True, counts_all=is_to_report)
         left = left_claims(producer, control)
+        bounds = with_earlier_runs(state.limits, producer, context.instance, state.backlog, left, waiting.asked)
         alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
         turn = awaited_turn(pipeline, control, alone=alone)
     except (ControlStoreError, NoWindowError) as error:
         return dg.SkipReason(str(error))
-    shown = evaluation_of(producer, state) if is_to_report else None
+    shown = state.evaluation(producer) if is_to_report else None
     noted: dict[str, Any] = (
         {} if shown is None else {"reported": now, "shown": zlib.crc32(str(shown.description).encode())}
     )
@@ -96,7 +95,6 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         cursor = waiting.without_answer(now, options.interval).model_copy(update=noted).to_json()
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
-    bounds = with_earlier_runs(state.limits, producer, context.instance, backlog, left, waiting.asked)
     # A decided receive has no leased messages but must be finished: it counts as one message.
     held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
@@ -113,8 +111,10 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
     event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, oldest=age, in_flight=under_way.messages)
-    is_new_loss = bool(backlog.lost) and noted["lost"] != waiting.lost
-    news = _news(left, held, f"{options.source}: {backlog.lost}" if is_new_loss else "")
+    crashed = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
+    news = f"; {crashed} left {demand.count(held)}" if left else ""
+    if backlog.lost and noted["lost"] != waiting.lost:
+        news += f"; {options.source}: {backlog.lost}"
     if not asks[0].demand:
         reason = state.after(asks[0].because, news)
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
@@ -151,9 +151,3 @@ def _is_thread_left(instance: dg.DagsterInstance) -> bool:
     states = instance.all_instigator_state()
     producers = sum(state.is_running and state.instigator_name.endswith(_SENSOR) for state in states)
     return producers < (sensors.get("num_workers") or 1)
-
-
-def _news(left: Sequence[Claim], messages: int, loss: str) -> str:
-    """Return what a tick reports besides its reason: messages of crashed runs, and a loss at the source."""
-    runs = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
-    return "".join(f"; {text}" for text in (f"{runs} left {demand.count(messages)}" if left else "", loss) if text)

@@ -1,8 +1,13 @@
-"""Active and recent runs of a producer: messages in flight, results, and limits of the next run."""
+"""Active and recent runs of a producer: messages in flight, results, and limits of the next run.
+
+Queries read few rows, independent of the number of runs. All runs of a pipeline have its tags. SQLite searches a filter
+with tags by the index of tags, and so reads every run of the pipeline. Therefore the database selects by status, time
+or job, and tags are compared here.
+"""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
@@ -16,9 +21,9 @@ from pipeline_platform.lake.decisions.ledger import Origin
 from pipeline_platform.launcher.run_process import never_begins
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.jobs import RunTags, job_of, producer_tag, tags_by_producer
-from pipeline_platform.orchestration.run_queries import newest_runs, runs_with
+from pipeline_platform.orchestration.jobs import RunTags, job_of, producer_tag, tags_of
 from pipeline_platform.source.backlog import Backlog
+from pipeline_platform.source.contract import SourceError
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -27,6 +32,13 @@ UNDER_WAY = [
     dg.DagsterRunStatus.STARTED,
     dg.DagsterRunStatus.CANCELING,
 ]
+_ENDED = 100
+"""Maximum number of runs to read that ended since a time."""
+_PAGES = 10
+"""Maximum number of queries for the runs of one of several producers, which have a job in common."""
+
+Tags = Mapping[str, str | Sequence[str]]
+"""Tags of runs. If a tag has several values, each of them matches."""
 
 
 def limits(producer: BoundProducer, control: ControlStore, now: datetime, *, of_round: bool = False) -> demand.Limits:
@@ -125,9 +137,16 @@ def runs_to_lease(
     known = {claim.run_id for claim in (*control.in_flight(producer.key), *control.over(producer.key))}
     return [
         (run.run_id, run.tags[tags.origin], int(run.tags[tags.demand]))
-        for record in runs_with(instance, UNDER_WAY, tags_by_producer(producer))
+        for record in runs_with(instance, UNDER_WAY, _tags_of_claims(producer))
         if (run := record.dagster_run).run_id not in known and is_under_way(record, pipeline, instance)
     ]
+
+
+def _tags_of_claims(producer: BoundProducer) -> Tags:
+    """Return the tags of runs with a claim of a producer. Retries and replays count for an only producer, too."""
+    if producer.name:
+        return _tags(producer, "source")
+    return tags_of(producer.pipeline, *(("failed", "messages") if producer.is_whole_pipeline else ()))
 
 
 def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
@@ -216,11 +235,13 @@ def with_earlier_runs(
     bounds: demand.Limits,
     producer: BoundProducer,
     instance: dg.DagsterInstance,
-    backlog: Backlog,
+    backlog: Backlog | SourceError,
     left: Sequence[Claim],
     asked: datetime | None,
 ) -> demand.Limits:
     """Add the results of earlier runs: messages that they left, and for a source without a backlog, their sizes."""
+    if isinstance(backlog, SourceError):
+        return bounds
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:
@@ -241,7 +262,7 @@ def awaited_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool
 
 def left_claims(producer: BoundProducer, control: ControlStore) -> list[Claim]:
     """Return the expired claims of a producer's runs, and for the first producer, also of retries and replays."""
-    is_first = producer == BoundProducer.all_of(producer.pipeline)[0]
+    is_first = producer.name == next(iter(producer.pipeline.producers), "")
     return control.over(producer.key, *([producer.pipeline.name] if is_first else []))
 
 
@@ -259,3 +280,43 @@ def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str], rounds
                 rounds = int(run.tags.get(rounds_tag, 0))
                 steps[run_id] = f"round {rounds}, {seconds / 60:.0f} min" if rounds else f"step {name}, {seconds:.0f} s"
     return steps
+
+
+def runs_with(
+    instance: dg.DagsterInstance,
+    statuses: Sequence[dg.DagsterRunStatus],
+    tags: Tags,
+    since: datetime | None = None,
+) -> list[dg.RunRecord]:
+    """Return the runs with one of the statuses, newest first: unfinished runs, or runs updated since a time."""
+    found = dg.RunsFilter(statuses=list(statuses), updated_after=since)
+    return _tagged(instance.get_run_records(found, limit=None if since is None else _ENDED), tags)
+
+
+def newest_runs(
+    instance: dg.DagsterInstance, job: str, statuses: Collection[dg.DagsterRunStatus], tags: Tags, most: int
+) -> list[dg.RunRecord]:
+    """Return the newest runs of a job, newest first.
+
+    Runs of other jobs with the tags, such as manual materialisations, are among them if they are among the newest runs
+    of all jobs.
+    """
+    of_all = instance.get_run_records(limit=2 * most) if tags else []
+    found = {record.storage_id: record for record in _tagged(of_all, tags) if record.dagster_run.status in statuses}
+    of_job, cursor = dg.RunsFilter(job_name=job, statuses=list(statuses)), None
+    for _ in range(_PAGES):
+        page = instance.get_run_records(of_job, limit=most, cursor=cursor)
+        found |= {record.storage_id: record for record in _tagged(page, tags)}
+        if len(found) >= most or len(page) < most:
+            break
+        cursor = page[-1].dagster_run.run_id
+    return [found[storage_id] for storage_id in sorted(found, reverse=True)[:most]]
+
+
+def _tagged(records: Iterable[dg.RunRecord], tags: Tags) -> list[dg.RunRecord]:
+    wanted = {key: (value,) if isinstance(value, str) else value for key, value in tags.items()}
+
+    def has_tags(run: dg.DagsterRun) -> bool:
+        return all(run.tags.get(key) in values for key, values in wanted.items())
+
+    return [record for record in records if has_tags(record.dagster_run)]

@@ -17,8 +17,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
 from pipeline_platform.orchestration.jobs import run_request, tags_of
-from pipeline_platform.orchestration.run_queries import runs_with
-from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way
+from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way, runs_with
 from pipeline_platform.telemetry.configuration import export
 from pipeline_platform.telemetry.spans import span
 
