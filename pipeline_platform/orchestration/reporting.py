@@ -21,8 +21,15 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.causes import by_cause
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.data_versions import VERSION, data_versions
-from pipeline_platform.orchestration.open_failures import count_failures
-from pipeline_platform.orchestration.run_checks import FITS, evaluation, figures_of, judge_answer, judge_failures, table
+from pipeline_platform.orchestration.run_checks import (
+    FITS,
+    count_failures,
+    evaluation,
+    figures_of,
+    judge_answer,
+    judge_failures,
+    table,
+)
 from pipeline_platform.orchestration.stage_figures import StageFigures, metadata_of_stages, stages_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow

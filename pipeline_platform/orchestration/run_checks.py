@@ -6,11 +6,13 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.lake.failures.failed import Counts, FailedMessages
+from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import looked_at
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.steps import Acknowledgement
+from pipeline_platform.telemetry.spans import span
 
 _NAMED = 20
 """Maximum number of windows or receives in the metadata of a check."""
@@ -117,6 +119,15 @@ def figures_of(answer: Acknowledgement | None) -> dict[str, Any]:
     letters, not_taken = answer.letters, answer.not_taken.messages
     sent = {"dead letters sent": letters.sent, "dead letters not sent": letters.unsent} if any(letters) else {}
     return counts | sent | ({"messages that acknowledge() failed for": not_taken} if not_taken else {})
+
+
+def count_failures(pipeline: type[Pipeline], lake: Lake) -> dict[str, Counts]:
+    """Return the numbers of failures of each window with open failures, and emit their sums."""
+    with span("count_failures", pipeline) as event:
+        counts = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name).by_window()
+        sums = {name: sum(getattr(each, name) for each in counts.values()) for name in ("open", "dead", "scheduled")}
+        event.add(**sums)
+    return counts
 
 
 def judge_failures(waiting: Mapping[str, Counts]) -> dg.AssetCheckResult:

@@ -1,7 +1,7 @@
 """The receive of a Dagster run: its own, or a receive that a run before it decided and could not finish."""
 
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
@@ -18,9 +18,9 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration.jobs import RunTags, producer_tag
-from pipeline_platform.orchestration.producer_choice import with_most_waiting
 from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
+from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_now, finish_others
@@ -29,6 +29,7 @@ from pipeline_platform.run.intake import RetryFailures
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.stopping import heeding
+from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.spark.late_tasks import naming_late_tasks
@@ -204,6 +205,33 @@ def _received(
         manifest = steps.receive_messages(flow, receive)
         context.instance.add_run_tags(context.run.run_id, {tags.received: str(manifest.totals.received)})
     return flow, receive
+
+
+def with_most_waiting(pipeline: type[Pipeline], resources: Any, log: Callable[[str], None]) -> BoundProducer:
+    """Return the producer with the most waiting messages; of equal producers, the first.
+
+    A source that does not report its backlog ranks below sources with waiting messages.
+
+    Raises:
+        SourceError: No source answers.
+    """
+    found: dict[BoundProducer, Backlog] = {}
+    unanswered: dict[BoundProducer, SourceError] = {}
+    for producer in BoundProducer.all_of(pipeline):
+        try:
+            found[producer] = source_of(resources, producer.source).backlog()
+        except SourceError as error:
+            unanswered[producer] = error
+    if not found:
+        raise next(iter(unanswered.values()))
+    chosen = max(found, key=lambda producer: 0.5 if (waiting := found[producer].messages) is None else waiting)
+    answers = {**found, **dict.fromkeys(unanswered, "no answer")}
+    seen = [f"{producer.name}: {answer}" for producer, answer in answers.items()]
+    log(
+        f"Chose producer {chosen.name!r}, which has the largest backlog ({'; '.join(seen)}). "
+        "To pull from another producer, set `producer` in the config of receive_messages."
+    )
+    return chosen
 
 
 @contextmanager
