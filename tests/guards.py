@@ -80,10 +80,10 @@ run/finish.py: run/test_kafka_flow.py
     flow.source.abandon(receive_id, list)
 run/finish.py: run/test_finish.py
     flow.work(receive.receive_id).interrupt()
-run/release.py: run/test_early.py
+run/lease.py: run/test_early.py
     notes.close()
     _keep_forgotten(flow, receive) if acknowledged_early else None => None
-run/release.py: run/test_finish.py run/test_lease.py
+run/lease.py: run/test_finish.py run/test_lease.py
     source.abandon(receive.receive_id, lambda: held(flow, receive))
 run/lease.py: run/test_steps_again.py
     if not has_claim:
@@ -96,7 +96,7 @@ run/lease.py: run/test_lease.py
     except Exception:  # a failover => except ZeroDivisionError:  # a failover
 run/steps.py: run/test_steps_again.py
     unpublished = _publish_others(flow, receive) if looks else [] => unpublished: list[str] = []
-    def _acknowledge( >> state.expect_published()
+    def acknowledge( >> state.expect_published()
 run/steps.py: run/test_queue_faults.py
     if left == answer.withheld => if True
 run/steps.py: run/test_retry.py

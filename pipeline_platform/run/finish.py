@@ -9,8 +9,8 @@ from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
+from pipeline_platform.run.lease import fence_and_release
 from pipeline_platform.run.receive_state import ReceiveState
-from pipeline_platform.run.release import fence_and_release
 
 _LOG = logging.getLogger(__name__)
 

@@ -37,10 +37,8 @@ def waits(flow: Flow, receive: Receive, manifest: Manifest) -> bool:
     """Whether a decided receive has messages that `acknowledge` was not notified of."""
     if flow.pipeline.acknowledge is Pipeline.acknowledge or not intake_of(flow, receive).is_outside:
         return False
-    if not manifest.of_table("outcomes"):
-        return False
-    before = flow.ledger.manifest(receive, NOTIFIED)
-    return not before.reports or before.totals.not_taken > 0
+    is_first = not any(report.step == NOTIFIED for report in manifest.reports)
+    return bool(manifest.of_table("outcomes")) and (is_first or manifest.totals.not_taken > 0)
 
 
 def notify(flow: Flow, receive: Receive, manifest: Manifest) -> NotTaken:
@@ -50,8 +48,8 @@ def notify(flow: Flow, receive: Receive, manifest: Manifest) -> NotTaken:
     """
     if not waits(flow, receive, manifest):
         return NotTaken()
-    before = flow.ledger.manifest(receive, NOTIFIED)
-    name, notified, totals = flow.pipeline.name, _merged(before.totals.notified), manifest.totals
+    name, totals = flow.pipeline.name, manifest.totals
+    notified = _merged(totals.notified)
     all_decided = not (totals.returned.total() or totals.duplicates.total() or totals.dropped)
     outcomes = [] if all_decided else whole(manifest.of_table("outcomes"), name)
     failed, filtered = (
@@ -65,7 +63,8 @@ def notify(flow: Flow, receive: Receive, manifest: Manifest) -> NotTaken:
         **common(flow, receive), parts=parts, outcomes=outcomes, failed=failed, filtered=filtered, before=notified
     )
     written = flow.work(receive.receive_id, NOTIFIED).run(task, len(parts), messages)
-    flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [TaskReport(notified=notified), *written.reports]))
+    whole_step = TaskReport(step=NOTIFIED, notified=notified)
+    flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [whole_step, *written.reports]))
     not_taken = whole(written.of_table(not_taken_table(receive.receive_id)), name)
     return NotTaken(written.totals.not_taken, tuple(not_taken), tuple(written.totals.errors), written)
 

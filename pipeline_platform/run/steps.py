@@ -21,10 +21,9 @@ from pipeline_platform.run import batching, dead_letters, handling, notifying
 from pipeline_platform.run.dead_letters import Letters
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of
-from pipeline_platform.run.lease import alive, finish_at_source, renew, working
+from pipeline_platform.run.lease import alive, fence_and_release, finish_at_source, renew, working
 from pipeline_platform.run.notifying import NotTaken
 from pipeline_platform.run.receive_state import Phase, ReceiveState
-from pipeline_platform.run.release import fence_and_release
 from pipeline_platform.run.run_events import add_counts, emitting, tasks_of
 from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.source.contract import SourceError
@@ -32,7 +31,6 @@ from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger
 from pipeline_platform.tasks.receive.read_shares import ReadShares
 from pipeline_platform.tasks.record.staging import staged_table
-from pipeline_platform.telemetry.spans import Span
 
 
 class Acknowledgement(NamedTuple):
@@ -214,63 +212,57 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         UnhandledError: The receive is not published.
     """
     with emitting("acknowledge", flow, receive) as event:
-        answer = _acknowledge(flow, receive, acknowledger, event)
-        event.add(acknowledged=answer.acknowledged, lost=answer.lost, unacknowledged=answer.unacknowledged)
-        event.add(letters=answer.letters.sent, latency=answer.latency)
-        return answer
-
-
-def _acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger, event: Span) -> Acknowledgement:
-    manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
-    totals = manifest.totals
-    files = manifest.of_table("outcomes") if intake.is_outside else []
-    state = ReceiveState(flow, receive.receive_id)
-    if receive.demand and (manifest.files or state.phase is not Phase.LEASED):
-        state.expect_published()
-    letters = dead_letters.send_dead_letters(flow, receive, manifest)
-    not_taken = notifying.notify(flow, receive, manifest)
-    looks = totals.duplicates.total() or totals.dropped
-    unpublished = _publish_others(flow, receive) if looks else []
-    written, messages = Manifest(), sum(file.rows for file in files)
-    source = intake.source
-    if files and source.acknowledges_by_id:
-        # A connection that is lost between two parts would have one of them counted that it gives out again.
-        parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
-        task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), not_taken.rows)
-        work = flow.work(receive.receive_id, "acknowledge")
-        written = work.run(task, len(parts), messages if source.in_tasks else 0)
-    event.add(tasks=tasks_of(written))
-    answer = written.totals
-    acknowledged, lost = answer.acknowledged, answer.lost
-    is_over = source.acknowledges_by_id or not unpublished
-    if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
-        acknowledged = messages  # by `finish`
-    left, is_kept = messages - acknowledged - lost, True
-    errors = [error for error in (letters.error, *not_taken.errors, *answer.errors) if error]
-    if left == answer.withheld:  # those are delivered again
-        try:
-            patiently(partial(finish_at_source, flow, receive, manifest), source.patience)
-            if not letters.unsent:
-                flow.ledger.remove(receive.receive_id)
-                is_kept = False
-        except SourceError as error:
-            acknowledged = acknowledged if source.acknowledges_by_id else 0
-            left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
-    if is_kept and manifest.files:
-        flow.ledger.note_published(receive)
-    if is_over and not letters.unsent and not not_taken.messages:
-        if unhandled := totals.duplicates.total() + totals.released:
-            # They took next to no time: with them, the next run would be sized as if callbacks were faster.
-            flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
-        flow.control.finish(receive.receive_id)
-        if intake.is_outside:  # old failures that fail again show nothing about new messages
-            flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
-    else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
-        flow.control.expire(receive.receive_id)
-    losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]
-    sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]
-    latency = latency_of(totals.published, time.time()) if receive.origin == "source" and not left else {}
-    return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency)
+        manifest, intake = flow.ledger.manifest(receive), intake_of(flow, receive)
+        totals = manifest.totals
+        files = manifest.of_table("outcomes") if intake.is_outside else []
+        state = ReceiveState(flow, receive.receive_id)
+        if receive.demand and (manifest.files or state.phase is not Phase.LEASED):
+            state.expect_published()
+        letters = dead_letters.send_dead_letters(flow, receive, manifest)
+        not_taken = notifying.notify(flow, receive, manifest)
+        looks = totals.duplicates.total() or totals.dropped
+        unpublished = _publish_others(flow, receive) if looks else []
+        written, messages = Manifest(), sum(file.rows for file in files)
+        source = intake.source
+        if files and source.acknowledges_by_id:
+            # A connection that is lost between two parts would have one of them counted that it gives out again.
+            parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
+            task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), not_taken.rows)
+            work = flow.work(receive.receive_id, "acknowledge")
+            written = work.run(task, len(parts), messages if source.in_tasks else 0)
+        event.add(tasks=tasks_of(written))
+        answer = written.totals
+        acknowledged, lost = answer.acknowledged, answer.lost
+        is_over = source.acknowledges_by_id or not unpublished
+        if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
+            acknowledged = messages  # by `finish`
+        left, is_kept = messages - acknowledged - lost, True
+        errors = [error for error in (letters.error, *not_taken.errors, *answer.errors) if error]
+        if left == answer.withheld:  # those are delivered again
+            try:
+                patiently(partial(finish_at_source, flow, receive, manifest), source.patience)
+                if not letters.unsent:
+                    flow.ledger.remove(receive.receive_id)
+                    is_kept = False
+            except SourceError as error:
+                acknowledged = acknowledged if source.acknowledges_by_id else 0
+                left, errors, is_over = messages - acknowledged - lost, [*errors, str(error)], False
+        if is_kept and manifest.files:
+            flow.ledger.note_published(receive)
+        if is_over and not letters.unsent and not not_taken.messages:
+            if unhandled := totals.duplicates.total() + totals.released:
+                # They took next to no time: with them, the next run would be sized as if callbacks were faster.
+                flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
+            flow.control.finish(receive.receive_id)
+            if intake.is_outside:  # old failures that fail again show nothing about new messages
+                flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
+        else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
+            flow.control.expire(receive.receive_id)
+        losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]
+        sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]
+        latency = latency_of(totals.published, time.time()) if receive.origin == "source" and not left else {}
+        event.add(acknowledged=acknowledged, lost=lost, unacknowledged=left, letters=letters.sent, latency=latency)
+        return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency)
 
 
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:

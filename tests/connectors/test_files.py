@@ -20,7 +20,7 @@ from pipeline_platform.connectors.files import FileSource, catalog, rows
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.run import steps
-from pipeline_platform.run.release import fence_and_release
+from pipeline_platform.run.lease import fence_and_release
 from pipeline_platform.sql.database import Database
 from tests.fixtures.flow import handled, received, run
 from tests.fixtures.flow import rows as stored

@@ -10,7 +10,7 @@ from pipeline_platform.lake.decisions import decision
 from pipeline_platform.lake.tables import CommitConflictError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import begin as beginning
-from pipeline_platform.run import release, steps
+from pipeline_platform.run import lease, steps
 from pipeline_platform.run.finish import finish_now, finish_others
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.early import POINTS, Early, handle_here, killed
@@ -83,7 +83,7 @@ def test_a_recovery_that_fails_half_way_is_done_again(filled, monkeypatch, momen
         raise OSError("no space")
 
     with monkeypatch.context() as patch:
-        room = {"KeepForgotten": release, "decide": decision, "acknowledge": steps}[moment]
+        room = {"KeepForgotten": lease, "decide": decision, "acknowledge": steps}[moment]
         patch.setattr(room, moment, fail)
         assert finish_others(later) == [], dead
     assert finish_others(later)

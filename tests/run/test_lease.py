@@ -13,9 +13,8 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.run import lease, steps
 from pipeline_platform.run.finish import finish_others
-from pipeline_platform.run.lease import alive
+from pipeline_platform.run.lease import alive, fence_and_release
 from pipeline_platform.run.receive_state import Phase, ReceiveState
-from pipeline_platform.run.release import fence_and_release
 from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.source.pauses import Patience
 from tests.fixtures.flow import flow_of, received, worked
