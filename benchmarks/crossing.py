@@ -25,11 +25,10 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model import crossing
-from pipeline_platform.model.batch_info import BatchInfo
+from pipeline_platform.model.columns import crossing
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Producer
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle

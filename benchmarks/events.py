@@ -15,11 +15,10 @@ import polars as pl
 from msgspec import defstruct
 from pydantic import BaseModel
 
-from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import columns
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Processors, Producer, TableBatcher
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

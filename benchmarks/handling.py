@@ -34,8 +34,8 @@ from benchmarks.events import IDIOMS, Event, EventColumns, Events, parsed, paylo
 from benchmarks.whole_run import WINDOW, flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.decisions.ledger import Receive
+from pipeline_platform.model.columns.schema import arrow_schema
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin

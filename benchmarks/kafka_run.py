@@ -27,7 +27,7 @@ from benchmarks.events import ByStruct, EventStruct, payloads
 from benchmarks.kafka import PARTITIONS, topic_at
 from benchmarks.whole_run import flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.kafka import KafkaSource
-from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.model.columns.schema import arrow_schema
 from servers import kafka as local
 
 TASKS, AT_ONCE = 2, 10_000

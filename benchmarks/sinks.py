@@ -25,7 +25,7 @@ from pyiceberg.catalog import load_catalog
 
 from benchmarks.events import Event
 from pipeline_platform.lake.tables import SYSTEM
-from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.model.columns.schema import arrow_schema
 from pipeline_platform.sinks.contract import Publication
 from pipeline_platform.sinks.iceberg import IcebergSink
 from pipeline_platform.sinks.postgres import PostgresSink

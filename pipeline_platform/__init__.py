@@ -1,7 +1,6 @@
 """Public API for authors of pipelines and connectors. Importing it loads neither Spark nor Dagster."""
 
 from pipeline_platform import telemetry
-from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import ack_immediately, columns
 from pipeline_platform.model.failure import Failure, PayloadError
 from pipeline_platform.model.formats.block_formats import avro_columns, json_schema_columns, protobuf_columns
@@ -17,7 +16,7 @@ from pipeline_platform.model.options import (
     Splitter,
     TableBatcher,
 )
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 from pipeline_platform.model.retry import Backoff, Retry
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.source import calls

@@ -156,7 +156,7 @@ tasks/callback_process/fork.py: tasks/test_callback_process.py
     with _forking: => if True:
 tasks/batch/handle_batches.py: tasks/test_isolation.py
     DEATHS = 5 => DEATHS = 10**9
-model/filter.py: tasks/test_only.py
+tasks/record/filtered.py: tasks/test_only.py
     if type(is_wanted := only(message)) is not bool:
 connectors/sqs/s3_payloads.py: connectors/test_s3_payloads.py
     if bucket not in self.buckets:

@@ -6,7 +6,7 @@ from datetime import date
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.columns.casts import ColumnError
 
 _EPOCH, _DAY = date(1970, 1, 1), 86_400
 _FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))

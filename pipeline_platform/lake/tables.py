@@ -21,9 +21,9 @@ from pipeline_platform.lake.file_times import time_of_files
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.table_properties import outdated, properties
+from pipeline_platform.model.columns.schema import described
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import described
 from pipeline_platform.sinks.contract import Sink
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pydantic import TypeAdapter
 
-from pipeline_platform.model.causes import by_cause
-from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.failure import Failure, by_cause, words
 from pipeline_platform.model.message import Message
 
 SAMPLE = 10
@@ -142,6 +141,16 @@ class Totals:
         """Failed messages that a retry could help, or that the source redelivers, without held ones."""
         failed, returned = self.failed.total() - self.held, self.returned.total() - self.still_held
         return failed - self.permanent + returned - self.released
+
+    def latency(self, now: float) -> Counter[float]:
+        """Return the number of received messages by seconds from their publication to `now`, to three digits.
+
+        A publication time after `now`, by another clock, is a latency of 0.
+        """
+        latency: Counter[float] = Counter()
+        for at, messages in self.published.items():
+            latency[float(f"{max(0.0, now - at / 1000):.3g}")] += messages
+        return latency
 
     def for_people(self) -> Totals:
         """Return the counts with the most frequent causes and batch keys, and bounded samples."""

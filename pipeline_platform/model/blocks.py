@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.model.columns.fields import ModelClass
+from pipeline_platform.model.columns.nested_casts import ModelOf
+from pipeline_platform.model.columns.schema import arrow_schema, row_type
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.formats.payload import SHORT, decoder_of
 from pipeline_platform.model.message import Message, acknowledge_at_once
-from pipeline_platform.model.nested_casts import ModelOf
-from pipeline_platform.model.payload import SHORT, decoder_of
-from pipeline_platform.model.schema import arrow_schema, row_type
 
 if TYPE_CHECKING:
     import polars as pl

@@ -7,10 +7,10 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from pipeline_platform.model.blocks import BLOCK_TYPES, ROUTING, annotated, name_of
-from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.fields import ModelClass
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.fields import ModelClass
+from pipeline_platform.model.columns.schema import arrow_schema
 from pipeline_platform.model.message import SYSTEM_COLUMNS
-from pipeline_platform.model.option_types import NAME, requirement_of, requirements_of
 from pipeline_platform.model.options import (
     Batcher,
     Processors,
@@ -22,8 +22,15 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.retry import Retry
-from pipeline_platform.model.schema import arrow_schema
-from pipeline_platform.model.strict_options import PipelineError, Requirement, nearest, shown
+from pipeline_platform.model.strict_options import (
+    NAME,
+    PipelineError,
+    Requirement,
+    nearest,
+    requirement_of,
+    requirements_of,
+    shown,
+)
 from pipeline_platform.model.windows import most_a_day
 
 _Class = type[Any]

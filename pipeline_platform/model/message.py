@@ -10,9 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast, overload
 
 import pyarrow as pa
 
-from pipeline_platform.model import payload
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import HELD, Failure, reason_of, words
+from pipeline_platform.model.formats import payload
 from pipeline_platform.model.formats.message_formats import MessageFormats
 
 Status = Literal["ok", "skipped", "failed"]

@@ -7,12 +7,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from pipeline_platform.model.fields import Schema
+from pipeline_platform.model.columns.fields import Schema
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.option_types import Cron, Duration
 from pipeline_platform.model.partition import Only, PartitionBy
 from pipeline_platform.model.retry import Backoff
-from pipeline_platform.model.strict_options import Options, Requirement
+from pipeline_platform.model.strict_options import Cron, Duration, Options, Requirement
 
 DEFAULT_BATCH_BYTES = 128 * 2**20
 BATCH_MESSAGES = 10**6

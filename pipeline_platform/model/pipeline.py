@@ -3,27 +3,15 @@
 import inspect
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.blocks import BLOCK_TYPES, annotated, name_of
 from pipeline_platform.model.checks import check_class
 from pipeline_platform.model.events import Functions
 from pipeline_platform.model.message import Message
-from pipeline_platform.model.option_types import (
-    Context,
-    Cron,
-    Duration,
-    Name,
-    Owners,
-    Share,
-    SourceKey,
-    ZonedDatetime,
-    requirement_of,
-)
 from pipeline_platform.model.options import (
     BATCH_MESSAGES,
     Batcher,
@@ -35,9 +23,47 @@ from pipeline_platform.model.options import (
 )
 from pipeline_platform.model.partition import SOURCE, PartitionBy
 from pipeline_platform.model.retry import Retry
-from pipeline_platform.model.strict_options import PipelineError, did_you_mean, refusal_reason, shown
+from pipeline_platform.model.strict_options import (
+    Context,
+    Cron,
+    Duration,
+    Name,
+    Owners,
+    PipelineError,
+    Share,
+    SourceKey,
+    ZonedDatetime,
+    did_you_mean,
+    refusal_reason,
+    requirement_of,
+    shown,
+)
 
-__all__ = ["Pipeline", "PipelineError"]
+__all__ = ["BatchInfo", "Pipeline", "PipelineError", "Trigger"]
+
+Trigger = Literal["size", "flush", "timeout"]
+
+
+class BatchInfo(NamedTuple):
+    """Properties of a batch, for `handle_batch`.
+
+    Attributes:
+        batcher: Name of the batcher.
+        batch_key: Key of its messages.
+        partition: Partition of its messages, from `partition_by` or the source; None without `partition_by`.
+        size: Number of its messages.
+        trigger: Reason for which it ended: `size` (`batch_size`, `batch_bytes` or the splitter), `flush` (a message in
+            mode `flush`, or the end of a retry, a replay or a drain) or `timeout` (the end of a run that pulls).
+        batch_id: Id that stays the same when the batch of a receive is handled again. Retries and replays make new
+            batches: for idempotent writes use `source`, `message_id` and `child` of each message.
+    """
+
+    batcher: str
+    batch_key: str
+    partition: int | str | None
+    size: int
+    trigger: Trigger
+    batch_id: str
 
 
 class Pipeline:

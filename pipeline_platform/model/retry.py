@@ -9,8 +9,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from pipeline_platform.model.failure import HELD, Failure, PayloadError, RunError, reason_of, words
-from pipeline_platform.model.option_types import Duration
-from pipeline_platform.model.strict_options import Options, Requirement
+from pipeline_platform.model.strict_options import Duration, Options, Requirement
 
 JITTER = 0.25
 """Usual random part of a pause: calls and messages that failed together are not retried together."""

@@ -11,11 +11,11 @@ import dagster as dg
 import pyarrow as pa
 
 from pipeline_platform.lake.tables import columns_of
-from pipeline_platform.model.casts import JsonText
-from pipeline_platform.model.fields import fields
+from pipeline_platform.model.columns.casts import JsonText
+from pipeline_platform.model.columns.fields import fields
+from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import row_type
 from pipeline_platform.orchestration.resources.lake_resources import NO_TABLE
 
 

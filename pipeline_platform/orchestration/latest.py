@@ -9,9 +9,8 @@ import pyarrow as pa
 from pipeline_platform.lake.latest.latest import Latest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import columns_of
-from pipeline_platform.model.option_types import NAME
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.strict_options import PipelineError, Requirement, did_you_mean, shown
+from pipeline_platform.model.strict_options import NAME, PipelineError, Requirement, did_you_mean, shown
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import WHEN_NEW
 from pipeline_platform.orchestration.failing import failing_with_reason

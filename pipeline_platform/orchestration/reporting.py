@@ -18,7 +18,7 @@ from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.replay import rows_by_window
 from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.causes import by_cause
+from pipeline_platform.model.failure import by_cause
 from pipeline_platform.orchestration.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.data_versions import VERSION, data_versions
 from pipeline_platform.orchestration.run_checks import (

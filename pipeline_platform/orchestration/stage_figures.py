@@ -6,16 +6,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import dagster as dg
 
 from pipeline_platform.lake.decisions.ledger import Receive
-from pipeline_platform.model.latency import SHARES, percentile
 from pipeline_platform.run.flow import Flow
 
 STAGES = "stages"
 """Name of the metadata with the figures of stages."""
+SHARES = (0.5, 0.95, 0.99)
+"""Percentiles of the latency that are shown."""
 
 
 @dataclass
@@ -58,6 +60,13 @@ def stages_of(flow: Flow, receive: Receive) -> dict[str, StageFigures]:
     handled = flow.ledger.manifest(receive, "handle")  # a batcher without a callback has no step
     tables = {f"batch-{name}": handled.rows(name) for name in flow.pipeline.batchers}
     return {stage: StageFigures(1, rows) for stage, rows in tables.items() if rows} | found
+
+
+def percentile(latency: Mapping[float, int], share: float) -> float | None:
+    """Return the latency that a share of the messages does not exceed; None without messages."""
+    seconds, wanted = sorted(latency), share * sum(latency.values())
+    sums = accumulate(latency[second] for second in seconds)
+    return next((second for second, messages in zip(seconds, sums, strict=True) if messages >= wanted), None)
 
 
 def latency_name(share: float) -> str:

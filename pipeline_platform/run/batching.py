@@ -8,8 +8,8 @@ from pipeline_platform.lake.decisions.rewriting import drop_rows
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import whole
 from pipeline_platform.lake.task_report import TaskReport
-from pipeline_platform.model.batch_info import Trigger
 from pipeline_platform.model.options import Batcher, Splitter
+from pipeline_platform.model.pipeline import Trigger
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.spark import engine

@@ -13,7 +13,6 @@ from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread, whole
 from pipeline_platform.model.failure import Failure, words
-from pipeline_platform.model.filter import Filter
 from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
@@ -24,6 +23,7 @@ from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.handle import spark_lane
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen, unseen_table
+from pipeline_platform.tasks.record.filtered import Filter
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -14,7 +14,6 @@ from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport
-from pipeline_platform.model.latency import latency_of
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import batching, dead_letters, handling, notifying
@@ -260,7 +259,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
             flow.control.expire(receive.receive_id)
         losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]
         sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]
-        latency = latency_of(totals.published, time.time()) if receive.origin == "source" and not left else {}
+        latency = totals.latency(time.time()) if receive.origin == "source" and not left else {}
         event.add(acknowledged=acknowledged, lost=lost, unacknowledged=left, letters=letters.sent, latency=latency)
         return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency)
 

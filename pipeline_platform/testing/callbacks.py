@@ -11,16 +11,15 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECISIONS
-from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.filter import FILTERED
 from pipeline_platform.model.message import BULK, MESSAGES, BatchMode, Message
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.model.windows import EARLIEST, window_key
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.notify_author import ROWS, ended
+from pipeline_platform.tasks.record.filtered import FILTERED
 from pipeline_platform.tasks.record.step import Step
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.in_memory import EarlyCalls, Kept

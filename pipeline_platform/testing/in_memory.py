@@ -7,11 +7,10 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.decisions.early_acks import AckKey, Entry
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.batch_info import BatchInfo
+from pipeline_platform.model.columns.schema import arrow_schema
 from pipeline_platform.model.message import DEFAULT, BatchMode, Message
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import arrow_schema
+from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches

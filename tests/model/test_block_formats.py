@@ -13,8 +13,8 @@ from pydantic import BaseModel, create_model
 
 from pipeline_platform import Pipeline, Producer, TableBatcher
 from pipeline_platform.model.formats.block_formats import _decoded, avro_columns, json_schema_columns, protobuf_columns
+from pipeline_platform.model.formats.payload import decoder_of
 from pipeline_platform.model.formats.wire_format import fitting
-from pipeline_platform.model.payload import decoder_of
 from pipeline_platform.testing import test_batch
 from tests.fixtures import protobuf
 from tests.fixtures.fake_schema_registry import framed

@@ -17,10 +17,10 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, field_validato
 
 from pipeline_platform import Message, columns
 from pipeline_platform.model.blocks import ROUTING, annotated, as_arrow, as_block
+from pipeline_platform.model.columns.fields import ModelClass
+from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.failure import reason_of
-from pipeline_platform.model.fields import ModelClass
-from pipeline_platform.model.payload import decoder_of
-from pipeline_platform.model.schema import row_type
+from pipeline_platform.model.formats.payload import decoder_of
 from tests.fixtures.small_lake import batch_of
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 from pydantic import create_model
 
-from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.schema import arrow_schema, row_type
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.schema import arrow_schema, row_type
 from tests.model.test_columns import EVERYTHING, Everything, Place, rows
 
 

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from pipeline_platform.model.causes import by_cause, cause_of, causes
+from pipeline_platform.model.failure import by_cause, cause_of, causes
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ from pydantic import (
     create_model,
 )
 
-from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.schema import arrow_schema, row_type
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.schema import arrow_schema, row_type
 
 
 class Colour(enum.Enum):

@@ -27,9 +27,9 @@ from pydantic import (
     model_validator,
 )
 
-from pipeline_platform.model.crossing import decode, encode
+from pipeline_platform.model.columns.crossing import decode, encode
+from pipeline_platform.model.columns.schema import CONSTRAINED, row_type
 from pipeline_platform.model.options import Batcher
-from pipeline_platform.model.schema import CONSTRAINED, row_type
 from tests.model.test_columns import EVERYTHING, EVERYTHING_STRUCT, Everything, LongFlight, Open
 
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
 
-from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.schema import arrow_schema, row_type
 from pipeline_platform.model.failure import PayloadError
-from pipeline_platform.model.payload import decoder
-from pipeline_platform.model.schema import arrow_schema, row_type
+from pipeline_platform.model.formats.payload import decoder
 
 LONG = "12345678901234567.89"
 

@@ -21,9 +21,9 @@ from pydantic import (
 )
 
 from pipeline_platform import Batcher, Pipeline, Producer, TableBatcher, columns
-from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.crossing import decode, encode
-from pipeline_platform.model.schema import arrow_schema, row_type
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.crossing import decode, encode
+from pipeline_platform.model.columns.schema import arrow_schema, row_type
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.testing import test_batch as trial
 

@@ -12,7 +12,7 @@ from pipeline_platform import Batcher, BatchInfo, Message, Pipeline
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.crossing import encode
+from pipeline_platform.model.columns.crossing import encode
 from pipeline_platform.tasks.batch import cutting, handle_batches
 from pipeline_platform.tasks.batch.batch_plan import plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches

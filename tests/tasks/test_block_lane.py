@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Processors, TableBatcher, ack_immediately
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
-from pipeline_platform.model.schema import row_type
+from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.tasks.handle.repeats import REPEATS
 from pipeline_platform.tasks.record.staging import staged_table
 from pipeline_platform.testing import test_batch

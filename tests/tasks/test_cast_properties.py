@@ -13,9 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, Field, ValidationError, create_model
 
-from pipeline_platform.model.casts import ColumnError
-from pipeline_platform.model.crossing import decode, encode
-from pipeline_platform.model.schema import row_type
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.crossing import decode, encode
+from pipeline_platform.model.columns.schema import row_type
 
 
 class Colour(enum.Enum):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline_platform import Batcher, BatchInfo, Processors, TableBatcher
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.crossing import encode
+from pipeline_platform.model.columns.crossing import encode
 from pipeline_platform.model.message import BULK
 from pipeline_platform.tasks.record.step import Step
 from pipeline_platform.testing.in_memory import Kept

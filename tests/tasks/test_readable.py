@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from pipeline_platform import Pipeline, Producer, Share, SourceError, TableBatcher
 from pipeline_platform.lake.readable import refuse_unreadable
-from pipeline_platform.model.schema import ColumnError
+from pipeline_platform.model.columns.schema import ColumnError
 from tests.fixtures.small_lake import Memory, handled, outcomes, received, rows_of
 
 BROKEN = pa.Array.from_buffers(pa.string(), 3, pa.array([b"good", b"\xff\xfe", b"fine"]).buffers())

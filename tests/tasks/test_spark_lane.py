@@ -15,7 +15,7 @@ from pipeline_platform import Batcher, Message, Pipeline, PipelineError, Process
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.crossing import decode
+from pipeline_platform.model.columns.crossing import decode
 from pipeline_platform.tasks.handle.spark_lane import WriteColumns, taken
 from pipeline_platform.tasks.record.routed import ROUTES
 from tests.fixtures.small_lake import (

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, Field
 from pipeline_platform.lake.reader import keys_of, only, row_groups, rows_with
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import FAILED
-from pipeline_platform.model.causes import cause_of, causes
+from pipeline_platform.model.failure import cause_of, causes
 from pipeline_platform.model.message import ATTEMPT_KEY, MESSAGE_KEY
 
 State = Literal["open", "waiting", "due", "dead"]

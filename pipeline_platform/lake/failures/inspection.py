@@ -14,7 +14,7 @@ from pipeline_platform.lake.failures import failure_events
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.reader import only, row_groups, rows_with
 from pipeline_platform.lake.tables import DECISIONS, FAILED, OUTCOMES, Table
-from pipeline_platform.model.causes import causes
+from pipeline_platform.model.failure import causes
 
 GROUPS = 10_000
 """Greatest number of groups that are counted. Beyond it, the smallest are dropped."""

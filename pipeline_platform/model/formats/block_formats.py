@@ -13,11 +13,11 @@ import pyarrow as pa
 from msgspec import Struct
 
 from pipeline_platform.model.blocks import decoded_columns, decoded_json
+from pipeline_platform.model.columns.fields import ModelClass
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.formats import avro, protobuf
+from pipeline_platform.model.formats.payload import decoder_of
 from pipeline_platform.model.formats.wire_format import HEADER, Registry, json_decoder
-from pipeline_platform.model.payload import decoder_of
 
 if TYPE_CHECKING:
     from pipeline_platform.model.blocks import BlockOf

@@ -11,7 +11,7 @@ import msgspec
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from pipeline_platform.model.failure import PayloadError, reason_of, words
-from pipeline_platform.model.payload import QUOTED, decoder, has_struct
+from pipeline_platform.model.formats.payload import QUOTED, decoder, has_struct
 
 HEADER = 5
 """Bytes of the zero byte and the id."""

@@ -8,11 +8,11 @@ import dagster as dg
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.latency import SHARES
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.timely_calls import timely
 from pipeline_platform.orchestration.stage_figures import (
+    SHARES,
     Report,
     latency_name,
     report_of,

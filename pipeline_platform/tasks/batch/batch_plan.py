@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from pipeline_platform.lake.reader import RowRange, row_groups
 from pipeline_platform.lake.task_report import TaskReport
-from pipeline_platform.model.batch_info import Trigger
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, Splitter
+from pipeline_platform.model.pipeline import Trigger
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.batch_info import Trigger
 from pipeline_platform.model.failure import FAILURE_COLUMNS, Failure
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import BATCH_MESSAGES, DEFAULT_BATCH_BYTES, Splitter
+from pipeline_platform.model.pipeline import Trigger
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.tasks.handle.source_order import dealt, in_source_order
 

@@ -13,12 +13,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import RowRange, stored_file
-from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import as_given
-from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.by_position import ByPosition

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from pipeline_platform.lake.task_report import CallbackOutput
-from pipeline_platform.model.batch_info import BatchInfo
 from pipeline_platform.model.message import Message
+from pipeline_platform.model.pipeline import BatchInfo
 from pipeline_platform.model.safe_text import printable
 
 LINES = 100

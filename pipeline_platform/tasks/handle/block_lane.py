@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.blocks import ROUTING, as_arrow, as_block, given, name_of
 from pipeline_platform.model.failure import Failure, RunError
-from pipeline_platform.model.filter import Filter
 from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMode
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.row_lane import LANE, Handler, oversized
+from pipeline_platform.tasks.record.filtered import Filter
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all, skip_of
 

@@ -18,7 +18,6 @@ from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.filter import FILTERED, Filter
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PARTITION_BY, SOURCE
 from pipeline_platform.model.portions import portions
@@ -31,6 +30,7 @@ from pipeline_platform.tasks.handle.row_lane import LANE, Handler
 from pipeline_platform.tasks.handle.source_order import SOURCE_ORDER, dealt, in_source_order, waves_of
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.columns import partitioned
+from pipeline_platform.tasks.record.filtered import FILTERED, Filter
 from pipeline_platform.tasks.record.held import HELD_BY, held_by, hold
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_messages

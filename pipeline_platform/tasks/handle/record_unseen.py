@@ -7,13 +7,13 @@ from functools import partial
 import pyarrow as pa
 
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.filter import ONLY, Filter
 from pipeline_platform.tasks.by_position import checksum
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.repeats import REPEATS
 from pipeline_platform.tasks.handle.row_lane import Handler, oversized, too_large
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
+from pipeline_platform.tasks.record.filtered import ONLY, Filter
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.verdicts import record_duplicates, record_failed
 

@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.filter import FILTERED, ONLY, Filter
 from pipeline_platform.model.message import ACK_POLICY, BULK, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.handle.threads import at_once, followers
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import bytes_held, with_children
+from pipeline_platform.tasks.record.filtered import FILTERED, ONLY, Filter
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_messages
 from pipeline_platform.telemetry.spans import has_listeners, span

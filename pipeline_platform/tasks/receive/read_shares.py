@@ -12,7 +12,7 @@ from pipeline_platform.lake.readable import refuse_unreadable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport, earliest
 from pipeline_platform.lake.writer import Writer
-from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.columns.casts import ColumnError
 from pipeline_platform.model.message import DELIVERY_KEY
 from pipeline_platform.source.contract import Share, Source, SourceError
 from pipeline_platform.source.patience import patiently

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 from pydantic_core import to_json
 
-from pipeline_platform.model.crossing import encode
+from pipeline_platform.model.columns.crossing import encode
+from pipeline_platform.model.columns.fields import MODELS
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.fields import MODELS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import PARTITION_BY, SOURCE, partition_of

@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.readable import refuse_unreadable
-from pipeline_platform.model.casts import ColumnError
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.nested_casts import ModelOf
+from pipeline_platform.model.columns.schema import arrow_schema
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, DEFAULT, BatchMode, Message
-from pipeline_platform.model.nested_casts import ModelOf
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.portions import halves
-from pipeline_platform.model.schema import arrow_schema
 from pipeline_platform.tasks.record.failures import unknown_batcher
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_columns, record_messages

@@ -7,9 +7,9 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import only
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.crossing import decode, encode
+from pipeline_platform.model.columns.crossing import decode, encode
+from pipeline_platform.model.columns.fields import ModelClass
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.fields import ModelClass
 from pipeline_platform.model.message import BULK, Delivery, Message, MessageState
 from pipeline_platform.tasks.callback_process.progress import Watch
 

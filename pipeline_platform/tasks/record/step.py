@@ -12,10 +12,10 @@ from pipeline_platform.lake.readable import refuse_nul
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.nested_casts import ModelOf
+from pipeline_platform.model.columns.nested_casts import ModelOf
+from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.model.schema import row_type
 from pipeline_platform.source.contract import Source
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks, SourceEarlyAcks
 from pipeline_platform.telemetry.spans import about

@@ -14,10 +14,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from pipeline_platform.model.casts import KINDS, is_text, parsed_span
-from pipeline_platform.model.fields import MODELS, ModelClass, fields, values_of
-from pipeline_platform.model.payload import has_struct
-from pipeline_platform.model.schema import CONSTRAINED, bare, is_json, row_type
+from pipeline_platform.model.columns.casts import KINDS, is_text, parsed_span
+from pipeline_platform.model.columns.fields import MODELS, ModelClass, fields, values_of
+from pipeline_platform.model.columns.schema import CONSTRAINED, bare, is_json, row_type
+from pipeline_platform.model.formats.payload import has_struct
 
 
 def encode(data: Any, model: ModelClass | None = None) -> tuple[bytes, str]:

@@ -13,10 +13,10 @@ from msgspec import Struct, defstruct
 from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
-from pipeline_platform.model.exact_decimals import exact, has_decimal
+from pipeline_platform.model.columns.fields import ModelClass, fields
 from pipeline_platform.model.failure import PayloadError, words
-from pipeline_platform.model.fields import ModelClass, fields
 from pipeline_platform.model.formats.compression import format_of
+from pipeline_platform.model.formats.exact_decimals import exact, has_decimal
 
 QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
 """Pattern of the values and names of a payload that msgspec quotes in errors."""

@@ -20,9 +20,9 @@ from pydantic import (
     PastDatetime,
 )
 
-from pipeline_platform.model.casts import KINDS, Cast, ColumnError, JsonText, Members, Plain, Text, is_text
-from pipeline_platform.model.fields import MODELS, ModelClass, allows_none, fields
-from pipeline_platform.model.nested_casts import DictOf, ListOf, ModelOf
+from pipeline_platform.model.columns.casts import KINDS, Cast, ColumnError, JsonText, Members, Plain, Text, is_text
+from pipeline_platform.model.columns.fields import MODELS, ModelClass, allows_none, fields
+from pipeline_platform.model.columns.nested_casts import DictOf, ListOf, ModelOf
 
 CONSTRAINED: dict[Any, type] = {
     **dict.fromkeys((AwareDatetime, NaiveDatetime, PastDatetime, FutureDatetime), datetime),

@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from pydantic import BaseModel
 
-from pipeline_platform.model.casts import Cast, ColumnError, Plain
-from pipeline_platform.model.fields import ModelClass, fields, values_of
+from pipeline_platform.model.columns.casts import Cast, ColumnError, Plain
+from pipeline_platform.model.columns.fields import ModelClass, fields, values_of
 
 _LISTS = arrow.is_list, arrow.is_large_list, arrow.is_fixed_size_list
 
