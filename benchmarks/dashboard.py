@@ -32,7 +32,7 @@ from pipeline_platform.lake.tables import FAILED, Table
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.windows import window_key
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.stage_figures import STAGES, StageFigures, metadata_of_stages
+from pipeline_platform.orchestration.reports.stage_figures import STAGES, StageFigures, metadata_of_stages
 
 PIPELINES, PICTURES, EVERY_S = 3, 5, 5.0
 

@@ -50,7 +50,7 @@ from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.run import begin as begin_module
 from pipeline_platform.run import handling, steps
 from pipeline_platform.run.flow import Flow, looked_at
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.tasks.handle.repeats import Scan
 from tests.fixtures.small_lake import Keeping
 

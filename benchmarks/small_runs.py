@@ -25,8 +25,9 @@ import psutil
 from benchmarks.events import Batched, Events
 from benchmarks.handling import Bench
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
-from pipeline_platform.run import spark_work, steps
-from pipeline_platform.run.local_worker import LocalWorker
+from pipeline_platform.run import steps
+from pipeline_platform.run.work import spark_work
+from pipeline_platform.run.work.local_worker import LocalWorker
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
 

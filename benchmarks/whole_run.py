@@ -18,7 +18,7 @@ from pipeline_platform.orchestration.resources.spark_resource import WARM, Spark
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.local_worker import LocalWorker
+from pipeline_platform.run.work.local_worker import LocalWorker
 from pipeline_platform.source.contract import Source
 from pipeline_platform.spark import server as spark_server
 

@@ -87,7 +87,7 @@ run/lease.py: run/test_finish.py run/test_lease.py
     source.abandon(receive.receive_id, lambda: held(flow, receive))
 run/lease.py: run/test_steps_again.py
     if not has_claim:
-orchestration/run_receive.py: orchestration/test_reexecuted_steps.py
+orchestration/runs/run_receive.py: orchestration/test_reexecuted_steps.py
     finish_now(flow, receive, context.log.info)
     if state.is_decided:
 run/lease.py: run/test_lease.py
@@ -109,12 +109,12 @@ run/dead_letters.py: run/test_retry.py
     flow.ledger.write(receive, SENT
 run/notifying.py: run/test_own_acknowledger.py
     flow.ledger.write(receive, NOTIFIED
-run/local_worker.py: run/test_local_worker.py
+run/work/local_worker.py: run/test_local_worker.py
     if process and process.is_closed:
     while not poll.poll(1_000): => if False:
     os.dup2(theirs, ours)
     end_with(worker)
-run/local_worker.py: run/test_callback_environment.py
+run/work/local_worker.py: run/test_callback_environment.py
     env=environment.allowed(os.environ) => env=dict(os.environ)
 run/handling.py: run/test_steps_again.py
     if received.totals.redelivered else [] => if False else []

@@ -79,7 +79,7 @@ class _Loaded:
             location.load()
             for module in MODULES:
                 importlib.import_module(module)
-        local_worker = sys.modules.get("pipeline_platform.run.local_worker")  # only if the location has pipelines
+        local_worker = sys.modules.get("pipeline_platform.run.work.local_worker")  # only if the location has pipelines
         if local_worker and not os.environ.get("PIPELINE_PLATFORM_SPARK", "").startswith("sc://"):
             local_worker.prepare()
         files = [getattr(module, "__dict__", {}).get("__file__") for module in list(sys.modules.values())]

@@ -15,12 +15,12 @@ from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
-from pipeline_platform.orchestration.backlog_check import backlog_check, backlog_sensor
 from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places, check_together
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets, resource_keys
 from pipeline_platform.orchestration.jobs import REFUSED, pipeline_jobs
-from pipeline_platform.orchestration.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.limits_job import limits_job
+from pipeline_platform.orchestration.reports.backlog_check import backlog_check, backlog_sensor
+from pipeline_platform.orchestration.reports.run_checks import run_checks
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import (
     IO_MANAGER,
@@ -28,11 +28,11 @@ from pipeline_platform.orchestration.resources.lake_resources import (
     LakeResource,
     resource_options,
 )
+from pipeline_platform.orchestration.resources.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.resources.sink_resources import check_sinks, resource_of_sink
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.retention.maintenance_job import maintenance_job
-from pipeline_platform.orchestration.run_checks import run_checks
 from pipeline_platform.orchestration.sensors.alerts import To, alerts_sensor
 from pipeline_platform.orchestration.sensors.history import history_asset, history_sensor
 from pipeline_platform.orchestration.sensors.producers import producer_sensor

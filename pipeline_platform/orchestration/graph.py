@@ -12,18 +12,18 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Batcher, Splitter, has_table
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.safe_text import printable
-from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.asset_metadata import metadata_of
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.failing import failing_with_reason
-from pipeline_platform.orchestration.further_retries import further_retries
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.receive_config import ReceiveConfig, receive_config_of
-from pipeline_platform.orchestration.reporting import log_output
+from pipeline_platform.orchestration.reports import reporting
+from pipeline_platform.orchestration.reports.reporting import log_output
 from pipeline_platform.orchestration.resources.lake_resources import IO_MANAGER
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.rounds.rounds import Rounds
-from pipeline_platform.orchestration.run_receive import (
+from pipeline_platform.orchestration.runs.further_retries import further_retries
+from pipeline_platform.orchestration.runs.receive_config import ReceiveConfig, receive_config_of
+from pipeline_platform.orchestration.runs.run_receive import (
     config_of,
     flow_of,
     has_one_process,

@@ -19,8 +19,8 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Processors, RateLimiting
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.run.local_worker import LocalWorker
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.local_worker import LocalWorker
+from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.sinks.contract import Sink
 from pipeline_platform.source.contract import Source
 

@@ -17,7 +17,7 @@ from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.receive_state import ReceiveState
-from pipeline_platform.run.spark_lane import SparkLane
+from pipeline_platform.run.work.spark_lane import SparkLane
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table

@@ -24,7 +24,7 @@ from pipeline_platform.run.lease import alive, fence_and_release, finish_at_sour
 from pipeline_platform.run.notifying import NotTaken
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.run_events import add_counts, emitting, tasks_of
-from pipeline_platform.run.spark_work import FEW
+from pipeline_platform.run.work.spark_work import FEW
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger

@@ -8,7 +8,7 @@ from pipeline_platform.cli.lake import erase_command
 from pipeline_platform.lake.latest.keyed_table import KeyedTable
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.orchestration.quoting_runs import quoting_runs
+from pipeline_platform.orchestration.runs.quoting_runs import quoting_runs
 from pipeline_platform.sinks.contract import Sink
 from tests.fixtures.pipelines_under_test import Coasts
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, visible
@@ -103,7 +103,7 @@ def test_runs_whose_events_quote_a_message_are_found():
 
 
 def test_the_runs_to_delete_are_printed(cli, tables, monkeypatch):
-    monkeypatch.setattr("pipeline_platform.orchestration.quoting_runs.quoting_runs", lambda *_: ["4711"])
+    monkeypatch.setattr("pipeline_platform.orchestration.runs.quoting_runs.quoting_runs", lambda *_: ["4711"])
     monkeypatch.setattr(erase_command, "known", lambda found: found)
     answer = cli("erase", "keeping", "--message-id", "a", "--yes")
     assert "  dagster run delete 4711" in answer.stdout.splitlines()

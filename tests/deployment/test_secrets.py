@@ -20,7 +20,7 @@ from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration import ControlResource, LakeResource, SparkResource, source_resource
-from pipeline_platform.orchestration.launchpad import out_of_launchpad
+from pipeline_platform.orchestration.resources.launchpad import out_of_launchpad
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource
 
 CANARY = "CaNaRy7"

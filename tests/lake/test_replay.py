@@ -9,7 +9,7 @@ from pipeline_platform.lake import replay as replaying
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.lake.tables import Tables
-from pipeline_platform.run.spark_work import FEW
+from pipeline_platform.run.work.spark_work import FEW
 from pipeline_platform.source.contract import Share, SourceError
 from tests.fixtures.flow import rows, run
 from tests.fixtures.flow_pipelines import Obedient

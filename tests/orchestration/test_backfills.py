@@ -4,7 +4,7 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.lake.failures.failed import Counts
-from pipeline_platform.orchestration import run_checks
+from pipeline_platform.orchestration.reports import run_checks
 from pipeline_platform.run import lease
 from pipeline_platform.run.intake import Intake
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, figures, rows_of

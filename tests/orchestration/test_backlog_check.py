@@ -12,7 +12,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.backlog_check import backlog_check
+from pipeline_platform.orchestration.reports.backlog_check import backlog_check
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.pipelines_under_test import Told

@@ -14,7 +14,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration import source_resource
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import run_request
-from pipeline_platform.orchestration.run_checks import run_checks
+from pipeline_platform.orchestration.reports.run_checks import run_checks
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import MoodyQueue, Told
 

@@ -3,7 +3,7 @@
 import dagster as dg
 import pytest
 
-from pipeline_platform.orchestration.data_versions import data_versions
+from pipeline_platform.orchestration.reports.data_versions import data_versions
 from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE

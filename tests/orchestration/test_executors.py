@@ -14,7 +14,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.resources.source_resources import source_resource
-from pipeline_platform.orchestration.run_receive import has_one_process
+from pipeline_platform.orchestration.runs.run_receive import has_one_process
 from pipeline_platform.run import lease
 from tests.fixtures.dagster import ROOT, WINDOW
 from tests.fixtures.jobs_under_test import resources_at

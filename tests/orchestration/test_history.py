@@ -5,8 +5,8 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.orchestration.reports.stage_figures import StageFigures, metadata_of_stages
 from pipeline_platform.orchestration.sensors.history import history_key
-from pipeline_platform.orchestration.stage_figures import StageFigures, metadata_of_stages
 from tests.fixtures.sensor import Asked, Place, definitions_at
 
 MESSAGES = dg.AssetKey([Asked.name, "messages"])

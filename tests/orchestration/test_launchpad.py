@@ -16,8 +16,8 @@ from pydantic import BaseModel, Field
 
 from pipeline_platform import Pipeline
 from pipeline_platform.orchestration import ControlResource
-from pipeline_platform.orchestration.launchpad import out_of_launchpad
-from pipeline_platform.orchestration.receive_config import receive_config_of
+from pipeline_platform.orchestration.resources.launchpad import out_of_launchpad
+from pipeline_platform.orchestration.runs.receive_config import receive_config_of
 from pipelines.flights import Rules
 from tests.fixtures.keeper import PROJECT
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.task_report import CallbackOutput, TaskReport
-from pipeline_platform.orchestration.reporting import log_output
+from pipeline_platform.orchestration.reports.reporting import log_output
 from pipeline_platform.tasks.callback_process.output import captured
 
 

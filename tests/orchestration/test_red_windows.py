@@ -9,7 +9,7 @@ import pytest
 
 from pipeline_platform.orchestration.asset_windows import windows_of
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.reporting import failed_too_often
+from pipeline_platform.orchestration.reports.reporting import failed_too_often
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
 from tests.fixtures.pipelines_under_test import Strict
 

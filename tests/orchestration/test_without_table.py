@@ -6,7 +6,7 @@ import pytest
 
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration import IO_MANAGER, pipeline_assets, platform_definitions
-from pipeline_platform.orchestration.run_checks import run_checks
+from pipeline_platform.orchestration.reports.run_checks import run_checks
 from tests.fixtures.dagster import figures, rows_of
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Sending

@@ -17,8 +17,8 @@ import psutil
 import pytest
 
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
-from pipeline_platform.run import spark_work
-from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError, prepare
+from pipeline_platform.run.work import spark_work
+from pipeline_platform.run.work.local_worker import LocalWorker, LocalWorkerError, prepare
 from pipeline_platform.spark.engine import TaskError
 from tests.fixtures.flow import handled, kinds, rows, run
 from tests.fixtures.handful import Doing, Handful, Ordered, Sabotaging
@@ -139,7 +139,7 @@ def test_a_signal_ends_the_tasks(local_worker, tmp_path):
 
 def test_no_process_survives_a_killed_run(tmp_path):
     code = (
-        "import sys; from pipeline_platform.run.local_worker import LocalWorker;"
+        "import sys; from pipeline_platform.run.work.local_worker import LocalWorker;"
         "from tests.fixtures.handful import Doing; LocalWorker(2).run(Doing('sleep', sys.argv[1]), 2)"
     )
     killed = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT)

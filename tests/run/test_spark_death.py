@@ -19,7 +19,7 @@ import pytest
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.resources import spark_sessions
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.spark import server as spark_server
 from servers.server import free_ports

@@ -13,7 +13,7 @@ from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors,
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from tests.fixtures.flow import begun, finish, flow_of, handled
 from tests.fixtures.small_lake import Memory, numbered
 from tests.fixtures.telemetry import run_tasks_here

@@ -94,7 +94,7 @@ def test_a_run_that_waited_for_a_dead_one_clears_up_after_it_before_it_receives(
     flow = made(Lengths, source)
     dead = begun(flow, run_id="dead")
     monkeypatch.setattr(
-        "pipeline_platform.run.spark_work.SparkWork.interrupt", lambda w: interrupted.append(w.receive_id)
+        "pipeline_platform.run.work.spark_work.SparkWork.interrupt", lambda w: interrupted.append(w.receive_id)
     )
     monkeypatch.setattr(quota.time, "sleep", lambda _: flow.control.let_go("dead"))
 

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.orchestration import run_receive
 from pipeline_platform.orchestration.jobs import RunTags, receive_config
+from pipeline_platform.orchestration.runs import run_receive
 from pipeline_platform.run import steps
 from tests.fixtures.dagster import ROOT, WINDOW, Location
 from tests.fixtures.pipelines_under_test import Beside, Told

@@ -26,7 +26,7 @@ from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from tests.fixtures.flow import rows, run, run_in_this_process
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
 

@@ -11,7 +11,7 @@ import pytest
 from pipeline_platform.cli.status.status_gathering import _in_flight
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.spark import late_tasks
 from pipeline_platform.spark.late_tasks import naming_late_tasks
 

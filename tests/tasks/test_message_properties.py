@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Batcher, Message, Pipeline, Processors, Producer, Share, Splitter, TableBatcher
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.testing import test_batch
 from tests.fixtures.flow import flow_of, run, run_in_this_process
 from tests.fixtures.small_lake import WINDOW, Memory, Row, numbered

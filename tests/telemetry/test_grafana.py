@@ -18,7 +18,7 @@ from pipeline_platform import telemetry
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.retry import Retry
 from pipeline_platform.orchestration.deployment import platform_definitions
-from pipeline_platform.orchestration.run_checks import count_failures
+from pipeline_platform.orchestration.reports.run_checks import count_failures
 from pipeline_platform.telemetry import configuration
 from pipeline_platform.telemetry.exporter import Exporter
 from tests.fixtures.flow import run

@@ -20,7 +20,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import Phase, ReceiveState
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from tests.fixtures.flow import WINDOW, rows, run
 from tests.fixtures.small_lake import WINDOW as EARLIER
 from tests.fixtures.small_lake import Keeping, Row

@@ -33,9 +33,9 @@ from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.reports.stage_figures import Report
 from pipeline_platform.orchestration.sensors.asking import last_seen
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY
-from pipeline_platform.orchestration.stage_figures import Report
 
 _SHARE = 0.1
 """Share of a processor that looks at all pipelines may use together, on average."""

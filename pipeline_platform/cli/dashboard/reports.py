@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline_platform.cli.dashboard.picture import RATES_OVER, Stage
 from pipeline_platform.model.options import Batcher, has_table
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.stage_figures import Report, report_of, sum_of_stages
+from pipeline_platform.orchestration.reports.stage_figures import Report, report_of, sum_of_stages
 
 if TYPE_CHECKING:
     import dagster as dg

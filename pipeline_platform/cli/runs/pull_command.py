@@ -80,7 +80,7 @@ def pull(
 
 def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> BoundProducer:
     """Return the producer with the largest backlog."""
-    from pipeline_platform.orchestration.run_receive import with_most_waiting
+    from pipeline_platform.orchestration.runs.run_receive import with_most_waiting
 
     resources = SimpleNamespace(**opened.sources, control=opened.control)
     producer = with_most_waiting(pipeline, resources, lambda _: None)

@@ -27,7 +27,7 @@ from pipeline_platform.home import home
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.resources import spark_sessions
 from pipeline_platform.orchestration.resources.addresses import QUIET, Remote, Ui
-from pipeline_platform.run.local_worker import LocalWorker
+from pipeline_platform.run.work.local_worker import LocalWorker
 from pipeline_platform.spark import engine, jvm, shipping
 from pipeline_platform.spark import server as spark_server
 

@@ -15,13 +15,13 @@ from pipeline_platform.lake.maintenance.compaction import UnreadableFileError, c
 from pipeline_platform.lake.maintenance.maintenance import CROWDED
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.reporting import Results, failed_too_often, log_output, report
+from pipeline_platform.orchestration.reports.reporting import Results, failed_too_often, log_output, report
+from pipeline_platform.orchestration.reports.run_checks import evaluation, figures_of, judge_answer
+from pipeline_platform.orchestration.reports.stage_figures import stages_of
 from pipeline_platform.orchestration.rounds.rounds_end import RoundsEnd
 from pipeline_platform.orchestration.rounds.rounds_plot import RoundsPlot
-from pipeline_platform.orchestration.run_checks import evaluation, figures_of, judge_answer
-from pipeline_platform.orchestration.run_receive import working_step
+from pipeline_platform.orchestration.runs.run_receive import working_step
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits
-from pipeline_platform.orchestration.stage_figures import stages_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_others

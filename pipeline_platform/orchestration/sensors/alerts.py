@@ -19,8 +19,8 @@ from pipeline_platform.lake.failures.failed import Counts
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import job_of, tags_of
+from pipeline_platform.orchestration.reports.run_checks import count_failures
 from pipeline_platform.orchestration.resources.source_resources import source_of
-from pipeline_platform.orchestration.run_checks import count_failures
 from pipeline_platform.orchestration.sensors.producer_state import judged
 from pipeline_platform.orchestration.sensors.runs_under_way import Tags, newest_runs, runs_with
 from pipeline_platform.source.backlog import Backlog

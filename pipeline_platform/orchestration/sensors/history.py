@@ -9,9 +9,7 @@ import dagster as dg
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.orchestration.resources.source_resources import source_of
-from pipeline_platform.orchestration.sensors.timely_calls import timely
-from pipeline_platform.orchestration.stage_figures import (
+from pipeline_platform.orchestration.reports.stage_figures import (
     SHARES,
     Report,
     latency_name,
@@ -19,6 +17,8 @@ from pipeline_platform.orchestration.stage_figures import (
     slowest_batcher,
     sum_of_stages,
 )
+from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.sensors.timely_calls import timely
 from pipeline_platform.source.contract import SourceError
 
 _EVERY = timedelta(hours=2)

@@ -18,17 +18,17 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration.jobs import RunTags, producer_tag
-from pipeline_platform.orchestration.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.runs.receive_config import ReceiveConfig, RunOrigin, receive_config_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_now, finish_others
 from pipeline_platform.run.flow import Flow, no_source
 from pipeline_platform.run.intake import RetryFailures
 from pipeline_platform.run.receive_state import ReceiveState
-from pipeline_platform.run.spark_work import FEW
 from pipeline_platform.run.stopping import heeding
+from pipeline_platform.run.work.spark_work import FEW
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.connection import ConnectedSource
 from pipeline_platform.source.contract import SourceError

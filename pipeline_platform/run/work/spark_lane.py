@@ -17,7 +17,7 @@ from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
-from pipeline_platform.run.spark_work import SparkWork
+from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.handle import spark_lane

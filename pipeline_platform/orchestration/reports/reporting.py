@@ -19,9 +19,9 @@ from pipeline_platform.lake.replay import rows_by_window
 from pipeline_platform.lake.task_report import SAMPLE, Totals
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.failure import by_cause
-from pipeline_platform.orchestration.backlog_check import look_at_backlog
-from pipeline_platform.orchestration.data_versions import VERSION, data_versions
-from pipeline_platform.orchestration.run_checks import (
+from pipeline_platform.orchestration.reports.backlog_check import look_at_backlog
+from pipeline_platform.orchestration.reports.data_versions import VERSION, data_versions
+from pipeline_platform.orchestration.reports.run_checks import (
     FITS,
     count_failures,
     evaluation,
@@ -30,7 +30,7 @@ from pipeline_platform.orchestration.run_checks import (
     judge_failures,
     table,
 )
-from pipeline_platform.orchestration.stage_figures import StageFigures, metadata_of_stages, stages_of
+from pipeline_platform.orchestration.reports.stage_figures import StageFigures, metadata_of_stages, stages_of
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import intake_of

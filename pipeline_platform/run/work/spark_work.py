@@ -16,7 +16,7 @@ from pipeline_platform.lake.reader import Bounds, RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.message import MESSAGES
-from pipeline_platform.run.local_worker import LocalWorker, LocalWorkerError
+from pipeline_platform.run.work.local_worker import LocalWorker, LocalWorkerError
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.repeats import Scan

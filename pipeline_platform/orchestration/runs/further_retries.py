@@ -4,9 +4,9 @@ import dagster as dg
 
 from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.pipeline import PipelineError
-from pipeline_platform.orchestration import reporting
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.run_receive import working_step
+from pipeline_platform.orchestration.reports import reporting
+from pipeline_platform.orchestration.runs.run_receive import working_step
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow

@@ -1,0 +1,1 @@
+"""Reports of runs to Dagster: materialisations, checks, figures of stages and data versions."""
