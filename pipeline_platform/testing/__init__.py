@@ -8,8 +8,8 @@ from pipeline_platform.testing.callbacks import Acknowledged, test_batch, test_m
 from pipeline_platform.testing.dummy import DummySource
 from pipeline_platform.testing.promises import BrokenPromiseError, Report
 from pipeline_platform.testing.server_under_test import PAGES, PAYLOADS, TEXTS, Server
-from pipeline_platform.testing.sink_check import check_sink, sink_promises
-from pipeline_platform.testing.sink_trial import Store
+from pipeline_platform.testing.sinks.sink_check import check_sink, sink_promises
+from pipeline_platform.testing.sinks.sink_trial import Store
 from pipeline_platform.testing.source_check import check_source, promises_of
 
 __all__ = [

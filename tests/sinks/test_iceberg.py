@@ -12,7 +12,7 @@ from pyiceberg.catalog import load_catalog
 from pipeline_platform.sinks.contract import SinkAwayError, SinkError
 from pipeline_platform.sinks.iceberg import RECEIVE, IcebergSink
 from pipeline_platform.testing import check_sink
-from pipeline_platform.testing.sink_trial import COLUMNS
+from pipeline_platform.testing.sinks.sink_trial import COLUMNS
 from tests.fixtures.flow import run
 from tests.fixtures.sinks import iceberg, iceberg_table
 from tests.sinks.test_postgres import VALUES, Typed

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable
 
 from pipeline_platform.sinks.contract import Sink
-from pipeline_platform.testing import sink_failing, sink_storing
 from pipeline_platform.testing.promises import Report, check_promises
-from pipeline_platform.testing.sink_trial import SINK_PROMISES, SinkTrial, Store
+from pipeline_platform.testing.sinks import sink_failing, sink_storing
+from pipeline_platform.testing.sinks.sink_trial import SINK_PROMISES, SinkTrial, Store
 
 ROOMS = (sink_storing, sink_failing)
 """Modules of promises, which register them on import."""

@@ -16,7 +16,7 @@ from pipeline_platform.lake.tables import SYSTEM
 from pipeline_platform.sinks.contract import Publication, Sink
 from pipeline_platform.testing import promises
 from pipeline_platform.testing.promises import Check, Promise
-from pipeline_platform.testing.sink_publisher import NEVER, Interrupted, Publishers, no_rows
+from pipeline_platform.testing.sinks.sink_publisher import NEVER, Interrupted, Publishers, no_rows
 
 T = TypeVar("T")
 

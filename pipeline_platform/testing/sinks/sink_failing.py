@@ -6,9 +6,9 @@ from functools import partial
 from pipeline_platform.model.safe_text import secrets_in
 from pipeline_platform.sinks.contract import SinkAwayError
 from pipeline_platform.testing.promises import error_of, text_of
-from pipeline_platform.testing.sink_publisher import NEVER
-from pipeline_platform.testing.sink_storing import MANY
-from pipeline_platform.testing.sink_trial import COLUMNS, PIPELINE, TABLE, SinkTrial, at_once, promise
+from pipeline_platform.testing.sinks.sink_publisher import NEVER
+from pipeline_platform.testing.sinks.sink_storing import MANY
+from pipeline_platform.testing.sinks.sink_trial import COLUMNS, PIPELINE, TABLE, SinkTrial, at_once, promise
 
 PUBLISHERS = 4
 POINTS = (0, 1, 3)

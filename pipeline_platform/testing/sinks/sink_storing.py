@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline_platform.sinks.contract import SinkError
 from pipeline_platform.testing.promises import error_of
-from pipeline_platform.testing.sink_trial import COLUMNS, FIRST, PIPELINE, SECOND, TABLE, SinkTrial, promise
+from pipeline_platform.testing.sinks.sink_trial import COLUMNS, FIRST, PIPELINE, SECOND, TABLE, SinkTrial, promise
 
 MANY = range(1_200)
 """Numbers for several batches."""
