@@ -7,15 +7,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-SOURCE_ORDER = pa.schema(
-    [
-        ("window", pa.string()),
-        ("source", pa.string()),
-        ("partition", pa.string()),
-        ("sequence", pa.int64()),
-        ("position", pa.int64()),
-    ]
-)
+from pipeline_platform.lake.reader import only
+from pipeline_platform.model.message import MESSAGES
+
+SOURCE_ORDER = pa.schema([*only(MESSAGES, "window", "source", "partition", "sequence"), ("position", pa.int64())])
 """Columns that define the order of rows. The source sets `partition` and `sequence`; `position` is by arrival."""
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]

@@ -10,22 +10,13 @@ from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.columns.crossing import decode, encode
 from pipeline_platform.model.columns.fields import ModelClass
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import BULK, Delivery, Message, MessageState
+from pipeline_platform.model.message import BULK, MESSAGE_KEY, MESSAGES, Delivery, Message, MessageState
 from pipeline_platform.tasks.callback_process.progress import Watch
 
 STAGED = pa.schema(
     [
-        ("source", pa.string()),
-        ("message_id", pa.string()),
-        ("data", pa.binary()),
-        ("metadata", pa.string()),
-        ("ack_ref", pa.string()),
-        ("ack_id", pa.string()),
-        ("attempt", pa.int32()),
-        ("redelivered", pa.bool_()),
-        ("received_at", pa.timestamp("us", "UTC")),
-        ("partition", pa.string()),
-        ("sequence", pa.int64()),
+        *only(MESSAGES, *MESSAGE_KEY, "data", "metadata", "ack_ref", "ack_id", "attempt", "redelivered"),
+        *only(MESSAGES, "received_at", "partition", "sequence"),
         ("position", pa.int64()),
         ("value", pa.binary()),
         ("encoding", pa.string()),
