@@ -129,7 +129,6 @@ def _own(pipeline: type[Pipeline]) -> dict[str, Any]:
 
 
 def _options(options: BaseModel, *but: str) -> str:
-    """Return the options that are set, by name."""
     return _named((name, value) for name, value in options if value is not None and name not in but)
 
 

@@ -128,7 +128,6 @@ class ControlStore(Throttle, Claims, Overriding, LogPositions, Breakers, History
 
 
 def _version(connection: sa.Connection) -> int | None:
-    """Return the version of the tables; None if it is not stored."""
     if not sa.inspect(connection).has_table(_VERSION.name):
         return None
     return int(connection.execute(sa.select(_VERSION.c.version)).scalar_one())

@@ -194,7 +194,6 @@ def _temporary() -> tuple[type[Exception], ...]:
 
 
 def _has(table: Table, receive_id: str) -> bool:
-    """Whether a snapshot has the id of a receive."""
     return any(snapshot.summary and snapshot.summary[RECEIVE] == receive_id for snapshot in table.metadata.snapshots)
 
 
@@ -205,7 +204,6 @@ def _goes_back_to(table: Table, time: datetime) -> bool:
 
 
 def _has_rows(table: Table, publication: Publication) -> bool:
-    """Whether a table has rows of a receive."""
     wanted = _rows_of([publication.receive_id], publication.windows)
     return bool(table.scan(wanted, selected_fields=("receive_id",), limit=1).to_arrow().num_rows)
 

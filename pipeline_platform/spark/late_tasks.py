@@ -68,6 +68,5 @@ def _is_of(job: dict[str, Any], tag: str) -> bool:
 
 
 def _age(task: dict[str, Any]) -> float:
-    """Return the seconds since the launch of a task."""
     launched = datetime.strptime(task["launchTime"].removesuffix("GMT"), "%Y-%m-%dT%H:%M:%S.%f").replace(tzinfo=UTC)
     return (datetime.now(UTC) - launched).total_seconds()

@@ -79,7 +79,6 @@ class _Fates(NamedTuple):
     failures: pa.Table
 
     def places(self, rows: pa.RecordBatch) -> pa.Array:
-        """Return the indexes of rows."""
         return pc.subtract(rows.column("position"), self.first)
 
 

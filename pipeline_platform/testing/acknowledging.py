@@ -152,7 +152,6 @@ def finishing_twice_is_harmless(trial: Trial) -> None:
 
 
 def _acknowledged(trial: Trial, actions: list[str]) -> list[tuple[str, Received]]:
-    """Acknowledge a part of the messages by each ack action."""
     acknowledged = []
     for action in actions:
         received = trial.first(demand=len(trial.sent) // (len(actions) + 1))

@@ -111,7 +111,6 @@ def a_cut_connection_gives_back(trial: Trial) -> None:
 
 
 def _twice(trial: Trial) -> list[tuple[Row, Row]]:
-    """Return the first and a later delivery of each message."""
     received = trial.first(demand=MANY)
     trial.lose(received)
     again = {row["data"]: row for later in trial.come(received.data, trial.patience_s) for row in later.rows}

@@ -65,7 +65,6 @@ class _Dagster:
         return sum(run.status is dg.DagsterRunStatus.QUEUED for run in runs)
 
     def of(self, pipeline: type[Pipeline]) -> list[dg.RunRecord]:
-        """Return the runs of a pipeline."""
         origin = RunTags.of(pipeline).origin
         return [record for record in self.records.values() if origin in record.dagster_run.tags]
 
@@ -118,7 +117,6 @@ class _Pipeline:
         self._reports = reporting.Reports(pipeline)
 
     def picture(self, dagster: _Dagster, now: datetime) -> PipelinePicture:
-        """Return the current picture."""
         unknown: dict[str, str] = {}
         hour_ago = now.replace(second=0, microsecond=0) - timedelta(minutes=HOUR_MINUTES - 1)
         reports = self._read_reports(hour_ago, unknown)

@@ -144,6 +144,5 @@ def _received(flow: Flow, receive: Receive | None, message_id: str) -> Iterator[
 
 
 def _in_order(events: list[_Row]) -> list[_Row]:
-    """Return the events of a message in the order of their rank."""
     ranks = rank(pa.Table.from_pylist(events, schema=FAILED)).to_pylist()
     return [event for _, event in sorted(zip(ranks, events, strict=True), key=lambda each: each[0])]

@@ -118,7 +118,6 @@ def _say_latest(tables: Tables) -> None:
 
 
 def _say_runs(pipeline: type[Pipeline], erased: Erased, choice: ErasureChoice) -> None:
-    """Print the runs in Dagster that may quote the messages."""
     from pipeline_platform.orchestration.runs.quoting_runs import quoting_runs
 
     with dagster_instance() as found:

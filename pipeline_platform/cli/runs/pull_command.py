@@ -79,7 +79,6 @@ def pull(
 
 
 def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> BoundProducer:
-    """Return the producer with the largest backlog."""
     from pipeline_platform.orchestration.runs.run_receive import with_most_waiting
 
     resources = SimpleNamespace(**opened.sources, control=opened.control)

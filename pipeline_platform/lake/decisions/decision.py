@@ -179,7 +179,6 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
 
 
 def _rows_of(table: Table, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a receive's files with the columns of their table."""
     for file in files:
         for rows in row_groups(table.lake, table.path(file.path)):
             windows = pa.repeat(file.window, rows.num_rows)

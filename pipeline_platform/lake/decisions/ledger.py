@@ -125,7 +125,6 @@ class Ledger:
         return found, unreadable
 
     def _path(self, receive: Receive, step: str = "") -> str:
-        """Path of a manifest, or of the folder of manifests."""
         return "/".join(filter(None, (self.folder(receive.receive_id), step and f"{step}.parquet")))
 
     def steps(self, receive: Receive) -> list[str]:

@@ -148,7 +148,6 @@ class Erasing:
         return receives
 
     def _find(self) -> None:
-        """Find the messages in all files that were not searched yet."""
         for table in self._tables:
             with table.look() as handle:
                 stored = table.stored_columns(handle)
@@ -343,7 +342,6 @@ class Erasing:
 
 
 def _replaced(rows: pa.Table, where: pa.Array, values: dict[str, str | None]) -> pa.Table:
-    """Return rows with other values in some columns."""
     for column, value in values.items():
         index = rows.schema.get_field_index(column)
         kept = rows.column(index)

@@ -108,7 +108,6 @@ class _Merge:
         return table
 
     def run(self) -> Merged:
-        """Merge new rows."""
         changes, transaction = Counter[str](), f"{self.latest.pipeline.name}/{self.latest.batcher}"
         with self.target.look() as handle, self.source.look() as there:
             before, until = handle.version(), there.version()

@@ -78,8 +78,6 @@ def _record(tables: Tables, window: str, broken: Sequence[File]) -> int:
 
 
 def _rows(table: Table, window: str, columns: pa.Schema) -> pa.Table:
-    """Return the readable rows of a window."""
-
     def groups() -> Iterator[pa.Table]:
         with table.look() as handle:
             files = table.files(handle, [window])

@@ -213,7 +213,6 @@ class Text(Cast):
     """A column that stores values as text, in a normal form."""
 
     def __init__(self, base: type) -> None:
-        """Cast to the text of a type for which `is_text` is true."""
         self.type, self.base, self.own = pa.string(), base, (base, type(None))
         self._python = (IPv4Address, IPv6Address) if base is _ANY_ADDRESS else base
         is_url = issubclass(base, AnyUrl)
@@ -328,7 +327,6 @@ class Members(Cast):
     """A column of the values of an enum or a Literal."""
 
     def __init__(self, base: type, values: Sequence[Any], of: type[enum.Enum] | None, name: str) -> None:
-        """Cast to `values`, of the type `base`; `of` is the enum."""
         self._plain, self._of, self._name = Plain(base), of, name
         self.type, self.own = self._plain.type, () if of is None else (of, type(None))
         self._known = self._plain.of_values([*values, None], name)

@@ -22,7 +22,6 @@ class ListOf(Cast):
     """A column of lists."""
 
     def __init__(self, item: Cast, *, nullable: bool) -> None:
-        """Cast to lists of what `item` casts to."""
         self._item, self._nullable, self.type = item, nullable, pa.list_(item.type)
 
     def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
@@ -59,7 +58,6 @@ class DictOf(Cast):
     """A column of dicts with str keys."""
 
     def __init__(self, item: Cast, *, nullable: bool) -> None:
-        """Cast to dicts of what `item` casts to."""
         self._key, self._item, self._nullable = Plain(str), item, nullable
         self.type = pa.map_(pa.string(), item.type)
 
@@ -112,7 +110,6 @@ class ModelOf(Cast):
     """A column of models; for the outermost model, the columns of a table."""
 
     def __init__(self, model: ModelClass, casts: Mapping[str, Cast]) -> None:
-        """Cast to a model whose fields are cast by `casts`."""
         self.model, self.casts = model, casts
         self.schema = pa.schema([pa.field(name, cast.type) for name, cast in casts.items()])
         self.type = pa.struct(list(self.schema))
@@ -244,6 +241,5 @@ def _offsets(lengths: Any) -> pa.Array:
 
 
 def _mask(nulls: Any) -> pa.Array | None:
-    """Return a mask of the null values; None without null values."""
     mask = nulls if isinstance(nulls, pa.Array) else pa.array(nulls, pa.bool_())
     return mask if mask.true_count else None

@@ -94,7 +94,6 @@ def _named(own: Callable[[Any], Any], data: Any) -> Any:
 
 
 def _exactly(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
-    """Decode by pydantic with exact Decimals."""
     try:
         return own(exact(data, model) or data) if isinstance(data, bytes) else own(data)
     except msgspec.DecodeError:

@@ -59,7 +59,6 @@ def of_failures(totals: Totals) -> dict[str, Any]:
 
 
 def _by_cause(reasons: Mapping[str, int]) -> Any:
-    """Return the most frequent causes as a table."""
     counts = by_cause(reasons).most_common(SAMPLE)
     return table([{"messages": count, "reason": cause} for cause, count in counts], "messages", "reason")
 
@@ -242,7 +241,6 @@ def _is_table(item: tuple[str, Any]) -> bool:
 
 
 def _of_run(receive: Receive, manifest: Manifest) -> dict[str, Any]:
-    """Return metadata of the whole run, not of a window."""
     seconds = (datetime.now(UTC) - receive.started_at).total_seconds()
     return {
         "demand": receive.demand,

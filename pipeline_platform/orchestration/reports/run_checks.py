@@ -51,8 +51,6 @@ def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
 
 
 def _columns_check(pipeline: type[Pipeline], batcher: str) -> dg.AssetChecksDefinition:
-    """Build the check `columns` of a batcher's table."""
-
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, batcher]),
         name="columns",

@@ -126,7 +126,6 @@ class Rounds:
         return ask.demand
 
     def _perform(self, wanted: int) -> None:
-        """Perform a round: one receive, from its claim to its acknowledgement."""
         context, flow, began = self.context, self.flow, time.monotonic()
         receive = begin(
             flow,

@@ -78,7 +78,6 @@ class RoundsEnd:
         return f"max_runs allows {runs}, and run {older[-1]} is older"
 
     def _waiting_run(self) -> str | None:
-        """Return why other runs need this run to end."""
         instance, flow, run_id = self._context.instance, self._flow, self._context.run.run_id
         for record in runs_with(instance, UNDER_WAY, tags_of(flow.pipeline, "failed", "messages")):
             return f"run {record.dagster_run.run_id}, a retry or replay, is active"

@@ -120,7 +120,6 @@ class _Known(BaseModel):
         return look.failures > before and (look.failures >= 2 * before or now >= reported_at + _AGAIN_AFTER)
 
     def report(self, look: _Look, now: datetime) -> None:
-        """Store that a result was reported."""
         if look.wrong is None:
             self.wrong.pop(look.key, None)
             self.counts.pop(look.key, None)

@@ -74,7 +74,6 @@ def history_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
 def _figures(
     pipeline: type[Pipeline], resources: Any, instance: dg.DagsterInstance, since: datetime, now: datetime
 ) -> dict[str, Any]:
-    """Return the figures between two times, as metadata."""
     control: ControlStore = resources.control
     producers = BoundProducer.all_of(pipeline)
     keys = [pipeline.name, *(producer.key for producer in producers if producer.key != pipeline.name)]  # and retries

@@ -153,7 +153,6 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
 
 
 def _failed(pipeline: type[Pipeline], lake: Lake, chosen: Selection) -> dict[str, int]:
-    """Return the number of selected failures by window."""
     failed = FailedMessages(
         name=pipeline.name, lake=lake, pipeline=pipeline.name, selection=chosen, holds=pipeline.holds_partitions()
     )

@@ -28,12 +28,10 @@ class _Call(NamedTuple):
 
     @property
     def is_running(self) -> bool:
-        """Whether its result may still come."""
         return not self.answer.done() and time.monotonic() < self.started + GIVE_UP_S
 
     @property
     def is_usable(self) -> bool:
-        """Whether its result came, and is not too old."""
         return self.answer.done() and time.monotonic() < self.started + OLD_S
 
 

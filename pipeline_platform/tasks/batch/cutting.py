@@ -114,7 +114,6 @@ def cut_and_deal(
 
 
 def _put(rows: pa.Table, **columns: Any) -> pa.Table:
-    """Replace columns by name."""
     for name, values in columns.items():
         column = values if isinstance(values, pa.ChunkedArray) else pa.array(values)
         rows = rows.set_column(rows.schema.get_field_index(name), name, column)

@@ -178,7 +178,6 @@ class BlockLane:
         return rows.take(pc.sort_indices(places)), missing
 
     def _write(self, block: pa.Table, fields: Sequence[str]) -> None:
-        """Write rows that a callback returned, or their failures."""
         if not block.num_rows:
             return
         received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}

@@ -116,7 +116,6 @@ class RoutedRows:
         self._end(rows, lambda message, row: message.failed(why(row)))
 
     def _end(self, rows: pa.RecordBatch, ended: Callable[[Message, dict[str, Any]], Message]) -> None:
-        """Record rows that are failed or skipped."""
         known = rows.select([name for name in ROUTES if name in rows.schema.names])
         for some, delivered in self._delivered(known):
             routes = some.to_pylist()

@@ -123,7 +123,6 @@ def _put(
     fitting: list[int],
     batch_id: str | None = None,
 ) -> None:
-    """Write columns that were built for a batcher."""
     if not fitting:
         return
     children = block.children(fitting)
