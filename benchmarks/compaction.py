@@ -7,7 +7,6 @@ compaction, the seconds of the compaction, and its share of the hour.
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from datetime import timedelta
@@ -15,6 +14,7 @@ from datetime import timedelta
 import pyarrow as pa
 
 from benchmarks.events import payloads
+from benchmarks.options import options
 from pipeline_platform.lake.maintenance.compaction import compact
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table
@@ -44,9 +44,7 @@ def opening(lake: Lake, schema: pa.Schema) -> tuple[float, int]:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=60 * A_MINUTE)
-    runs = parser.parse_args().runs
+    runs = options(__doc__, runs=60 * A_MINUTE).runs
     schema = pa.schema([("payload", pa.binary()), ("window", pa.string())])
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         lake = Lake(root=folder)

@@ -8,9 +8,7 @@ with minimum and maximum.
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +19,7 @@ from unittest import mock
 import pyarrow as pa
 
 from benchmarks.events import Event, payloads
+from benchmarks.options import options, spread
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide
@@ -95,10 +94,7 @@ def steps(lake: Lake, queue: TableQueue, received: list[RowRange], turn: str) ->
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, messages=50_000, rounds=5)
     chance = random.Random(given.messages)
     ways = {"fields": (crossing.encode, crossing.decode), "own JSON": (own_encode, own_decode)}
     times: dict[tuple[str, str], list[float]] = {}
@@ -117,8 +113,7 @@ def main() -> None:
                     times.setdefault((step, way), []).append(seconds)
     for step in ("handling", "batching"):
         ratios = [mine / other for mine, other in zip(times[step, "fields"], times[step, "own JSON"], strict=True)]
-        bounds = f"single rounds {min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"{step}, fields / own JSON: {statistics.median(ratios):.2f}, {bounds}")
+        print(f"{step}, fields / own JSON: {spread(ratios)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ printed, with minimum and maximum.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -21,6 +20,7 @@ import pyarrow as pa
 
 from benchmarks.events import Event, payloads
 from benchmarks.handling import ratio
+from benchmarks.options import options
 from pipeline_platform.connectors.schema_registry import SchemaRegistry
 from pipeline_platform.model.blocks import ROUTING
 from pipeline_platform.model.formats.block_formats import avro_columns, json_schema_columns, protobuf_columns
@@ -93,10 +93,7 @@ def main() -> None:
     """Run the benchmark and print the result."""
     from confluent_kafka.serialization import MessageField, SerializationContext
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    given = parser.parse_args()
+    given = options(__doc__, messages=20_000, rounds=9)
     events, context = (
         list(map(json.loads, payloads(given.messages))),
         SerializationContext("events", MessageField.VALUE),

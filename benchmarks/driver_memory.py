@@ -7,7 +7,6 @@ run at once, each with this number of messages. One of them decides after the ot
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
 import tempfile
@@ -16,6 +15,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from benchmarks.events import Events, payloads
+from benchmarks.options import options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.decisions.ledger import Origin
@@ -54,9 +54,7 @@ def run_once(
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
-    chosen = parser.parse_args()
+    chosen = options(__doc__, messages=[1_000, 100_000, 1_000_000])
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         spark_server.start(Path(folder) / "spark")

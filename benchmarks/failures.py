@@ -7,7 +7,6 @@ processor seconds and the peak of its memory; `nothing` shows what a process nee
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 import uuid
@@ -20,6 +19,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.events import payloads
+from benchmarks.options import options
 from pipeline_platform import Message, Pipeline, Producer
 from pipeline_platform.lake.failures import closing
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -98,9 +98,7 @@ def measured(step: str, root: str) -> tuple[float, float, float]:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--failures", type=int, nargs="+", default=[1_000, 100_000, 1_000_000])
-    for count in parser.parse_args().failures:
+    for count in options(__doc__, failures=[1_000, 100_000, 1_000_000]).failures:
         print(f"{count:,} failures:")
         with tempfile.TemporaryDirectory(prefix="bench-") as root:
             leave(Lake(root=root), count)

@@ -8,7 +8,6 @@ cores.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 from contextlib import closing
@@ -17,6 +16,7 @@ from pathlib import Path
 import polars as pl
 
 from benchmarks.events import Waiting
+from benchmarks.options import options
 from benchmarks.whole_run import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
@@ -50,9 +50,7 @@ def busy(folder: Path, spark: SparkResource) -> int:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    rounds = options(__doc__, rounds=5).rounds
     with tempfile.TemporaryDirectory(prefix="bench-") as root:
         spark_server.start(Path(root) / "spark", cores=2)
         try:

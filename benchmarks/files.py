@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from benchmarks.events import ByBlocks, payloads
+from benchmarks.options import spread
 from benchmarks.whole_run import flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.files import FileSource
 
@@ -65,7 +66,7 @@ def main() -> None:
     for name, times in took.items():
         print(f"{name:9} {rows / statistics.median(times):9,.0f} rows per second")
     ratios = [spark / platform for platform, spark in zip(*took.values(), strict=True)]
-    print(f"rate, platform / Spark: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(f"rate, platform / Spark: {spread(ratios)}")
     print(f"largest memory of this process: {peak[0] / 2**20:,.0f} MB")
 
 

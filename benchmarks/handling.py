@@ -15,7 +15,6 @@ median of the ratios is printed, with minimum and maximum.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import tempfile
@@ -31,6 +30,7 @@ import pyarrow as pa
 
 from benchmarks import broadway
 from benchmarks.events import IDIOMS, Event, EventColumns, Events, parsed, payloads
+from benchmarks.options import options, spread
 from benchmarks.whole_run import WINDOW, flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.decisions.ledger import Receive
@@ -174,8 +174,7 @@ def measure(messages: int, rounds: int) -> dict[str, list[float]]:
 
 def ratio(times: dict[str, list[float]], over: str, under: str) -> str:
     """Return the median of the ratios, with minimum and maximum."""
-    ratios = [mine / peers for mine, peers in zip(times[over], times[under], strict=True)]
-    return f"{statistics.median(ratios):.2f}, single rounds {min(ratios):.2f} to {max(ratios):.2f}"
+    return spread([mine / peers for mine, peers in zip(times[over], times[under], strict=True)])
 
 
 def report(times: dict[str, list[float]], messages: int) -> str:
@@ -200,10 +199,7 @@ def report(times: dict[str, list[float]], messages: int) -> str:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, messages=1_000_000, rounds=5)
     print(report(measure(given.messages, given.rounds), given.messages))
 
 

@@ -6,7 +6,6 @@ median of the ratios of processor time is printed, with minimum and maximum.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -18,6 +17,7 @@ import pyarrow as pa
 
 from benchmarks.events import Event, payloads
 from benchmarks.handling import ratio
+from benchmarks.options import options
 from pipeline_platform.model.message import MESSAGES, Message
 
 WAYS: dict[str, Callable[[Message], Any]] = {
@@ -36,10 +36,7 @@ def received(count: int) -> list[Message]:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=50_000)
-    parser.add_argument("--rounds", type=int, default=9)
-    given = parser.parse_args()
+    given = options(__doc__, messages=50_000, rounds=9)
     messages, chance = received(given.messages), random.Random(given.messages)
     times: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(given.rounds):

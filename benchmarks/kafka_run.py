@@ -6,7 +6,6 @@ payloads, failures or outcomes, and after a crash it handles messages twice. The
 acknowledgement on a warm server. The benchmark starts its own Kafka, which needs Maven. Peers take turns.
 """
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -25,6 +24,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.events import ByStruct, EventStruct, payloads
 from benchmarks.kafka import PARTITIONS, topic_at
+from benchmarks.options import options
 from benchmarks.whole_run import flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.model.columns.schema import arrow_schema
@@ -95,10 +95,7 @@ def _consume(
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--messages", type=int, default=1_000_000)
-    options.add_argument("--rounds", type=int, default=5)
-    given = options.parse_args()
+    given = options(__doc__, messages=1_000_000, rounds=5)
     with ExitStack() as until_the_end:
         folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
         pool = until_the_end.enter_context(ProcessPoolExecutor(TASKS, get_context("spawn")))

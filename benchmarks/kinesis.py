@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 
+from benchmarks.options import options
 from pipeline_platform.connectors.kinesis import KinesisSource
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.manifest import Manifest
@@ -33,12 +34,7 @@ SHARDS, WINDOW = 4, "2026-01-01T0000"
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--messages", type=int, default=20_000)
-    options.add_argument("--bytes", type=int, default=250)
-    options.add_argument("--tasks", type=int, default=2)
-    options.add_argument("--rounds", type=int, default=5)
-    given = options.parse_args()
+    given = options(__doc__, messages=20_000, bytes=250, tasks=2, rounds=5)
     os.environ |= local.ENVIRONMENT
     with ExitStack() as until_the_end:
         folder = Path(until_the_end.enter_context(tempfile.TemporaryDirectory()))

@@ -8,7 +8,6 @@ requests, which shows the cost of Dagster alone. With `--dagsters-launcher` runs
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ import yaml
 
 from benchmarks.events import payloads
 from benchmarks.latency_location import CALLS, queue_options
+from benchmarks.options import options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.spark import server as spark_server
 
@@ -128,10 +128,7 @@ def measure(rounds: int, *, standby: bool) -> dict[str, list[tuple[float, float]
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--dagsters-launcher", action="store_true")
-    given = parser.parse_args()
+    given = options(__doc__, rounds=5, dagsters_launcher=False)
     rounds = given.rounds
     median = {
         name: [statistics.median(column) for column in zip(*took, strict=True)]

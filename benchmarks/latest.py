@@ -6,7 +6,6 @@ rows with new versions of random keys, of which a twentieth are deletions, and m
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import resource
 import tempfile
@@ -18,6 +17,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from benchmarks.events import payloads
+from benchmarks.options import options
 from pipeline_platform import Pipeline, Producer, TableBatcher
 from pipeline_platform.lake.latest.latest import Latest
 from pipeline_platform.lake.storage import Lake
@@ -93,10 +93,7 @@ def merge(root: str, said: multiprocessing.Queue[str]) -> None:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1_000, 1_000_000])
-    parser.add_argument("--keys", type=int, default=1_000_000)
-    chosen = parser.parse_args()
+    chosen = options(__doc__, rows=[1_000, 1_000_000], keys=1_000_000)
     processes = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         random = np.random.default_rng(0)

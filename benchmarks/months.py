@@ -27,8 +27,9 @@ from typing import Any
 from unittest import mock
 
 import pyarrow as pa
+from pydantic import BaseModel
 
-from pipeline_platform import Producer
+from pipeline_platform import Message, Pipeline, Producer, TableBatcher
 from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
@@ -52,7 +53,6 @@ from pipeline_platform.run import handling, steps
 from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.run.work.spark_work import SparkWork
 from pipeline_platform.tasks.handle.repeats import Scan
-from tests.fixtures.small_lake import Keeping
 
 MESSAGES = 20
 """Messages of a round; one fails."""
@@ -61,11 +61,25 @@ SAMPLES = 5
 Figures = dict[str, float]
 
 
-class Busy(Keeping):
+class Row(BaseModel):
+    """Columns of the table."""
+
+    text: str
+
+
+class Busy(Pipeline):
     """Stores texts, and fails for one of them."""
 
     name = "busy"
     producer = Producer(source="queue")
+    batchers = {"kept": TableBatcher(schema=Row)}
+
+    def handle_message(self, message: Message, context: Any) -> Message:
+        """Store a text; `fail` fails."""
+        text = message.data.decode()
+        if text.startswith("fail"):
+            raise ValueError(text)
+        return message.put(Row(text=text), batcher="kept")
 
 
 class Clock(datetime):

@@ -6,7 +6,6 @@ in rounds of a run, of 100,000 messages. The time is from the first claim to the
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from benchmarks.events import payloads
 from benchmarks.latency import daemon
 from benchmarks.latency_location import IDLE_TIMEOUT, MAX_RUNS, queue_options
+from benchmarks.options import options, spread
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 
@@ -46,10 +46,7 @@ def measure(max_runs: int, idle_timeout: int, messages: int) -> tuple[float, flo
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
+    given = options(__doc__, messages=1_000_000, rounds=3)
     took: dict[str, list[float]] = {mode: [] for mode in MODES}
     for _ in range(given.rounds):
         for mode, (max_runs, idle_timeout) in MODES.items():
@@ -59,8 +56,7 @@ def main() -> None:
     base, *others = took
     for mode in others:
         ratios = [of_base / of_mode for of_base, of_mode in zip(took[base], took[mode], strict=True)]
-        bounds = f"{min(ratios):.2f} to {max(ratios):.2f}"
-        print(f"rate of {mode} / rate of {base}: {statistics.median(ratios):.2f} ({bounds})")
+        print(f"rate of {mode} / rate of {base}: {spread(ratios)}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ call exceeds. The median of the ratios to the first is printed, with minimum and
 
 from __future__ import annotations
 
-import argparse
 import random
 import tempfile
 from contextlib import closing
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.events import POISON, Clean, Hundred, Poisoned, Timed, payloads
 from benchmarks.handling import Bench, ratio, timed
+from benchmarks.options import options
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
@@ -66,10 +66,7 @@ def poisoned(root: Path, name: str, messages: int, killers: int) -> TableQueue:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, messages=200_000, rounds=5)
     times = measure(given.messages, given.rounds)
     print(f"\n{given.messages} messages and one that crashes / without it: {ratio(times, 'poisoned', 'clean')}")
     print(f"{given.messages} messages and a hundred that crash / without them: {ratio(times, 'hundred', 'clean')}")

@@ -7,10 +7,8 @@ same local server with the same number of parallel calls. The client's loop keep
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -21,6 +19,7 @@ from pathlib import Path
 import grpc
 from google.pubsub_v1 import PublisherClient, SubscriberClient
 
+from benchmarks.options import options, spread
 from pipeline_platform.connectors.pubsub.google_cloud import connected
 from pipeline_platform.connectors.pubsub.pubsub_source import ACK_IDS, PubsubSource
 from pipeline_platform.source.calls import THREADS
@@ -29,12 +28,7 @@ from servers import pubsub
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--messages", type=int, default=60_000)
-    options.add_argument("--bytes", type=int, default=250)
-    options.add_argument("--tasks", type=int, default=2)
-    options.add_argument("--rounds", type=int, default=5)
-    given = options.parse_args()
+    given = options(__doc__, messages=60_000, bytes=250, tasks=2, rounds=5)
     folder = Path(os.environ.get("PIPELINE_SERVERS", Path(tempfile.gettempdir()) / "pipeline-servers"))
     ratios: list[float] = []
     with pubsub.serve(folder) as server, ProcessPoolExecutor(given.tasks) as processes:
@@ -51,7 +45,7 @@ def main() -> None:
             ratios.append(seconds[_by_client] / seconds[_by_connector])
             rates = [given.messages / seconds[receive] for receive in (_by_connector, _by_client)]
             print(f"round {nth + 1}: {rates[0]:8,.0f}/s, the client alone {rates[1]:8,.0f}/s: {ratios[-1]:.2f}")
-    print(f"median of {given.rounds}: {statistics.median(ratios):.2f}, from {min(ratios):.2f} to {max(ratios):.2f}")
+    print(f"median of {given.rounds}: {spread(ratios)}")
 
 
 def _subscribed(address: str) -> PubsubSource:

@@ -7,10 +7,8 @@ it acknowledges each thousand when received.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +20,7 @@ from typing import Any
 import pika
 import pyarrow as pa
 
+from benchmarks.options import options, spread
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from servers import rabbitmq
 
@@ -31,11 +30,7 @@ TOLD = 65_536
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    options.add_argument("--messages", type=int, default=30_000)
-    options.add_argument("--bytes", type=int, default=250)
-    options.add_argument("--rounds", type=int, default=5)
-    given = options.parse_args()
+    given = options(__doc__, messages=30_000, bytes=250, rounds=5)
     ratios: dict[str, list[float]] = {name: [] for name in PEERS if name != "connector"}
     with rabbitmq.serve(Path(tempfile.gettempdir())) as server:
         source = RabbitmqSource(name="benchmark", url=server.address, queue="benchmark", declare={})
@@ -53,7 +48,7 @@ def main() -> None:
         assert source.backlog().messages == 0
         source.close()
     for name, ratio in ratios.items():
-        print(f"against {name}: {statistics.median(ratio):.2f}, from {min(ratio):.2f} to {max(ratio):.2f}")
+        print(f"against {name}: {spread(ratio)}")
 
 
 def _by_connector(source: RabbitmqSource, messages: int) -> float:

@@ -40,6 +40,7 @@ from benchmarks import broadway
 from benchmarks.events import ByBlocks, ByStruct, payloads
 from benchmarks.kafka import PARTITIONS, topic_at
 from benchmarks.kafka_run import TASKS, hand_written
+from benchmarks.options import spread
 from benchmarks.whole_run import flow_at, processor_s, warm_spark, whole_run
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.rabbitmq import RabbitmqSource
@@ -218,13 +219,9 @@ def report(source: str, messages: int, spent: dict[str, list[Spent]]) -> str:
         if "Broadway" in spent and name != "Broadway":
             faster = [theirs.seconds / ours.seconds for theirs, ours in zip(spent["Broadway"], rounds, strict=True)]
             less = [theirs.busy / ours.busy for theirs, ours in zip(spent["Broadway"], rounds, strict=True)]
-            row += f" rate {_median(faster)} | work per second of processor time {_median(less)} |"
+            row += f" rate {spread(faster)} | work per second of processor time {spread(less)} |"
         lines.append(row)
     return "\n".join(lines)
-
-
-def _median(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def main() -> None:

@@ -9,8 +9,6 @@ receives of one row each that `IcebergSink` and the bare append commit one after
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +22,7 @@ from pyarrow import csv, parquet
 from pyiceberg.catalog import load_catalog
 
 from benchmarks.events import Event
+from benchmarks.options import options, spread
 from pipeline_platform.lake.tables import SYSTEM
 from pipeline_platform.model.columns.schema import arrow_schema
 from pipeline_platform.sinks.contract import Publication
@@ -72,8 +71,7 @@ def compare(
         if number:  # the first round warms up
             ratios.append(rate / peers)
             print(f"round {number}: {name} {rate:,.0f} rows/s, {peer} {peers:,.0f} rows/s, ratio {rate / peers:.2f}")
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    print(f"rate of {name} by that of {peer}, median of {rounds}: {statistics.median(ratios):.2f} ({spread})")
+    print(f"rate of {name} by that of {peer}, median of {rounds}: {spread(ratios)}")
 
 
 def postgresql(url: str, rows: pa.Table, file: Path, rounds: int) -> None:
@@ -131,11 +129,7 @@ def iceberg(url: str, folder: Path, rows: pa.Table, file: Path, rounds: int, rec
 
 def main() -> None:
     """Run the benchmark and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=500_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--receives", type=int, default=50)
-    given = parser.parse_args()
+    given = options(__doc__, rows=500_000, rounds=5, receives=50)
     rows = pa.table([column(field, given.rows) for field in COLUMNS], schema=COLUMNS)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, postgres.serve(Path(folder)) as server:
         file = Path(folder, "rows.parquet")

@@ -12,7 +12,6 @@ Run it as `python -m benchmarks.small_runs [--rounds N]`.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ import psutil
 
 from benchmarks.events import Batched, Events
 from benchmarks.handling import Bench
+from benchmarks.options import options
 from pipeline_platform.orchestration.resources.spark_resource import WARM, SparkResource
 from pipeline_platform.run import steps
 from pipeline_platform.run.work import spark_work
@@ -151,9 +151,7 @@ def measure(root: Path, rounds: int) -> dict[str, list[tuple[float, float]]]:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    rounds = options(__doc__, rounds=5).rounds
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         times = measure(Path(folder), rounds)
     print(f"\nmedians of {rounds} rounds (and of the workers' processor time)\n")

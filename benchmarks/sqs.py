@@ -12,7 +12,6 @@ Run it as `python -m benchmarks.sqs [--messages N] [--history N] [--rounds N]`.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
@@ -28,6 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.events import LongKnown, payloads
+from benchmarks.options import options, spread
 from benchmarks.whole_run import WINDOW, flow_at, warm_spark, whole_run
 from pipeline_platform.connectors.sqs.sqs_source import SqsSource
 from pipeline_platform.lake.storage import Lake
@@ -118,8 +118,8 @@ def receive_and_delete(endpoint: str, messages: int, rounds: int, folder: str) -
     for name, all_of_it in times.items():
         print(f"{name:10} {messages / statistics.median(all_of_it):7,.0f} messages per second")
     for name in ("boto3", "bare"):
-        print(f"rate, platform / {name}: {_median(rates[name])}")
-        print(f"processor time, platform / {name}: {_median(busy[name])}", flush=True)
+        print(f"rate, platform / {name}: {spread(rates[name])}")
+        print(f"processor time, platform / {name}: {spread(busy[name])}", flush=True)
 
 
 def extend(endpoint: str, messages: int) -> None:
@@ -188,7 +188,7 @@ def one_message(endpoint: str, history: int, rounds: int, root: Path) -> None:
                     times.setdefault(name, []).append(seconds)
     for name, all_of_it in times.items():
         print(f"one message, {name}: {statistics.median(all_of_it):.2f} s")
-    print(f"with {history:,} outcomes / without: {_median(ratios)}")
+    print(f"with {history:,} outcomes / without: {spread(ratios)}")
 
 
 def _one(flow: Flow) -> float:
@@ -196,17 +196,9 @@ def _one(flow: Flow) -> float:
     return sum(whole_run(flow, 1).values())
 
 
-def _median(ratios: list[float]) -> str:
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-
-
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=40_000)
-    parser.add_argument("--history", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, messages=40_000, history=10_000_000, rounds=5)
     if lack := sqs.missing():
         print(f"Skipped: {lack}")
         return

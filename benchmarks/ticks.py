@@ -4,7 +4,6 @@ Run it as `python -m benchmarks.ticks [--runs N ...] [--claims N]`. All runs are
 With `--claims`, the control store remembers as many acknowledged receives of this pipeline and of another.
 """
 
-import argparse
 import sqlite3
 import statistics
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 import dagster as dg
 
 from benchmarks.events import Events
+from benchmarks.options import options
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.jobs import RunTags
@@ -89,10 +89,7 @@ def looks(instance: dg.DagsterInstance, control: ControlStore) -> dict[str, Call
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, nargs="+", default=[24, 1_000, 100_000])
-    parser.add_argument("--claims", type=int, default=260_000)
-    given = parser.parse_args()
+    given = options(__doc__, runs=[24, 1_000, 100_000], claims=260_000)
     for runs in given.runs:
         with tempfile.TemporaryDirectory(prefix="ticks-", ignore_cleanup_errors=True) as folder:
             control = ControlStore(f"sqlite:///{folder}/control.sqlite")

@@ -3,13 +3,13 @@
 Run it as `python -m benchmarks.trace [--history N] [--rounds N]`.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
 import uuid
 
 from benchmarks.events import LongKnown
+from benchmarks.options import options
 from benchmarks.sqs import write_history
 from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.control.store import ControlStore
@@ -19,10 +19,7 @@ from pipeline_platform.run.flow import looked_at
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--history", type=int, default=10_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options(__doc__, history=10_000_000, rounds=5)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         flow = looked_at(LongKnown, Lake(root=f"{folder}/lake"), ControlStore(f"sqlite:///{folder}/control.sqlite"))
         write_history(flow, given.history, in_order=False)

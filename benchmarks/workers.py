@@ -6,9 +6,7 @@ as for a service, so that the workers need not share this machine's cores; or it
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -20,10 +18,11 @@ import pyarrow as pa
 
 from benchmarks.events import IDIOMS, ByJson
 from benchmarks.handling import Bench
+from benchmarks.options import options, spread
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Processors
 from pipeline_platform.spark import engine
-from tests.fixtures.spark_cluster import cluster
+from servers.spark_cluster import cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,11 +67,7 @@ def executors(session: SparkSession) -> set[int]:
 
 def main() -> None:
     """Run the benchmark and print the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--messages", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--computes", action="store_true")
-    given = parser.parse_args()
+    given = options(__doc__, messages=20_000, rounds=3, computes=False)
     idiom = Computes if given.computes else Waits
     IDIOMS[idiom.name] = idiom
     times: dict[tuple[str, int], list[float]] = {}
@@ -99,8 +94,7 @@ def main() -> None:
     print()
     for what in ("handling", "whole run", "rest"):
         ratios = [alone / both for alone, both in zip(times[what, 1], times[what, 2], strict=True)]
-        print(f"{what}: with two workers {statistics.median(ratios):.2f} times as fast "
-              f"({min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
+        print(f"{what}: rate with two workers / with one: {spread(ratios)}")
 
 
 if __name__ == "__main__":
