@@ -3,8 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import typer
-
 from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.store import ControlStoreError
@@ -44,4 +42,4 @@ def exiting_with(code: int) -> Iterator[None]:
         if (line := line_of(error)) is None:
             raise
         say(line, err=True)
-        raise typer.Exit(code) from None
+        raise SystemExit(code) from None

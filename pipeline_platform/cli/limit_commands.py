@@ -71,15 +71,21 @@ class ScaleOutput(Output):
 
 @contextmanager
 def chosen_producer(
-    name: str, producer: str, *, as_json: bool = False
+    name: str, producer: str, *, as_json: bool = False, several: str = ""
 ) -> Iterator[tuple[loading.Deployment, BoundProducer]]:
-    """Open the deployment, and yield it with a producer; without a name, the only producer or the whole pipeline."""
+    """Open the deployment, and yield it with a producer; without a name, the only producer or the whole pipeline.
+
+    `several` is what a pipeline with several producers has, if the command needs one of them.
+    """
     with loading.opened() as opened:
         pipeline = opened.pipeline(name)
         try:
             of = BoundProducer(pipeline, producer)
         except PipelineError as error:
             raise typer.BadParameter(str(error), param_hint="--producer") from None
+        if several and of.is_whole_pipeline:
+            choice = f"{name} has {several}. Choose one of {', '.join(pipeline.producers)}."
+            raise typer.BadParameter(choice, param_hint="--producer")
         say(f"Control store: {opened.control}", err=as_json)
         yield opened, of
 
@@ -163,11 +169,7 @@ def limit(
     if interval is not None and not _SHORTEST_S <= interval <= _LONGEST_S:
         raise typer.BadParameter(f"--interval must be {_SHORTEST_S} to {_LONGEST_S} seconds, got {interval}.")
     span = None if interval is None else timedelta(seconds=interval)
-    with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
-        if of.is_whole_pipeline:
-            names = ", ".join(of.pipeline.producers)
-            several = f"{pipeline} has a rate limit per producer. Choose one of {names}."
-            raise typer.BadParameter(several, param_hint="--producer")
+    with chosen_producer(pipeline, producer, as_json=as_json, several="a rate limit per producer") as (opened, of):
         control, key, own = opened.control, of.key, of.options.rate_limiting
         if reset:
             control.set_rate_limiting(key, None)

@@ -14,7 +14,7 @@ from pipeline_platform.cli import limit_commands as limits
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dashboard.command import dashboard
 from pipeline_platform.cli.doctor.doctor_command import doctor
-from pipeline_platform.cli.errors import FAILED, line_of
+from pipeline_platform.cli.errors import FAILED, exiting_with
 from pipeline_platform.cli.failures import failure_commands as failures
 from pipeline_platform.cli.history_command import history
 from pipeline_platform.cli.lake.erase_command import erase
@@ -110,13 +110,8 @@ def main() -> None:
             sys.exit(2)
     gc.set_threshold(100_000)  # garbage collection during Dagster's import takes an eighth of `status`
     atexit.register(gc.freeze)  # otherwise Python collects Dagster's objects three times at exit: a fifth of `status`
-    try:
+    with exiting_with(FAILED):
         app()
-    except Exception as error:
-        if (line := line_of(error)) is None:
-            raise
-        say(line, err=True)
-        sys.exit(FAILED)
 
 
 if __name__ == "__main__":

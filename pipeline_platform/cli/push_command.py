@@ -39,11 +39,7 @@ def push(
     producer: Annotated[str, typer.Option(help="Producer of the source. Required if the pipeline has several.")] = "",
 ) -> None:
     """Send messages to the source of a pipeline."""
-    with chosen_producer(pipeline, producer) as (opened, of):
-        if of.is_whole_pipeline:
-            names = ", ".join(of.pipeline.producers)
-            several = f"{pipeline} has several producers. Choose one of {names}."
-            raise typer.BadParameter(several, param_hint="--producer")
+    with chosen_producer(pipeline, producer, several="several producers") as (opened, of):
         source = opened.sources[of.source]
         try:
             most = of.pipeline.processors.max_message_bytes

@@ -1,16 +1,11 @@
 """Checks for values that every reader of a table can read: UTF-8 text, and times within the years 1 to 9999."""
 
 from collections.abc import Callable, Iterable, Iterator
-from datetime import date
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.columns.casts import ColumnError
-
-_EPOCH, _DAY = date(1970, 1, 1), 86_400
-_FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))
-_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+from pipeline_platform.model.columns.casts import ColumnError, beyond_calendar, is_time
 
 
 def refuse_unreadable(names: Iterable[str], columns: Iterable[pa.Array]) -> None:
@@ -43,7 +38,7 @@ def _unreadable(column: pa.Array) -> str | None:
     # In lists, Arrow also validates values outside a slice; a copy contains only the slice.
     if not _is_valid(column) and not _is_valid(column.take(pa.array(range(len(column)), pa.int64()))):
         return "text that is not UTF-8, or a number that does not fit its type"
-    return "a time outside the years 1 to 9999" if any(map(_is_out_of_range, _parts(column, _is_time))) else None
+    return "a time outside the years 1 to 9999" if any(map(beyond_calendar, _parts(column, is_time))) else None
 
 
 def _is_valid(column: pa.Array) -> bool:
@@ -58,10 +53,6 @@ def _is_text(type_: pa.DataType) -> bool:
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
 
 
-def _is_time(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_date(type_) or pa.types.is_timestamp(type_))
-
-
 def _parts(column: pa.Array, are_meant: Callable[[pa.DataType], bool]) -> Iterator[pa.Array]:
     """Yield the arrays of some types in a column, including nested values."""
     if are_meant(column.type):
@@ -74,11 +65,3 @@ def _parts(column: pa.Array, are_meant: Callable[[pa.DataType], bool]) -> Iterat
         inner = column.flatten()
         for child in inner if isinstance(inner, list) else [inner]:
             yield from _parts(child, are_meant)
-
-
-def _is_out_of_range(times: pa.Array) -> bool:
-    per_day = 1 if pa.types.is_date32(times.type) else _DAY * _PER_SECOND[getattr(times.type, "unit", "ms")]
-    bounds = pc.min_max(times.view(pa.int32() if per_day == 1 else pa.int64())).as_py()
-    if bounds["min"] is None:
-        return False
-    return bool(bounds["min"] < _FIRST_DAY * per_day or bounds["max"] >= (_LAST_DAY + 1) * per_day)

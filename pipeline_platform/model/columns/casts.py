@@ -27,24 +27,25 @@ from pydantic import AnyUrl, IPvAnyAddress, TypeAdapter
 from pydantic_core import from_json, to_json
 
 MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_DAYS = date(1, 1, 1).toordinal() - date(1970, 1, 1).toordinal(), date(9999, 12, 31).toordinal() - 719_163
-_DAY = 86_400_000_000
-CALENDAR = {
-    pa.date32(): _DAYS,
-    pa.timestamp("us", "UTC"): (_DAYS[0] * _DAY, (_DAYS[1] + 1) * _DAY - 1),
-}
-"""First and last value of a column of times: the years 1 to 9999 in UTC, the range of Python's types."""
+_EPOCH, _DAY = date(1970, 1, 1), 86_400
+_FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 class ColumnError(TypeError):
     """A field of a model, or the data of a message, does not fit its column. The message names the field."""
 
 
-def beyond_calendar(column: pa.Array) -> bool:
-    """Whether a column of `CALENDAR` has a time before the year 1 or after the year 9999."""
-    bounds = pc.min_max(column).values()
-    first, last = CALENDAR[column.type]
-    return any(bound.is_valid and not first <= bound.value <= last for bound in bounds)
+def is_time(type_: pa.DataType) -> bool:
+    """Whether a type is one of dates or of times with a date."""
+    return bool(arrow.is_date(type_) or arrow.is_timestamp(type_))
+
+
+def beyond_calendar(times: pa.Array) -> bool:
+    """Whether a column for which `is_time` is true has a time outside the years 1 to 9999, Python's range."""
+    per_day = 1 if arrow.is_date32(times.type) else _DAY * _PER_SECOND[getattr(times.type, "unit", "ms")]
+    first, end = _FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day
+    return any(bound.is_valid and not first <= bound.value < end for bound in pc.min_max(times).values())
 
 
 class Kind(NamedTuple):
@@ -154,6 +155,7 @@ class Plain(Cast):
         """Cast to the column of a kind; `type_` is the type of a Decimal with other digits."""
         self.base, self.kind = base, KINDS[base]
         self.type, self.own = type_ or self.kind.column, (base, type(None))
+        self._is_time = is_time(self.type)
         self._exact = self.kind.exact and {*self.kind.exact, type(None)}
         limits = self.kind.limits
         if base is Decimal:
@@ -201,7 +203,7 @@ class Plain(Cast):
                 raise ColumnError(f"{path} must be {self.kind.takes}, got {type(value).__qualname__}")
 
     def _within(self, column: pa.Array, path: str) -> pa.Array:
-        if self.type in CALENDAR and beyond_calendar(column):
+        if self._is_time and beyond_calendar(column):
             raise self._beyond(path)
         return column
 
