@@ -1,6 +1,7 @@
 """Options by which delta-rs, which commits, and PyArrow, which reads and writes files, connect to the same store."""
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,6 +12,14 @@ S3 = ("s3", "s3a")
 AZURE = ("abfs", "abfss", "az")
 STORES = (*S3, "gs", *AZURE)
 """Schemes of the URLs of object stores."""
+
+AWAY = re.compile(
+    r"AWS Error (?:NETWORK_CONNECTION|REQUEST_TIMEOUT|SERVICE_UNAVAILABLE|SLOW_DOWN|INTERNAL_FAILURE).*|"
+    r"Azure Error: .*(?:connection|connect to server|timed out|timeout).*|"
+    r"Generic \w+ error(?=[\s\S]*(?:error sending request|after \d+ retries))"
+)
+"""Errors of PyArrow and delta-rs about a store that does not answer, after their own retries, also within the
+traceback of a task."""
 
 _S3_NAMES = {
     "aws_region": ("aws_region", "region", "aws_default_region", "default_region"),

@@ -4,15 +4,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from pipeline_platform.lake.object_stores import AWAY
 from pipeline_platform.lake.storage import AWAY_S, Lake
 from pipeline_platform.model.safe_text import redacted
 
-_STORE = re.compile(
-    r"AWS Error (?:NETWORK_CONNECTION|REQUEST_TIMEOUT|SERVICE_UNAVAILABLE|SLOW_DOWN|INTERNAL_FAILURE).*|"
-    r"Azure Error: .*(?:connection|connect to server|timed out|timeout).*|"
-    r"Generic \w+ error(?=[\s\S]*(?:error sending request|after \d+ retries))"
-)
-"""Errors of PyArrow and delta-rs after their own retries, also within a task's traceback."""
 _SPARK = re.compile(
     r"RESPONSE_ALREADY_RECEIVED|INVALID_HANDLE\.\w+|StatusCode\.UNAVAILABLE|failed to connect to all addresses"
 )
@@ -25,7 +20,7 @@ class OutageError(Exception):
 
 def store_away(error: Exception) -> str | None:
     """Return the text of an error of PyArrow or delta-rs if the object store did not answer, otherwise None."""
-    return redacted(found[0]) if (found := _STORE.search(str(error))) else None
+    return redacted(found[0]) if (found := AWAY.search(str(error))) else None
 
 
 @contextmanager
