@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from typing import IO, Annotated, Any, NamedTuple
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.limit_commands import chosen_producer
-from pipeline_platform.cli.options import Name
+from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.progress import Show, progress
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.model.portions import portions
@@ -31,15 +33,23 @@ class Line(NamedTuple):
     metadata: dict[str, Any] | None
 
 
+class PushOutput(Output):
+    """Output of `push`."""
+
+    messages: int = Field(description="Number of messages sent.")
+    source: str = Field(description="Name of the source.")
+
+
 def push(
     pipeline: Name,
     file: Annotated[typer.FileBinaryRead, typer.Option(help=_FILE)],
     metadata: Annotated[bool, typer.Option("--metadata", help=_METADATA)] = False,
     from_line: Annotated[int, typer.Option(min=1, help=_FROM)] = 1,
     producer: Annotated[str, typer.Option(help="Producer of the source. Required if the pipeline has several.")] = "",
+    as_json: Json = False,
 ) -> None:
     """Send messages to the source of a pipeline."""
-    with chosen_producer(pipeline, producer, several="several producers") as (opened, of):
+    with chosen_producer(pipeline, producer, as_json=as_json, several="several producers") as (opened, of):
         source = opened.sources[of.source]
         try:
             most = of.pipeline.processors.max_message_bytes
@@ -48,7 +58,10 @@ def push(
         except SourceError as error:
             say(str(error), err=True)
             raise typer.Exit(1) from None
-    say(f"Sent {loading.counted(sent, 'message')} to {source.name}.")
+    if as_json:
+        print_json(PushOutput(messages=sent, source=source.name))
+    else:
+        say(f"Sent {loading.counted(sent, 'message')} to {source.name}.")
 
 
 def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, show: Show, *, has_metadata: bool) -> int:

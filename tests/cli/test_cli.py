@@ -349,3 +349,18 @@ def test_variables_that_are_not_set_are_read_from_the_file_that_dagster_reads(cl
     said = cli("-m", "definitions", "status").stdout
     assert f"Lake: {tmp_path}/elsewhere" in said
     assert f"Control store: sqlite:///{tmp_path}/control.sqlite" in said, "what is set comes before it"
+
+
+def test_a_shell_completes_the_names_of_pipelines():
+    words = "pipeline-platform status fl"
+    asked = {"_PIPELINE_PLATFORM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": "2"}
+    command = [str(Path(sys.executable).with_name("pipeline-platform"))]
+    answer = subprocess.run(
+        command,
+        env={**os.environ, **asked},
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(definitions.__file__).parent,
+    )
+    assert answer.stdout.split() == ["flights"]

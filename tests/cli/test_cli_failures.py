@@ -273,10 +273,11 @@ def test_failures_are_closed_by_what_they_say(cli):
 
 def test_the_number_is_said_first_and_a_dry_run_changes_nothing(cli):
     options = ["keeping", "--cause", "no price: *"]
-    assert cli("close", *options, "--why", "x", "--dry-run").stdout == "would close 3 failures\n"
+    assert cli("close", *options, "--why", "x", "--dry-run").stdout == "would close 3 failures.\n"
     closed = cli("close", *options, "--why", "x")
     assert (closed.stderr, closed.stdout) == ("Closing 3 failures.\n", "Closed 3 failures.\n")
-    assert cli("reopen", *options, "--dry-run").stdout == "would reopen 3 failures\n"
+    assert json.loads(cli("reopen", *options, "--dry-run", "--json").stdout) == {"failures": 3, "dry_run": True}
+    assert cli("reopen", *options, "--dry-run").stdout == "would reopen 3 failures.\n"
     reopened = cli("reopen", *options)
     assert (reopened.stderr, reopened.stdout) == ("Reopening 3 failures.\n", "Reopened 3 failures.\n")
 

@@ -57,6 +57,8 @@ def cli(beside, tmp_path, control, monkeypatch):
     Run(tables, Memory(deliveries_=(("3", b"three"),)), "second").work().decide()
     call("limit", "keeping", "--allowed", "5", "--interval", "2")
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
     return call
 
 
@@ -71,6 +73,10 @@ ARGUMENTS = {
     "failures list": ["keeping"],
     "failures show": ["keeping", "2"],
     "failures retry": ["keeping", "--all", "--dry-run"],
+    "failures close": ["keeping", "--all", "--why", "sold out"],
+    "failures reopen": ["keeping", "--all"],
+    "push": ["coasts", "--producer", "east", "--file", "lines.txt"],
+    "erase": ["keeping", "--message-id", "1", "--yes", "--timeout", "0"],
     "pull": ["keeping", "--dry-run", "--ignore-pause"],
     "replay": ["keeping", "--window", WINDOW, "--dry-run", "--ignore-pause"],
     "table-queue show": ["queue"],
@@ -80,7 +86,9 @@ ARGUMENTS = {
 def test_each_command_prints_valid_json(cli):
     for command, output in OUTPUTS.items():
         if command != "doctor":  # it loads the deployment itself
-            (line,) = cli(*command.split(), *ARGUMENTS.get(command, []), "--json").stdout.splitlines()
+            answer = cli(*command.split(), *ARGUMENTS.get(command, []), "--json")
+            assert answer.stdout.count("\n") == 1, answer.stdout
+            line = answer.stdout
             data = json.loads(line)
             assert output.model_validate_json(line).model_dump(mode="json", exclude_unset=True) == data, command
 

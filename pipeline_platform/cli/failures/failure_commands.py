@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.failures.failure_selection import (
@@ -27,6 +28,7 @@ from pipeline_platform.cli.history_command import Why, record, user
 from pipeline_platform.cli.launch import retry_all
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.runs.context_settings import Settings, settings_of
 from pipeline_platform.cli.runs.planned_runs import DryRun, Wait, report
@@ -41,6 +43,13 @@ app.command("list")(list_)
 app.command()(show)
 
 CountOnly = Annotated[bool, typer.Option("--dry-run", help="Print the number of failures, and change nothing.")]
+
+
+class ChangedOutput(Output):
+    """Output of `failures close` and `failures reopen`."""
+
+    failures: int = Field(description="Number of failures that were closed or reopened, or would be in a dry run.")
+    dry_run: bool = Field(description="Whether nothing was changed.")
 
 
 @app.command()
@@ -106,6 +115,7 @@ def close(
     until: Until = None,
     every: Every = False,
     dry_run: CountOnly = False,
+    as_json: Json = False,
 ) -> None:
     """Close failures that need no retry. `failures reopen` reverses it."""
     selected = selected_by(message_id, source, window or since or until, state, kind, reason, cause, every=every)
@@ -114,12 +124,12 @@ def close(
         failed = failed_messages(opened, pipeline, window, due_by=datetime.now(UTC), **selected)
         count = failed.backlog().messages or 0
         if dry_run:
-            say(f"would close {counted(count, 'failure')}")
+            _report("would close", count, dry_run=True, as_json=as_json)
             return
         with _progress("Closing", count) as shown:
             closed = closing.close(Tables(opened.lake, opened.pipeline(pipeline)), failed, by or user(), why, shown)
         record(opened, pipeline, "failures close", why, by=by, messages=closed, **for_history(selected, window))
-    say(f"Closed {counted(closed, 'failure')}.")
+    _report("Closed", closed, as_json=as_json)
 
 
 @app.command()
@@ -134,6 +144,7 @@ def reopen(
     every: Annotated[bool, typer.Option("--all", help="All manually closed failures.")] = False,
     why: Why = "",
     dry_run: CountOnly = False,
+    as_json: Json = False,
 ) -> None:
     """Reopen failures that were closed with `failures close`. Failures that a retry ended stay closed."""
     selected = selected_by(message_id, source, window, None, kind, reason, cause, every=every)
@@ -141,12 +152,19 @@ def reopen(
         failed = failed_messages(opened, pipeline, window, **selected)
         count = sum(closed.count() for _, closed in closing.closed_manually(failed))
         if dry_run:
-            say(f"would reopen {counted(count, 'failure')}")
+            _report("would reopen", count, dry_run=True, as_json=as_json)
             return
         with _progress("Reopening", count) as shown:
             opened_again = closing.reopen(Tables(opened.lake, opened.pipeline(pipeline)), failed, shown)
         record(opened, pipeline, "failures reopen", why, messages=opened_again, **for_history(selected, window))
-    say(f"Reopened {counted(opened_again, 'failure')}.")
+    _report("Reopened", opened_again, as_json=as_json)
+
+
+def _report(verb: str, failures: int, *, as_json: bool, dry_run: bool = False) -> None:
+    if as_json:
+        print_json(ChangedOutput(failures=failures, dry_run=dry_run))
+    else:
+        say(f"{verb} {counted(failures, 'failure')}.")
 
 
 @contextmanager

@@ -2,15 +2,17 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Self
 
 import typer
+from pydantic import Field
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.options import Name
+from pipeline_platform.cli.options import Json, Name
+from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.lake.erasing.erasing import Erased, Erasing, searched_columns
 from pipeline_platform.lake.erasing.erasure_choice import ErasureChoice
@@ -31,6 +33,33 @@ _TIMEOUT = "Time to wait for the end of receives in progress."
 _progress: Callable[[str], None] = partial(say, err=True)
 
 
+class EraseOutput(Output):
+    """Output of `erase`."""
+
+    messages: int = Field(description="Number of messages that were found.")
+    undecided: int = Field(description="Number of messages without an outcome, whose redeliveries are not handled.")
+    rows: dict[str, int] = Field(description="Rows by table. Those of `outcomes` keep the ids of messages.")
+    sinks: dict[str, int | None] = Field(
+        description="Rows in the sinks of batchers, by batcher; null if the sink cannot erase them. Empty in a dry run."
+    )
+    old_files: int = Field(description="Files that no commit names, with rows of the messages.")
+    unfinished: list[str] = Field(description="Receives that did not end in time, whose messages are not erased.")
+    left: list[str] = Field(description="Rows and files that are not erased, and errors of sinks.")
+    complete: bool = Field(description="Whether nothing is left to erase; false in a dry run.")
+    dry_run: bool = Field(description="Whether nothing was erased.")
+
+    @classmethod
+    def of(cls, erased: Erased, *, dry_run: bool) -> Self:
+        """Return the output for a result or a preview."""
+        return cls(
+            messages=len(erased.ids),
+            rows=dict(erased.rows),
+            complete=erased.is_complete and not dry_run,
+            dry_run=dry_run,
+            **{name: getattr(erased, name) for name in ("undecided", "sinks", "old_files", "unfinished", "left")},
+        )
+
+
 def erase(
     pipeline: Name,
     where: Annotated[list[str] | None, typer.Option(help=_WHERE)] = None,
@@ -40,6 +69,7 @@ def erase(
     reason: Why = "",
     timeout_s: Annotated[float, typer.Option("--timeout", min=0, metavar="SECONDS", help=_TIMEOUT)] = 60,
     yes: Annotated[bool, typer.Option("--yes", help="Erase. By default, only print what would be erased.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Erase messages with their rows, payloads and failures, from all tables and files of a pipeline.
 
@@ -63,6 +93,9 @@ def erase(
             raise typer.BadParameter(str(error)) from None
         erasing = Erasing(tables, choice, _progress)
         try:
+            if not yes and as_json:
+                print_json(EraseOutput.of(erasing.preview(), dry_run=True))
+                return
             if not yes:
                 _say(erasing.preview(), f"{pipeline}/{{}}: would erase")
                 for name in opened.sinks:
@@ -82,6 +115,9 @@ def erase(
             rows=dict(erased.rows),
             old_files=erased.old_files,
         )
+    if as_json:
+        print_json(EraseOutput.of(erased, dry_run=False))
+        raise typer.Exit(0 if erased.is_complete else 1)
     _say(erased, f"{pipeline}/{{}}: erased")
     _say_runs(of, erased, choice)
     _say_latest(tables)
