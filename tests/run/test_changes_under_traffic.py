@@ -230,17 +230,17 @@ def test_a_renamed_batcher_gets_new_rows_retried_rows_and_replayed_rows(ground):
 
 
 def test_a_batcher_can_be_added_and_removed(ground):
-    one, two = version(Noted, is_old=True), version(Noted, is_old=False)
-    two.batchers = {"lake": TableBatcher(schema=Noted), "archive": TableBatcher(schema=Noted)}
-    two.handle_message = lambda _, message, __: message.put(message.json(Noted), batcher="archive")
+    before, after = version(Noted, is_old=True), version(Noted, is_old=False)
+    after.batchers = {"lake": TableBatcher(schema=Noted), "archive": TableBatcher(schema=Noted)}
+    after.handle_message = lambda _, message, __: message.put(message.json(Noted), batcher="archive")
 
-    ground.handle(one, NOTED)
-    ground.handle(two, NOTED)
-    ground.handle(one, NOTED)  # the batcher is removed again
-    assert [len(ground.table(two, name)) for name in ("lake", "archive")] == [2, 1]
+    ground.handle(before, NOTED)
+    ground.handle(after, NOTED)
+    ground.handle(before, NOTED)  # the batcher is removed again
+    assert [len(ground.table(after, name)) for name in ("lake", "archive")] == [2, 1]
 
-    ground.handle(one, origin="messages")
-    assert [len(ground.table(two, name)) for name in ("lake", "archive")] == [3, 0]
+    ground.handle(before, origin="messages")
+    assert [len(ground.table(after, name)) for name in ("lake", "archive")] == [3, 0]
 
 
 def test_another_source_continues_the_tables_and_failures_of_the_old_one_are_retried(ground):
