@@ -229,8 +229,8 @@ class Source(SourceOptions, ABC):
         except (*refused, *away) as error:
             if is_away := not isinstance(error, refused):
                 self.close()
-            problem = f"{'; '.join(sorted(self.places))}: {type(error).__name__}: {error}"
-            raise self.error(f"{problem}. {fix}", away=is_away) from None
+            parts = "; ".join(sorted(self.places)), type(error).__name__, str(error)  # `TimeoutError` has no text
+            raise self.error(f"{': '.join(filter(None, parts))}. {fix}", away=is_away) from None
 
     @abstractmethod
     def backlog(self) -> Backlog:
