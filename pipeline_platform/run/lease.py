@@ -214,8 +214,8 @@ def _renewing(beats: dict[str, float], what: str, renew: Callable[[], bool], eve
 def fence_and_release(flow: Flow, receive: Receive) -> Receive | None:
     """Fence a receive, release its messages, and remove its record.
 
-    Messages that `ack_immediately` acknowledged are no longer at the source. A receive of their own records them as
-    open failures, and decides.
+    Messages that `ack_immediately` acknowledged are no longer at the source. Another receive records them as open
+    failures, and decides them.
 
     Returns:
         A decided receive that is to be published and acknowledged: the receive itself, if it was decided before it
@@ -234,9 +234,9 @@ def fence_and_release(flow: Flow, receive: Receive) -> Receive | None:
 
 
 def _keep_forgotten(flow: Flow, fenced: Receive) -> Receive:
-    """Decide a receive of the messages that the source has forgotten, as open failures.
+    """Record the messages that were acknowledged early as open failures, in another receive, and decide them.
 
-    After a crash this is done again under another id: the decision drops messages that are decided already.
+    The run after a crash repeats it in one more receive, whose decision leaves out decided messages.
     """
     receive = fenced.model_copy(update={"receive_id": uuid.uuid4().hex})
     flow.ledger.begin(receive)

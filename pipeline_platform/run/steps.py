@@ -224,7 +224,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         written, messages = Manifest(), sum(file.rows for file in files)
         source = intake.source
         if files and source.acknowledges_by_id:
-            # A connection that is lost between two parts would have one of them counted that it gives out again.
+            # One part per connection: if it is lost between two parts, the source redelivers messages of the first.
             parts = divide(files, flow.pipeline.name, flow.concurrency if source.in_tasks else 1)
             task = AcknowledgeOutcomes(source, flow.lake, parts, acknowledger, bool(unpublished), not_taken.rows)
             work = flow.work(receive.receive_id, "acknowledge")
@@ -237,7 +237,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
             acknowledged = messages  # by `finish`
         left, is_kept = messages - acknowledged - lost, True
         errors = [error for error in (letters.error, *not_taken.errors, *answer.errors) if error]
-        if left == answer.withheld:  # those are delivered again
+        if left == answer.withheld:  # the source redelivers these
             try:
                 patiently(partial(finish_at_source, flow, receive, manifest), source.patience)
                 if not letters.unsent:
@@ -250,12 +250,12 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
             flow.ledger.note_published(receive)
         if is_over and not letters.unsent and not not_taken.messages:
             if unhandled := totals.duplicates.total() + totals.released:
-                # They took next to no time: with them, the next run would be sized as if callbacks were faster.
+                # They took hardly any time: if they counted, the next run would be sized as if callbacks were faster.
                 flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
             flow.control.finish(receive.receive_id)
             if intake.is_outside:  # old failures that fail again show nothing about new messages
                 flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
-        else:  # nothing of it waits at the source: the sensor asks for a run to finish it by its claim alone
+        else:  # its messages do not wait at the source: the expired claim makes the sensor request a run
             flow.control.expire(receive.receive_id)
         losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]
         sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]

@@ -93,11 +93,12 @@ def erase(
             raise typer.BadParameter(str(error)) from None
         erasing = Erasing(tables, choice, _progress)
         try:
-            if not yes and as_json:
-                print_json(EraseOutput.of(erasing.preview(), dry_run=True))
-                return
             if not yes:
-                _say(erasing.preview(), f"{pipeline}/{{}}: would erase")
+                found = erasing.preview()
+                if as_json:
+                    print_json(EraseOutput.of(found, dry_run=True))
+                    return
+                _say(found, f"{pipeline}/{{}}: would erase")
                 for name in opened.sinks:
                     say(f"Rows of {name} are also in the sink {of.batchers[name].sink}.")
                 _say_latest(tables)
