@@ -46,7 +46,7 @@ soak: setup-dev ## Run the fault tests that take hours, and an hour of random de
 	$(BIN)/python -m benchmarks.endurance
 
 check: setup-dev docs ## Lint, format, types and the documentation site
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
