@@ -22,7 +22,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
@@ -192,6 +192,7 @@ def compare(source: str, messages: int, rounds: int, bench: Bench) -> dict[str, 
         for turn in range(rounds + 1):
             order = random.sample(list(peers), len(peers))
             for name, queue in zip(order, fill(len(order)), strict=True):
+                _until_idle(servers)  # a server still works on the fill after it confirmed the messages
                 before = processor_s(*servers)
                 peer = peers[name](queue, messages)
                 peer = peer._replace(server=processor_s(*servers) - before)
@@ -202,6 +203,15 @@ def compare(source: str, messages: int, rounds: int, bench: Bench) -> dict[str, 
                 if turn:
                     spent.setdefault(name, []).append(peer)
     return spent
+
+
+def _until_idle(servers: Iterable[psutil.Process]) -> None:
+    """Wait until servers use less than a tenth of a core, for a minute at most."""
+    for _ in range(60):
+        before = processor_s(*servers)
+        time.sleep(1)
+        if processor_s(*servers) - before < 0.1:
+            return
 
 
 def _figures(spent: Spent, messages: int) -> str:
