@@ -198,7 +198,7 @@ def test_pipelines_without_batchers_and_by_columns_run_alike(location, pipeline)
 
 
 def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location):
-    location.enqueue("a line", "letter x", "fail quietly", "fail deadly")
+    location.enqueue("a line", "letter x", "fail quietly", "fail kill")
 
     run = location.run("talkative_pull")
 
@@ -211,7 +211,7 @@ def test_the_log_of_a_run_tells_what_callbacks_printed_and_logged(location):
         "batching 1",
         "splitting at 0",
         "failed 1",
-        "handling fail deadly",
+        "handling fail kill",
     ):
         assert any(re.match(rf"\| {line}", text) for text in lines), line
     assert "Output of callbacks of task 0:" in log

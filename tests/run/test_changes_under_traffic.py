@@ -90,7 +90,7 @@ class Orders(Pipeline):
 
     def handle_message(self, message: Message, context: Any) -> Message:
         if self.is_old and b"fail" in message.data:
-            raise ValueError("told to")
+            raise ValueError("as told")
         ((batcher, options),) = self.batchers.items()
         return message.put_data(message.json(options.table_schema)).put_batcher(batcher)
 

@@ -29,7 +29,7 @@ def acknowledged(flow: Flow) -> dict[str, list[str]]:
 
 
 def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
-    payloads = [b"early", b"early raise", b"early die", b"early return", b"early batch", b"batch late", b"plain"]
+    payloads = [b"early", b"early raise", b"early kill", b"early return", b"early batch", b"batch late", b"plain"]
     flow = filled(Early, payloads)
     told_late = []
     acknowledge = TableQueue.acknowledge
@@ -41,7 +41,7 @@ def test_a_run_tells_early_once_and_keeps_what_fails_later(filled, monkeypatch):
     assert acknowledged(flow) == {
         "early": ["handled"],
         "early raise": ["failed"],
-        "early die": ["failed"],
+        "early kill": ["failed"],
         "early return": ["failed"],  # by its own ack action it would go back to a source that has forgotten it
         "early batch": ["failed"],
         "batch late": ["failed"],

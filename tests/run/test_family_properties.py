@@ -67,7 +67,7 @@ class Ordered(Families):
 
 
 def has_fault(payload: str) -> bool:
-    return payload == "leave" or any(word in (*FAULTS, "left=leave") for word in payload.split())
+    return payload == "quit" or any(word in (*FAULTS, "left=quit") for word in payload.split())
 
 
 def words_of(payload: str) -> dict[str, list[str]]:
@@ -114,9 +114,9 @@ def check_again(flow: Flow) -> None:
         assert "dead" not in {last.get(message_id) for message_id in table["message_id"]}
 
 
-WORDS = st.sampled_from([*FAULTS, "lake=a", "left=b", "right=c", "left=ack", "left=tell", "lake=tell", "left=leave"])
+WORDS = st.sampled_from([*FAULTS, "lake=a", "left=b", "right=c", "left=ack", "left=tell", "lake=tell", "left=quit"])
 PAYLOADS = st.lists(
-    st.lists(WORDS, max_size=4).map(" ".join) | st.sampled_from(["plain", "leave"]), min_size=1, max_size=12
+    st.lists(WORDS, max_size=4).map(" ".join) | st.sampled_from(["plain", "quit"]), min_size=1, max_size=12
 )
 ENDS = st.lists(st.builds(Point, st.sampled_from(range(40)), st.booleans()), max_size=3)
 

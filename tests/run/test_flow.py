@@ -56,7 +56,7 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
     assert sorted(rows(flow, "batches")["word"]) == ["batch 1", "batch 2", "batch 3"]
     reasons = rows(flow, "failed").sort("message_id")["reason"].to_list()
     assert reasons == [
-        "handle_messages did not return it", "told to", "'nowhere' is not a batcher. Batchers: ['batches', 'words']",
+        "handle_messages did not return it", "as told", "'nowhere' is not a batcher. Batchers: ['batches', 'words']",
     ]  # fmt: skip
     assert flow.source.backlog().messages == 0
 
@@ -117,7 +117,7 @@ class Traced(Pipeline):
     def handle_message(self, message: Message, context: Place) -> Message:
         (Path(context.folder) / f"handle-{message.message_id}").write_text(traceparent())
         if message.data == b"raise":
-            raise ValueError("told to")
+            raise ValueError("as told")
         return message.put_batcher("all")
 
     def handle_batch(

@@ -46,9 +46,9 @@ class Held(Pipeline):
     def handle_message(self, message: Message, context: Any) -> Message:
         payload = message.data.decode()
         if payload.endswith("fail") and message.attempt == 1:
-            raise ValueError("told to")
+            raise ValueError("as told")
         if payload.endswith("always"):
-            raise ValueError("told to")
+            raise ValueError("as told")
         return message.put(Word(word=payload if not payload.endswith("column") else 1), batcher="words")
 
 
@@ -66,7 +66,7 @@ class HeldBatches(Pipeline):
         return message.put(Word(word=message.data.decode()), batcher="words")
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
-        return [m.failed("told to") if m.data.word.endswith("fail") and m.attempt == 1 else m for m in messages]
+        return [m.failed("as told") if m.data.word.endswith("fail") and m.attempt == 1 else m for m in messages]
 
 
 def numbers(flow: Flow) -> dict[str, list[int]]:

@@ -23,7 +23,7 @@ class RefusedEarly(HeldBatches):
 
     def handle_message(self, message: Message, context: Any) -> Message:
         if message.data.endswith(b"refuse") and message.attempt == 1:
-            raise ValueError("told to")
+            raise ValueError("as told")
         return super().handle_message(message, context)
 
 

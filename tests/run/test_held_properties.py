@@ -1,7 +1,5 @@
 """Held partitions with random messages and operations, and runs that end at any point."""
 
-import os
-import signal
 from collections import defaultdict
 from typing import Any
 
@@ -15,6 +13,7 @@ from pipeline_platform.lake.failures.closing import close
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.failure_events import ALL, Selection, chosen
 from pipeline_platform.run.flow import Flow
+from tests.fixtures.faults import fault
 from tests.fixtures.flow import rows, run
 from tests.run.test_held import Held
 from tests.run.test_whole_run_properties import POINTS, ending, flows
@@ -28,13 +27,13 @@ class HeldOrKilled(Held):
     name = "held_or_killed"
 
     def handle_message(self, message: Message, context: Any) -> Message:
-        if message.data.endswith(b"die"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if message.data.endswith(b"kill"):
+            fault("kill")
         return super().handle_message(message, context)
 
 
 PAYLOADS = st.lists(
-    st.tuples(st.integers(0, 2), st.sampled_from(["", "", "", "", "fail", "always", "column", "die"])), max_size=12
+    st.tuples(st.integers(0, 2), st.sampled_from(["", "", "", "", "fail", "always", "column", "kill"])), max_size=12
 )
 OPERATIONS = st.lists(st.sampled_from(["pull", "retry", "close", "replay", "due"]), min_size=1, max_size=4)
 
@@ -74,9 +73,9 @@ def test_no_message_is_handled_before_an_open_failure_of_its_partition(flows, ex
     def tried(first: Any, second: Any, operations: list[str], ends: Any) -> None:
         flow = flows(HeldOrKilled, [])
         partitions = {}
-        for number, (partition, fault) in enumerate([*first, *second], 1):
+        for number, (partition, word) in enumerate([*first, *second], 1):
             partitions[number] = partition
-            flow().source.send([f"{partition} {number} {fault}".strip().encode()])
+            flow().source.send([f"{partition} {number} {word}".strip().encode()])
             if number == len(first):
                 run(flow())
                 check(flow(), partitions)

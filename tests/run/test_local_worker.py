@@ -156,7 +156,7 @@ def test_no_process_survives_a_killed_run(tmp_path):
 
 @pytest.mark.parametrize("pipeline", [Handful, Ordered])
 def test_a_handful_needs_no_spark_and_its_faults_fail_alone(filled_locally, tmp_path, pipeline):
-    faults = ["kill", "raise", "called deadly", "split deadly", *["hang"] * (pipeline is Handful)]
+    faults = ["kill", "raise", "called kill", "split kill", *["hang"] * (pipeline is Handful)]
     good = [*map(str, range(20)), "called 1", "called 2", "split 1", "split 2", "children"]
     flow = filled_locally(pipeline, [payload.encode() for payload in (*good, *faults)])
     folder = tmp_path / "traces"
@@ -170,7 +170,7 @@ def test_a_handful_needs_no_spark_and_its_faults_fail_alone(filled_locally, tmp_
     assert {fault: found[fault] for fault in failed if fault in faults} == {
         fault: kind for fault, kind in failed.items() if fault in faults
     }
-    assert found["split deadly"] == found["called deadly"] == "worker killed"
+    assert found["split kill"] == found["called kill"] == "worker killed"
     assert flow.source.backlog().messages == 0
     traces = [path.name.split(" in ") for path in folder.iterdir()]
     callbacks = {"handle_message", "handle_batch of called", "handle_batch of split", "handle_failed", "acknowledge"}

@@ -1,8 +1,6 @@
 """`Producer(only=...)` in whole flows: acknowledgement, retries, replays and the Spark lane."""
 
 import os
-import signal
-import time
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +12,7 @@ from pipeline_platform import Message, Pipeline, Processors, Producer, RateLimit
 from pipeline_platform.cli.lake.deliveries import deliveries_of
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
+from tests.fixtures.faults import fault
 from tests.fixtures.flow import kinds, rows, run
 from tests.fixtures.flow_pipelines import Place
 from tests.fixtures.small_lake import Row, Shared
@@ -26,12 +25,8 @@ HEARD = Shared(0)
 
 def wanted(message: Message) -> bool:
     """Return whether a payload is wanted; some payloads make the predicate misbehave."""
-    if message.data == b"kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if message.data == b"hang":
-        time.sleep(60)
-    if message.data == b"raise":
-        raise ValueError("told to")
+    if message.data != b"stop":
+        fault(message.data.decode())
     return not message.data.startswith(b"other")
 
 

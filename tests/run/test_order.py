@@ -28,7 +28,7 @@ class InOrder(Pipeline):
     def handle_message(self, message: Message, context: Any) -> Message:
         payload = message.data.decode()
         if payload.endswith("fail") and message.attempt == 1:
-            raise ValueError("told to")
+            raise ValueError("as told")
         return message.put(Word(word=stamped(payload)), batcher="words")
 
 

@@ -2,8 +2,6 @@
 
 import json
 import os
-import signal
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -18,6 +16,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import notifying, steps
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
+from tests.fixtures.faults import fault
 from tests.fixtures.flow import WINDOW, finish, flow_of, handled, publish, rows, run
 from tests.fixtures.flow_pipelines import Place, Word
 from tests.fixtures.small_lake import Memory
@@ -40,13 +39,8 @@ class Base(Pipeline, abstract=True):
         """Record the call, or raise if a file says so."""
         refusal = Path(context.folder, "refuse")
         how, _, whom = refusal.read_text().partition(" ") if refusal.exists() else ("", "", "")
-        if whom in (ack_ref, "all"):
-            if how == "kill" and any(message.data == b"0" for message in successful):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if how == "hang":
-                time.sleep(3_600)
-            if how == "raise":
-                raise OSError("the database is away")
+        if whom in (ack_ref, "all") and (how != "kill" or any(message.data == b"0" for message in successful)):
+            fault(how)
         told = {
             "ack_ref": ack_ref,
             "successful": [(message.data or b"").decode() for message in successful],
@@ -62,8 +56,7 @@ class Marking(Base):
     name = "marking"
 
     def handle_message(self, message: Message, context: Place) -> Message:
-        if message.data == b"raise":
-            raise ValueError("told to")
+        fault(message.data.decode())
         return message.put_batcher("words").put_data(Word(word=message.data.decode().upper()))
 
 
@@ -139,7 +132,7 @@ def test_it_is_told_once_of_each_message_as_it_was_delivered_and_how_it_ended(fi
     told = calls(tmp_path)
     assert sorted(message for call in told for message in call["successful"]) == ["one", "two"]
     ((data, reason, _),) = [message for call in told for message in call["failed"]]
-    assert (data, reason.removeprefix("ValueError: ")) == ("raise", "told to")
+    assert (data, reason.removeprefix("ValueError: ")) == ("raise", "as told")
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []
 
@@ -160,14 +153,14 @@ def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_t
     answer = finish(groups, receive)
 
     assert (answer.acknowledged, answer.unacknowledged) == (3, 3)
-    assert answer.errors == ["acknowledge of 3 messages of a: OSError: the database is away"]
+    assert answer.errors == ["acknowledge of 3 messages of a: ValueError: as told"]
     assert acknowledged(groups) == ["ack-m1", "ack-m3", "ack-m5"]
     assert heard(tmp_path) == ["1", "3", "5"]
     assert [claim.receive_id for claim in groups.control.over("marking")] == [receive.receive_id], "the sensor sees it"
 
     log: list[str] = []
     finish_others(groups, log.append)
-    why = "acknowledge of 3 messages of a: OSError: the database is away"
+    why = "acknowledge of 3 messages of a: ValueError: as told"
     assert [(receive.receive_id in line, line.endswith(why)) for line in log] == [(True, True)]
 
     (tmp_path / "refuse").unlink()

@@ -1,13 +1,12 @@
 """Poison messages: the run ends, and every other message is handled."""
 
-import os
-import signal
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, TableBatcher
+from tests.fixtures.faults import fault
 from tests.fixtures.flow import rows, run
 
 # The Spark lane
@@ -32,7 +31,7 @@ class Casting(Pipeline):
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         for message in messages:
             if message.data == b"kill":
-                os.kill(os.getpid(), signal.SIGKILL)
+                fault("kill")
         return messages
 
 

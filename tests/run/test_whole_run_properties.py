@@ -30,7 +30,7 @@ from pipeline_platform.run.work.spark_work import SparkWork
 from tests.fixtures.flow import rows, run, run_in_this_process
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
 
-MESSAGES = moods([*BAD, "die"], [*GOOD_IN_BATCH, *BAD_IN_BATCH, *WHOLE_BATCH, "die"], most=60)
+MESSAGES = moods([*BAD, "kill"], [*GOOD_IN_BATCH, *BAD_IN_BATCH, *WHOLE_BATCH, "kill"], most=60)
 
 
 class Ended(BaseException):

@@ -17,6 +17,7 @@ from pipeline_platform.tasks.batch import cutting, handle_batches
 from pipeline_platform.tasks.batch.batch_plan import plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import STAGED, staged_table
+from tests.fixtures.faults import fault
 from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import (
     WINDOW,
@@ -51,11 +52,8 @@ class Obedient(Keeping):
 
     def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> Any:
         INFOS.append(batch_info)
+        fault(messages[0].data)
         match messages[0].data:
-            case "raise":
-                raise ConnectionError("no answer")
-            case "exit":
-                raise SystemExit(1)
             case "none":
                 return None
             case "nonsense":

@@ -37,8 +37,8 @@ FAULTS = {
     "unknown": ("unknown batcher", "'nowhere' is not a batcher. Batchers: ['kept']", IN),
     "drop": ("not returned", "handle_messages did not return it", IN),
     "misfit": ("ColumnError", "text must not be None", "lake"),
-    "die": ("worker killed", "handle_messages ended the worker (signal 9)", IN),
-    "die quietly": ("worker killed", "handle_messages ended the worker (exit code 0)", IN),
+    "kill": ("worker killed", "handle_messages ended the worker (signal 9)", IN),
+    "quit": ("worker killed", "handle_messages ended the worker (exit code 0)", IN),
     "hang": (
         "timeout",
         "handle_messages took longer than processors.message_timeout (0.3 s) allows",
@@ -54,12 +54,12 @@ class Timed(ObedientBlocks):
     processors = Processors(message_timeout=timedelta(seconds=0.3))
 
 
-@pytest.mark.parametrize("faults", [[*FAULTS][:-3], ["die", "die quietly"], ["hang"]], ids=["here", "forks", "timed"])
+@pytest.mark.parametrize("faults", [[*FAULTS][:-3], ["kill", "quit"], ["hang"]], ids=["here", "forks", "timed"])
 def test_a_faulty_row_fails_alone_and_keeps_its_payload(lake, faults):
     payloads = [*OK[:7], *(fault.encode() for fault in faults), *OK[7:], faults[0].encode()]
 
     pipeline = Timed if faults == ["hang"] else ObedientBlocks
-    manifest = handled(lake, pipeline, *payloads, careful=faults[0].startswith("die"))
+    manifest = handled(lake, pipeline, *payloads, careful=faults[0] == "kill")
 
     assert [row["text"] for row in rows_of(lake, "obedient", manifest, "kept")] == [str(number) for number in range(20)]
     failures = rows_of(lake, "obedient", manifest, "failed")

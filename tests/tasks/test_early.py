@@ -98,7 +98,7 @@ def test_threads_acknowledge_each_message_once(lake):
 
 
 def test_early_acks_of_a_crashed_process_are_not_repeated(lake):
-    source = Memory(deliveries_=numbered(b"early die", b"early", b"plain"))
+    source = Memory(deliveries_=numbered(b"early kill", b"early", b"plain"))
     manifest = early(lake, Early, source, careful=True)
     noted = Notes(lake, "early", "r1").read()
     assert sorted(noted) == [("q", "ack-m0"), ("q", "ack-m1")]

@@ -11,7 +11,8 @@ from pipeline_platform import Batcher, Message, Pipeline, Processors, Retry
 from pipeline_platform.model.actions import AckAction
 from pipeline_platform.model.message import DELIVERIES
 from pipeline_platform.testing import test_batch as trial
-from tests.fixtures.obedient import Obedient, PanicError
+from tests.fixtures.faults import PanicError
+from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Memory, batch_of, handled, numbered, outcomes, rows_of
 
 SEEN: list[list[bytes]] = []

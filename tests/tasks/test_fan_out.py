@@ -109,7 +109,7 @@ def test_in_threads_and_forks_a_message_that_ends_its_worker_fails_alone(lake, t
         name = "threaded"
         processors = Processors(threads=threads)
 
-    payloads = [b"lake=a left=b", b"leave" if careful else b"nowhere=a", b"lake=c lake=d"]
+    payloads = [b"lake=a left=b", b"quit" if careful else b"nowhere=a", b"lake=c lake=d"]
     manifest = handled(lake, Threaded, *payloads, careful=careful)
 
     assert outcomes(lake, "threaded", manifest) == {"m1": "failed", "m2": "handled"}, "m0 waits"

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Failure, Message, Pipeline, Processors
-from tests.fixtures.obedient import ODD, GhostlyText, Obedient, PanicError
+from tests.fixtures.faults import PanicError
+from tests.fixtures.obedient import ODD, GhostlyText, Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Row, handled, numbered, outcomes, received, rows_of
 
 FAULTS = {

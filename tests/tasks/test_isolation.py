@@ -22,11 +22,12 @@ from pipeline_platform.tasks.callback_process import try_size
 from pipeline_platform.tasks.callback_process.fork import Death, Written
 from pipeline_platform.tasks.isolation import BEGUN_AGAIN, Try, isolate
 from pipeline_platform.tasks.record.staging import STAGED
-from tests.fixtures.fragile import Fragile, Gathering, harm
+from tests.fixtures.faults import fault
+from tests.fixtures.fragile import Fragile, Gathering
 from tests.fixtures.small_lake import Keeping, Row, handled, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
 
-WAYS = ["exit", "close"]
+WAYS = ["quit", "close"]
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def test_a_message_that_ends_its_worker_fails_alone_and_says_where(lake, diary):
 
 def test_a_message_that_raises_what_ends_programs_fails_alone(lake, diary):
     ways = [*((callback, "interrupt") for callback in CALLBACKS if callback != "prepare_messages")]
-    ways += product(["handle_message", "serialise"], ["leave", "mute", "eat"])
+    ways += product(["handle_message", "serialise"], ["exit", "mute", "eat"])
     payloads = [b"0", *(payload for way in ways for payload in (" ".join(way).encode(), b"1"))]
     chunk = [b"prepare_messages interrupt", *[b"2"] * 9]  # prepared together
     manifest = handled(lake, Fragile, *[b"0"] * (-len(payloads) % 10), *payloads, *chunk, careful=True)
@@ -134,7 +135,7 @@ def test_a_thread_that_kills_after_its_message_returned_fails_no_message(lake):
 
         def handle_message(self, message, context):
             if message.data == b"later":
-                threading.Timer(0.02, harm, ["kill"]).start()
+                threading.Timer(0.02, fault, ["kill"]).start()
             time.sleep(0.01)
             return message.put(Row(text=message.data.decode()), batcher="kept")
 
@@ -156,7 +157,7 @@ def test_each_try_has_an_instance_and_connections_of_its_own(lake, tmp_path):
 
         def handle_message(self, message, context):
             if message.data == b"kill":
-                harm("kill")
+                fault("kill")
             return message.put(Row(text=f"{self.made_in == os.getpid()} {self.made_in != PARENT}"), batcher="kept")
 
     manifest = handled(lake, Connected, b"1", b"kill", b"3", careful=True)
@@ -170,7 +171,7 @@ PARENT = os.getpid()
 # Batches
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("how", ["kill", "quit"])
 def test_a_batch_whose_callback_ends_the_worker_fails_and_costs_no_other(lake, diary, how):
     batches = staged("1", f"handle_batch {how}", "3"), staged("4", "5", key="other")
     manifest = batched(lake, *batches, pipeline=Gathering, careful=True)
@@ -191,7 +192,7 @@ def test_a_message_that_ends_the_worker_where_it_is_decoded_fails_alone(lake, di
     assert (failure["kind"], failure["stage"]) == ("worker killed", "decode")
 
 
-@pytest.mark.parametrize("how", ["kill", "exit"])
+@pytest.mark.parametrize("how", ["kill", "quit"])
 @pytest.mark.parametrize("where", ["serialise", "handle_failed"])
 def test_a_message_that_ends_the_worker_around_its_batch_fails_alone(lake, diary, where, how):
     manifest = batched(lake, staged("0", "fail", f"{where} {how}", "3"), pipeline=Gathering, careful=True)

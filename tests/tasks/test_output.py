@@ -3,9 +3,7 @@
 
 import io
 import logging
-import os
 import re
-import signal
 import sys
 import threading
 from typing import Any
@@ -14,6 +12,7 @@ import pytest
 
 from pipeline_platform.lake.task_report import CallbackOutput
 from pipeline_platform.tasks.callback_process.output import BYTES, LINES, Output, captured
+from tests.fixtures.faults import fault
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled
 from tests.tasks.test_batch import Obedient as Batching
@@ -30,8 +29,7 @@ class Saying(Obedient):
 
     def handle_message(self, message: Any, context: Any) -> Any:
         print(message.data.decode())
-        if message.data.endswith(b"die"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        fault(message.data.decode().removeprefix("say "))
         return super().handle_message(message, context)
 
     def handle_failed(self, messages: Any, context: Any) -> Any:
@@ -56,10 +54,10 @@ def test_without_output_the_report_contains_none(lake):
 
 
 def test_output_of_forks_is_captured_even_after_a_crash(lake):
-    (output,) = handled(lake, Saying, b"1", b"say die", b"3", b"raise", careful=True).totals.output
+    (output,) = handled(lake, Saying, b"1", b"say kill", b"3", b"raise", careful=True).totals.output
     said = output.text.splitlines()
-    assert {"made", "1", "say die", "3", "raise", "failed m3", "failed m1"} <= set(said)
-    assert said.count("say die") == 2, "with its neighbours, and alone"
+    assert {"made", "1", "say kill", "3", "raise", "failed m3", "failed m1"} <= set(said)
+    assert said.count("say kill") == 2, "with its neighbours, and alone"
 
 
 def test_output_of_handle_batch_is_captured(lake):

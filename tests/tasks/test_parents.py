@@ -1,6 +1,5 @@
 """Parents: recording messages whose children waited for batches, with and without crashes."""
 
-import os
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.staging import staged_table
 from tests.fixtures.families import Families
+from tests.fixtures.faults import fault
 from tests.fixtures.flow_pipelines import Word
 from tests.fixtures.small_lake import (
     DRIVEN_AGAIN,
@@ -46,7 +46,7 @@ class Fragile(Families):
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:
         if any(b"fatal" in message.data for message in messages):
-            os._exit(3)
+            fault("quit")
         return messages
 
 

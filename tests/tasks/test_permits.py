@@ -52,10 +52,10 @@ def begun(diary) -> list[tuple[str, float, float]]:
 
 def test_every_try_of_a_message_takes_its_permit(lake, tmp_path):
     permits, diary = Permits(), tmp_path / "begun"
-    manifest = handled(lake, Diary, b"1", b"2", b"die", b"4", b"5", careful=True, pace=permits, context=str(diary))
+    manifest = handled(lake, Diary, b"1", b"2", b"kill", b"4", b"5", careful=True, pace=permits, context=str(diary))
     assert outcomes(lake, "diary", manifest)["m2"] == "failed"
     tries = [text for text, *_ in begun(diary)]
-    assert tries.count("die") == 2, "with the other message, and alone"
+    assert tries.count("kill") == 2, "with the other message, and alone"
     assert len(tries) <= permits.asked
 
 
@@ -63,7 +63,7 @@ def test_tries_keep_the_rate_limit(lake, tmp_path):
     """A culprit is tried with the messages before it, and alone."""
     limit = RateLimiting(allowed_messages=10, interval=timedelta(seconds=0.25))
     store, diary = ControlStore(f"sqlite:///{tmp_path}/control.db"), tmp_path / "begun"
-    payloads = [b"die" if index % 16 == 15 else b"%d" % index for index in range(48)]
+    payloads = [b"kill" if index % 16 == 15 else b"%d" % index for index in range(48)]
     manifest = handled(lake, Diary, *payloads, careful=True, pace=Pace(store, "diary", limit), context=str(diary))
     store.close()
     assert manifest.totals.failed.total() == 3
@@ -174,7 +174,7 @@ def test_unstarted_messages_are_returned_and_started_messages_are_kept(tmp_path,
 @both_lanes
 def test_a_message_that_kills_its_fork_fails_and_later_messages_are_returned(tmp_path, pipeline):
     lake = Lake(root=str(tmp_path))
-    manifest = handled(lake, pipeline, b"die", b"1", careful=True, pace=Stopped(3))
+    manifest = handled(lake, pipeline, b"kill", b"1", careful=True, pace=Stopped(3))
     assert outcomes(lake, "obedient", manifest) == {"m0": "failed", "m1": "returned"}
 
 

@@ -1,6 +1,5 @@
 """Planning batches: input of splitters, and isolation of their exceptions and crashes."""
 
-import os
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from pipeline_platform.tasks.batch import batch_plan
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.record.staging import staged_table
+from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import Keeping, Memory, done, handled, outcomes, ranges, rows_of
 
 
@@ -26,13 +26,10 @@ class Parcel(BaseModel):
 
 def load(message: Message, weight: int) -> Any:
     """Cut boxes of weight ten; a parcel may name a fault."""
+    fault(message.data.says)
     match message.data.says:
-        case "raise":
-            raise ValueError("as told")
         case "nonsense":
             return message
-        case "leave":
-            os._exit(3)
         case "spoil":
             message.data.weight = 99
     weight += message.data.weight
@@ -129,12 +126,12 @@ def test_a_message_that_fails_in_a_splitter_fails_alone_and_reaches_handle_faile
 @pytest.mark.parametrize("portion", [1, 10**6])
 def test_messages_that_crash_a_splitter_fail_alone(lake, monkeypatch, portion):
     monkeypatch.setattr(batch_plan, "SPLIT_ROWS", portion)
-    boxes, manifest = boxed(lake, "b 9 leave", "a 6 -", "a 9 leave", "a 4 -", "b 1 -", careful=True)
+    boxes, manifest = boxed(lake, "b 9 quit", "a 6 -", "a 9 quit", "a 4 -", "b 1 -", careful=True)
     assert boxes == [("a", "size", [6, 4]), ("b", "flush", [1])]
     failures = rows_of(lake, "boxes", manifest, "failed")
     assert {row["message_id"] for row in failures} == {"m0", "m2"}
     assert {(row["kind"], row["reason"]) for row in failures} == {
-        ("worker killed", "batch_size ended the worker (exit code 3)")
+        ("worker killed", "batch_size ended the worker (exit code 0)")
     }
 
 
@@ -154,7 +151,7 @@ def test_output_of_a_splitter_is_captured_even_after_a_crash(lake, monkeypatch, 
     talking = {"box": Boxes.batchers["box"].model_copy(update={"batch_size": Splitter(initial=0, step=talk)})}
     monkeypatch.setattr(Boxes, "batchers", talking)
 
-    _, plan = planned(lake, "a 6 -", *(["a 9 leave"] if careful else []), "a 5 -", careful=careful)
+    _, plan = planned(lake, "a 6 -", *(["a 9 quit"] if careful else []), "a 5 -", careful=careful)
 
     (output,) = plan.totals.output
     assert (output.author, output.more) == ("the splitter of 'box'", 0)

@@ -1,8 +1,5 @@
 """Deliveries that need no handling: decided before, or copies in the same receive."""
 
-import os
-import signal
-import time
 from datetime import timedelta
 
 import pyarrow as pa
@@ -17,6 +14,7 @@ from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
 from pipeline_platform.tasks.handle.repeats import REPEATS, FindRepeats, Repeats, WriteRepeats
+from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import (
     WINDOW,
     Keeping,
@@ -83,10 +81,7 @@ class Fragile(Keeping):
 
     def handle_failed(self, messages, context):
         for message in messages:
-            if message.data.startswith(b"kill"):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if message.data.startswith(b"hang"):
-                time.sleep(10**6)
+            fault(message.data.decode().partition(",")[0])
         return [message.failed("seen") for message in messages]
 
 

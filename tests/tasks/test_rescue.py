@@ -28,7 +28,7 @@ class Rescuing(Keeping):
         if "nowhere" in text:
             return put.put_batcher("nowhere")
         if "kill" in text:
-            Obedient().handle_message(message.put_data(b"die"), context)
+            Obedient().handle_message(message.put_data(b"kill"), context)
         return put.failed("as told") if "fail" in text else put
 
     def handle_failed(self, messages: list[Message], context: Any) -> list[Message]:

@@ -1,8 +1,5 @@
 """The Spark lane: writing rows from constructed batches. Invalid rows fail alone."""
 
-import os
-import signal
-import time
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -18,6 +15,7 @@ from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.columns.crossing import decode
 from pipeline_platform.tasks.handle.spark_lane import WriteColumns, taken
 from pipeline_platform.tasks.record.routed import ROUTES
+from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import (
     DRIVEN_AGAIN,
     Memory,
@@ -220,7 +218,7 @@ def test_handle_failed_may_set_ack_actions(lake):
 class Fragile(Fast):
     def handle_failed(self, messages, context):
         if any(message.data == b"kill" for message in messages):
-            os.kill(os.getpid(), signal.SIGKILL)
+            fault("kill")
         return [message.failed("seen") for message in messages]
 
 
@@ -237,7 +235,7 @@ class Hanging(Fragile):
 
     def handle_failed(self, messages, context):
         if any(message.data == b"hang" for message in messages):
-            time.sleep(10**6)
+            fault("hang")
         return super().handle_failed(messages, context)
 
 

@@ -39,12 +39,12 @@ def calls(diary: Path) -> Counter[str]:
     return Counter(diary.read_text().splitlines())
 
 
-WAYS = ["sleep", "swallow", "backtrack", "hold", "stop", "never say"]
+WAYS = ["hang", "swallow", "backtrack", "hold", "stop", "hanging text"]
 STAGES = {"transform": "transform", "handle_message": "handle_message", "serialise": "lake"}
 
 
 def test_a_message_that_hangs_fails_alone_and_says_where(lake, diary):
-    ways = [*(("handle_message", way) for way in WAYS), ("transform", "sleep"), ("serialise", "hold")]
+    ways = [*(("handle_message", way) for way in WAYS), ("transform", "hang"), ("serialise", "hold")]
     payloads = [b"0", b"fail", *(f"{callback} {how}".encode() for callback, how in ways), b"serialise", b"4", b"fail"]
     manifest = handled(lake, Timed, *payloads)
     failed = {row["data"]: row for row in rows_of(lake, "timed", manifest, "failed")}
@@ -60,13 +60,13 @@ def test_a_message_that_hangs_fails_alone_and_says_where(lake, diary):
 
 
 def test_a_hang_repeats_the_messages_before_it_once(lake, diary):
-    handled(lake, Timed, *([b"0"] * 14), b"handle_message sleep", *([b"0"] * 15))
+    handled(lake, Timed, *([b"0"] * 14), b"handle_message hang", *([b"0"] * 15))
     begun = calls(diary)
     assert [begun[f"handle_message m{number}"] for number in range(30)] == [*[2] * 14, 1, *[1] * 15]
 
 
 def test_a_chunk_whose_preparing_hangs_fails_and_no_other_does(lake, diary):
-    manifest = handled(lake, Timed, *([b"0"] * 14), b"prepare_messages sleep", *([b"0"] * 15))
+    manifest = handled(lake, Timed, *([b"0"] * 14), b"prepare_messages hang", *([b"0"] * 15))
     told = outcomes(lake, "timed", manifest)
     assert {name for name, outcome in told.items() if outcome == "failed"} == {f"m{row}" for row in range(10, 20)}
     failures = rows_of(lake, "timed", manifest, "failed")
@@ -75,7 +75,7 @@ def test_a_chunk_whose_preparing_hangs_fails_and_no_other_does(lake, diary):
 
 
 def test_a_handle_failed_that_hangs_loses_no_failure_and_affects_no_good_message(lake, diary):
-    manifest = handled(lake, Timed, b"0", b"fail", b"handle_failed sleep", b"3", *([b"fail"] * 10))
+    manifest = handled(lake, Timed, b"0", b"fail", b"handle_failed hang", b"3", *([b"fail"] * 10))
     failed = {row["message_id"]: row for row in rows_of(lake, "timed", manifest, "failed")}
     assert {name: row["kind"] for name, row in failed.items()} == {
         **dict.fromkeys(["m1", "m2", *(f"m{row}" for row in range(4, 12))], "timeout"),
@@ -157,14 +157,14 @@ def test_a_batch_whose_callback_hangs_fails_and_costs_no_other(lake):
 
 @pytest.mark.parametrize(("where", "stage"), [("serialise", "lake"), ("handle_failed", "handle_failed")])
 def test_a_message_that_hangs_around_its_batch_affects_no_good_message(lake, where, stage):
-    manifest = batched(lake, staged("0", f"{where} sleep", "3"), pipeline=TimedBatches)
+    manifest = batched(lake, staged("0", f"{where} hang", "3"), pipeline=TimedBatches)
     assert outcomes(lake, "timed_batches", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "timed_batches", manifest, "failed")
     assert (failure["kind"], failure["stage"]) == ("timeout", stage)
 
 
 def test_a_message_that_hangs_where_it_is_decoded_fails_alone(lake):
-    told = staged({"text": "one"}, {"text": "decode sleep"}, {"text": "one"})
+    told = staged({"text": "one"}, {"text": "decode hang"}, {"text": "one"})
     manifest = batched(lake, told, pipeline=TimedBatches, batcher="typed")
     assert outcomes(lake, "timed_batches", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
     (failure,) = rows_of(lake, "timed_batches", manifest, "failed")

@@ -10,7 +10,8 @@ from pipeline_platform import telemetry
 from pipeline_platform.model.options import Batcher, Processors
 from pipeline_platform.telemetry import Event
 from pipeline_platform.testing import test_batch as try_batch
-from tests.fixtures.obedient import Obedient, PanicError
+from tests.fixtures.faults import PanicError
+from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import handled, outcomes
 from tests.fixtures.telemetry import named
 
@@ -72,7 +73,7 @@ def test_a_batch_event_has_counts_or_an_exception(heard):
 
         def handle_batch(self, batcher, messages, batch_info, context):
             if messages[0].data == b"raise":
-                raise ValueError("told to")
+                raise ValueError("as told")
             return messages[1:]
 
     try_batch(Batching, [b"1", b"2", b"3", b"raise"])
