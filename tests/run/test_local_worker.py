@@ -194,7 +194,7 @@ def test_spark_runs_what_the_worker_cannot(filled_on_spark, local_worker, caplog
         "1",
         "2",
     ]
-    assert [record.levelname for record in caplog.records if "local worker" in record.message] == ["WARNING"]
+    assert [record.levelname for record in caplog.records if "local worker" in record.getMessage()] == ["WARNING"]
 
 
 # The resource
