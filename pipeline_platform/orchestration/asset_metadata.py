@@ -18,6 +18,27 @@ from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.resources.lake_resources import NO_TABLE
 
+_COLUMNS: Mapping[str, str | None] = {
+    "at": "time of the event",
+    "state": "open, dead or closed; the event with the highest attempt counts",
+    "stage": "callback or step that failed",
+    "kind": "class of the exception, or kind of the failure such as timeout",
+    "reason": "text of the failure",
+    "traceback": "traceback of the exception, or null",
+    "due_at": "time of the automatic retry, or null",
+    "own_partition": "partition by partition_by, if the pipeline holds partitions",
+    "outcome": "handled, skipped, failed, returned, duplicate or erased",
+    "action": "action at the source, such as ack or nack:30",
+    "batcher": "batcher of the message",
+    "batch_key": "key of the batch",
+    "batch_id": "UUID of the batch",
+    "child": "number of the row, if handle_message returned a list",
+    "received_at": "time at which the run received it",
+    "receive_id": "receive that wrote the row",
+    "window": "partition of the assets: start of the window in UTC",
+}
+"""Descriptions of the platform's columns that are not columns of a delivery."""
+
 
 def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
     """Return the metadata of the asset of a table."""
@@ -35,7 +56,13 @@ def metadata_of(pipeline: type[Pipeline], table: str) -> dict[str, Any]:
 def _columns(pipeline: type[Pipeline], table: str) -> dg.TableSchema:
     model = pipeline.batchers[table].table_schema if table in pipeline.batchers else None
     of_model = {name: field.description for name, field in fields(model).items()} if model else {}
-    descriptions: Mapping[str, str | None] = {**{field.name: _doc(field) for field in MESSAGES}, **of_model}
+    if model is None and table in pipeline.batchers:
+        of_model = {"data": "data of the message, as JSON"}
+    descriptions: Mapping[str, str | None] = {
+        **_COLUMNS,
+        **{field.name: text for field in MESSAGES if (text := _doc(field))},
+        **of_model,
+    }
     json = {name for name, cast in row_type(model).casts.items() if isinstance(cast, JsonText)} if model else set()
     return dg.TableSchema(
         [
