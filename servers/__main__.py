@@ -12,11 +12,11 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import NamedTuple
 
-from servers import azure, kafka, kinesis, postgres, pubsub, rabbitmq, s3, sqs
+from servers import azure, iceberg_rest, kafka, kinesis, postgres, pubsub, rabbitmq, s3, sqs
 from servers.server import ServerError
 
 FOLDER = Path(os.environ.get("PIPELINE_SERVERS", Path(__file__).parents[1] / ".servers"))
-INSTALLED = (azure, kafka, kinesis, pubsub, s3, sqs)
+INSTALLED = (azure, iceberg_rest, kafka, kinesis, pubsub, s3, sqs)
 """Servers that are installed into `FOLDER`. RabbitMQ and PostgreSQL are packages of the system."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 

@@ -24,12 +24,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
   </dependencies>
 </project>
 """
-_DEPENDENCY = """
-    <dependency>
-      <groupId>{}</groupId>
-      <artifactId>{}</artifactId>
-      <version>{}</version>
-    </dependency>"""
+_COORDINATES = ("groupId", "artifactId", "version", "classifier")
 
 
 def missing() -> str | None:
@@ -44,7 +39,7 @@ def install(home: Path, libraries: Sequence[str]) -> list[str]:
 
     Args:
         home: Folder of these libraries. Concurrent callers share it. It is not installed again if the list changes.
-        libraries: Each as group, artifact and version, separated by colons.
+        libraries: Each as group, artifact, version and optionally classifier, separated by colons.
 
     Raises:
         ServerError: Java is missing, or Maven fails.
@@ -57,8 +52,7 @@ def install(home: Path, libraries: Sequence[str]) -> list[str]:
     home.mkdir(parents=True, exist_ok=True)
     with FileLock(home / "lock"):
         if not (home / "installed").exists():
-            dependencies = "".join(_DEPENDENCY.format(*library.split(":")) for library in libraries)
-            (home / "pom.xml").write_text(_POM.format(dependencies=dependencies))
+            (home / "pom.xml").write_text(_POM.format(dependencies="".join(map(_dependency, libraries))))
             into = ["-DincludeScope=runtime", f"-DoutputDirectory={home / 'jars'}"]
             installed = subprocess.run(  # noqa: S603
                 ["mvn", "--batch-mode", "--quiet", "dependency:copy-dependencies", *into],  # noqa: S607
@@ -73,3 +67,8 @@ def install(home: Path, libraries: Sequence[str]) -> list[str]:
                 raise ServerError(f"Maven cannot install {home.name} into {home}: {installed.stdout[-1_000:]}")
             (home / "installed").touch()
     return [str(java / "bin" / "java"), "-cp", f"{home / 'jars'}/*"]
+
+
+def _dependency(library: str) -> str:
+    tags = zip(_COORDINATES, library.split(":"), strict=False)
+    return f"\n    <dependency>{''.join(f'<{name}>{value}</{name}>' for name, value in tags)}</dependency>"

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from servers import kafka, kinesis, postgres, pubsub, rabbitmq, s3, sqs
+from servers import glue, kafka, kinesis, postgres, pubsub, rabbitmq, s3, sqs
 from servers.server import Server
 from tests.fixtures.kafka import create_topic
 from tests.fixtures.keeper import PROJECT, kept
@@ -147,9 +147,11 @@ def folder_of_all():
 
 
 @pytest.mark.faults
-# RabbitMQ ends as Kafka does.
+# RabbitMQ and the Iceberg catalog end as Kafka does.
 @pytest.mark.parametrize(
-    "module", [kafka, kinesis, postgres, pubsub, sqs], ids=["kafka", "kinesis", "postgres", "pubsub", "sqs"]
+    "module",
+    [glue, kafka, kinesis, postgres, pubsub, sqs],
+    ids=["glue", "kafka", "kinesis", "postgres", "pubsub", "sqs"],
 )
 def test_no_process_of_a_server_remains_when_its_starter_is_killed(module, servers_folder, folder_of_all):
     before = descendants()
