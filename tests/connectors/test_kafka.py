@@ -18,6 +18,7 @@ from tests.fixtures.kafka_source import (
     offsets_there,
     patiently_send,
     received,
+    report_no_topic_ids,
     set_group,
     until,
 )  # fmt: skip
@@ -50,6 +51,21 @@ def test_a_row_contains_the_message_and_its_kafka_metadata(kafka, kafka_topic):
         "source": "kafka", "data": b"\x00 payload", "attempt": 1, "partition": f"{topic}:1", "sequence": 0,
         "published_at": None,
     }  # fmt: skip
+
+
+def test_messages_of_two_topics_have_different_ids_if_the_cluster_reports_no_topic_ids(kafka, kafka_topic, monkeypatch):
+    report_no_topic_ids(monkeypatch)
+    topics = sorted([kafka_topic(), kafka_topic()])
+    source = kafka(*topics)
+    source.send([b"one", b"two"], [{"topic": topic} for topic in topics])
+
+    rows = received(source, "a")
+    source.finish("a")
+
+    assert sorted(row["message_id"] for row in rows) == [f"{topic}:0:0" for topic in topics]
+    assert [source.location(f"{topic}:0:0").split(":")[0] for topic in topics] == [
+        f"offset 0 of {topic} [0] is acknowledged" for topic in topics
+    ]
 
 
 def test_whereabouts_compares_an_offset_with_the_committed_offset(kafka, kafka_topic):

@@ -26,6 +26,8 @@ OURS = "pipeline-platform"
 """Prefix of the metadata of offsets that this connector commits; marks of deployments follow. Tools that reset offsets
 write other metadata, or none."""
 
+_NO_ID = "A" * 22
+"""Topic id of all topics of a cluster without topic ids: Event Hubs, or Kafka before 2.8."""
 _LATE_S = 2.0
 _AWAY = "_(TRANSPORT|TIMED_OUT|ALL_BROKERS_DOWN|RESOLVE|MSG_TIMED_OUT|WAIT_COORD|TIMED_OUT_QUEUE|DESTROY)"
 _BUSY = (
@@ -101,15 +103,16 @@ class Cluster:
         self._answered: tuple[KafkaError | None, list[TopicPartition]] | None = None
 
     def topic_ids(self, topics: Iterable[str]) -> dict[str, tuple[str, list[int]]]:
-        """Return the id and the partitions of each of these topics that exists."""
+        """Return the id and the partitions of each of these topics that exists. A topic without an id has its name."""
         from confluent_kafka import TopicCollection
 
         names = TopicCollection([*topics])
         found = self._ask("describe_topics", names, none="UNKNOWN_TOPIC_OR_PART")
         return {
-            topic: (str(description.topic_id), sorted(partition.id for partition in description.partitions))
+            topic: (topic if id_ == _NO_ID else id_, sorted(partition.id for partition in description.partitions))
             for topic, description in found.items()
             if description is not None
+            for id_ in [str(description.topic_id)]
         }
 
     def matching(self, pattern: str) -> list[str]:

@@ -31,7 +31,8 @@ class KafkaSource(KafkaOptions):
     The source never joins the consumer group. It commits how far all messages are acknowledged, so Kafka's tools show
     the lag. The user needs READ and DESCRIBE on the topics and the group, and WRITE on a topic for `send`.
 
-    - `message_id` is `<topic id>:<partition>:<offset>`. A topic that is deleted and recreated has another topic id.
+    - `message_id` is `<topic id>:<partition>:<offset>`. A topic that is deleted and recreated has another topic id. If
+      the cluster has no topic ids, the topic id is the topic's name.
     - `metadata` contains `topic`, `partition`, `offset`, `key`, `headers` (pairs, in order), `timestamp` (in
       milliseconds) and `timestamp_type` (`create`, `log_append` or `none`). A key or header value is text if its bytes
       are UTF-8, else `{"base64": ...}`; null if it is missing. `headers` is null if a header name is not UTF-8.
