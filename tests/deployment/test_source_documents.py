@@ -1,6 +1,7 @@
 """Examples and lists of `docs/connect/`, run on real servers and compared with the code."""
 
 import json
+import logging
 import re
 from itertools import chain
 from typing import Any
@@ -8,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from confluent_kafka import Consumer
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.connectors.kafka import KafkaSource
@@ -23,8 +26,11 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.source.contract import Source
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.handle.row_lane import Handler
+from servers import kafka
 from tests.fixtures.documents import DOCS, blocks, deployed, source_of
+from tests.fixtures.kafka_source import report_no_topic_ids
 from tests.fixtures.postgres import administrator
+from tests.fixtures.servers import ready
 
 DOCUMENTS = {path.stem: path.read_text() for path in (DOCS / "connect").glob("*.md")}
 TABLE, RIGHTS = blocks(DOCS / "connect" / "table-queue.md", "sql")
@@ -71,6 +77,56 @@ def test_kafka(kafka_server, kafka_topic, monkeypatch, tmp_path):
     keys, reason = keys_and_reason(handled(names["Payments"], source))
     assert keys == ["card", "unknown"]
     assert "amount" in reason
+
+
+CONNECTION = (
+    "Endpoint=sb://localhost;SharedAccessKeyName=all;SharedAccessKey=a/secret+key=;UseDevelopmentEmulator=true;"
+)
+
+
+@pytest.mark.faults
+def test_event_hubs_on_kafka_with_its_login_and_without_topic_ids(servers_folder, monkeypatch, tmp_path):
+    ready(kafka)
+    report_no_topic_ids(monkeypatch)
+    monkeypatch.setenv("EVENT_HUBS_CONNECTION_STRING", CONNECTION)
+    with kafka.serve(servers_folder, {"$ConnectionString": CONNECTION}) as server:
+        monkeypatch.setenv("EVENT_HUBS_BOOTSTRAP", server.address)
+        names = shown("event-hubs")
+        source = source_of(names, "orders_hub").model_copy(update={"security_protocol": "SASL_PLAINTEXT"})
+        admin = AdminClient(source.settings())  # a variable, because the answer is lost with the client
+        admin.create_topics([NewTopic("orders", 2)])["orders"].result(30)
+        source.open(ControlStore(f"sqlite:///{tmp_path}/control.sqlite"))
+        patiently(source.check_ready)
+        order = b'{"number": 1, "total": 9.5}'
+        source.send([order, order, b"{}"], [{"partition": partition} for partition in (0, 1, 1)])
+
+        done = handled(names["Orders"], source)
+        source.close()
+
+    assert sorted(message.message_id for message in done) == ["orders:0:0", "orders:1:0", "orders:1:1"]
+    assert keys_and_reason(done)[0] == ["default", "default"]
+
+
+def test_the_client_library_accepts_the_logins_of_event_hubs(monkeypatch, tmp_path):
+    away = {"EVENT_HUBS_BOOTSTRAP": "127.0.0.1:1", "ENTRA_TOKEN_URL": "https://127.0.0.1:1/token"}
+    secret = {"EVENT_HUBS_CONNECTION_STRING": CONNECTION, "AZURE_CLIENT_ID": "us", "AZURE_CLIENT_SECRET": "hidden"}
+    for name, value in {**away, **secret}.items():
+        monkeypatch.setenv(name, value)
+    names = shown("event-hubs")
+    by_key, by_identity = (source_of(names, key) for key in ("orders_hub", "orders_hub_with_entra"))
+    shared = {"socket.keepalive.enable": "true", "metadata.max.age.ms": "180000"}
+    managed = dict(
+        re.findall(r'"(sasl\.oauthbearer\.[\w.]+)": "(\S+)"', DOCUMENTS["event-hubs"].partition("managed")[2])
+    )
+
+    assert (by_key.sasl_username, by_key.sasl_password) == ("$ConnectionString", CONNECTION)
+    assert by_identity.client_options["sasl.oauthbearer.client.secret"] == "hidden"
+    assert {*managed} == {"sasl.oauthbearer.metadata.authentication.type", "sasl.oauthbearer.config"}
+    nowhere = {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.token.endpoint.url": away["ENTRA_TOKEN_URL"]}
+    of_machine = by_identity.model_copy(update={"client_options": {**shared, **managed, **nowhere}})
+    for source in (by_key, by_identity, of_machine):
+        assert source.client_options.items() >= shared.items()
+        Consumer(source.to_read(), logger=logging.getLogger(__name__)).close()
 
 
 def test_kinesis(kinesis_server, kinesis_stream, monkeypatch, tmp_path):
