@@ -196,6 +196,8 @@ connectors/table_queue/leased_table.py: connectors/test_queue_leases.py
     self.leases.c.id).where(among).with_for_update() => self.leases.c.id).where(among)
 connectors/table_queue/leased_table.py: connectors/test_queue_spans.py
     in_spans.with_for_update(skip_locked=True) => in_spans
+connectors/kafka/cluster.py: connectors/test_kafka.py
+    (topic if id_ == _NO_ID else id_, => (id_,
 connectors/kafka/kafka_source.py: connectors/test_kafka_faults.py
     if found != range_.topic_id:
 sinks/iceberg.py: sinks/test_sink_contract.py
