@@ -39,7 +39,7 @@ from pipeline_platform.lake.failures.closing import close
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.maintenance import maintenance
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.table_properties import KEEP_LOG, KEEP_TRANSACTIONS, LOG_RETENTION, RETENTION
 from pipeline_platform.lake.tables import Tables
@@ -52,7 +52,6 @@ from pipeline_platform.run import begin as begin_module
 from pipeline_platform.run import handling, steps
 from pipeline_platform.run.flow import Flow, looked_at
 from pipeline_platform.run.work.spark_work import SparkWork
-from pipeline_platform.tasks.handle.repeats import Scan
 
 MESSAGES = 20
 """Messages of a round; one fails."""
@@ -170,7 +169,7 @@ class Months:
         return {
             "run": run,
             "tick": tick,
-            **spent("look-up", lambda: [*Scan(self.lake, [files], columns)(0)]),
+            **spent("look-up", lambda: [*read_ranges(self.lake, files, columns, 65_536)]),
             "files looked up": len(files),
             **spent("status", lambda: _status(tables, failed)),
             **spent("failures list", lambda: inspection.grouped(failed, Clock.now(UTC))),

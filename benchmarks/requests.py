@@ -27,7 +27,7 @@ from benchmarks.whole_run import WINDOW
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failures.failed import FailedMessages
-from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.lake.writer import write_rows
@@ -38,7 +38,6 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.spark import server as spark_server
-from pipeline_platform.tasks.handle.repeats import Scan
 from servers import s3, sqs
 from servers.__main__ import FOLDER
 from servers.server import free_ports
@@ -97,10 +96,13 @@ def of_files(server: s3.S3, number: int) -> dict[str, int]:
             table.swap(handle, "bench", files)
         looked_in += [RowRange(table.path(f.path), f.window, 0, f.rows, 0) for f in files]
     columns = pa.schema([(name, pa.string()) for name in (*MESSAGE_KEY, "outcome")])
-    look_up = Scan(tables.lake, [looked_in[:number]], columns)
     failures = FailedMessages(name="queue", lake=tables.lake, pipeline=Events.name)
+
+    def look_up() -> object:
+        return [*read_ranges(tables.lake, looked_in[:number], columns, 65_536)]
+
     made = {}
-    for name, work in {"look-up": lambda: [*look_up(0)], "count of failures": failures.by_window}.items():
+    for name, work in {"look-up": look_up, "count of failures": failures.by_window}.items():
         before = len(server.requests())
         work()
         made[name] = len(server.requests()) - before

@@ -13,14 +13,13 @@ from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, bounds_of, divide, spread, whole
 from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.lake.task_report import earliest
-from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.run.receive_state import ReceiveState
 from pipeline_platform.run.work.spark_lane import SparkLane
-from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitions, HandleInOrder, found_table
+from pipeline_platform.tasks.handle.repeats import FindRepeats
 
 CLOCKS = timedelta(minutes=15)
 """Maximum lag of a run's clock behind the source's clock. AWS refuses requests with a larger difference."""
@@ -129,8 +128,7 @@ def in_portions(pace: Pace, messages: int, step: Callable[[int, int], Manifest])
 
 def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: datetime | None) -> list[RowRange]:
     """Look up deliveries that were decided before, published at a time or later; return the files with the result."""
-    pipeline, work = flow.pipeline, flow.work(receive.receive_id, "handle")
-    concurrency = flow.processors.concurrency
+    pipeline, concurrency = flow.pipeline, flow.processors.concurrency
     # By the time of decision, not by window: a manual run may pull into an old window.
     now = datetime.now(UTC)
     oldest = now - max(producer.options.deduplicate_for for producer in flow.producer.each)
@@ -141,19 +139,14 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
         stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
     known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
     parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
-    to = flow.lake, pipeline.name, receive.receive_id, receive.window
     messages, received = sum(file.rows for file in files), whole(files, pipeline.name)
     # Ids of logs and files are in order: few row groups of the outcomes are near, however many outcomes there are.
     near = bounds_of(flow.lake, received, "message_id") if known else None
-    if messages <= repeats.IN_MEMORY:
-        find = repeats.FindRepeats(*to, received, parts or [[]], near)
-        is_quick = len(known) <= _FEW_FILES and sum(file.rows for file in stored) <= _FEW_OUTCOMES
-        manifest = work.run(find, len(find.known), messages if is_quick else None)
-    else:
-        decisions = work.scan(parts, *MESSAGE_KEY, "outcome", near=near) if parts else None
-        copies = work.scan(divide(files, pipeline.name, concurrency), *MESSAGE_KEY, "position", "redelivered")
-        manifest = work.write(repeats.find_repeats(copies, decisions), repeats.WriteRepeats(*to))
-    return whole(manifest.files, pipeline.name)
+    receive_id = receive.receive_id
+    find = FindRepeats(flow.lake, pipeline.name, receive_id, receive.window, received, parts or [[]], near)
+    is_quick = len(known) <= _FEW_FILES and sum(file.rows for file in stored) <= _FEW_OUTCOMES
+    found = flow.work(receive_id, "handle").run(find, len(find.known), messages if is_quick else None)
+    return whole(found.files, pipeline.name)
 
 
 def _oldest(received: Manifest) -> datetime | None:

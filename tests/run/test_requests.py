@@ -5,11 +5,10 @@ import pyarrow as pa
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failures.failed import FailedMessages
-from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.tasks.handle.repeats import Scan
 from tests.fixtures.flow import run
 from tests.fixtures.pipelines_under_test import Told
 from tests.fixtures.s3 import counting, lake_on
@@ -45,7 +44,8 @@ def test_a_small_file_is_read_in_two_requests(own_s3_server):
         ranges = [RowRange(outcomes.path(f.path), f.window, 0, f.rows, 0) for f in outcomes.files(handle)]
 
     with counting(own_s3_server) as requests:
-        rows = [row for batch in Scan(tables.lake, [ranges], pa.schema([("outcome", pa.string())]))(0) for row in batch]
+        columns = pa.schema([("outcome", pa.string())])
+        rows = [batch for _, batch in read_ranges(tables.lake, ranges, columns, 65_536)]
         looked_up = len(requests())
     with counting(own_s3_server) as requests:
         failures = FailedMessages(name="memory", lake=tables.lake, pipeline="keeping").by_window()

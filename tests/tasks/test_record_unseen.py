@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import read_ranges, whole
+from pipeline_platform.lake.reader import whole
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.handle.repeats import REPEATS, FindRepeats, Repeats, WriteRepeats
+from pipeline_platform.tasks.handle.repeats import IN_MEMORY, REPEATS, FindRepeats, Repeats, repeats_table
 from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import (
     WINDOW,
@@ -31,9 +31,8 @@ from tests.fixtures.small_lake import (
 def known(lake: Lake, decided: int, copy: int):
     """Write repeats: the positions of a decided message and of a copy."""
     rows = [{"row": copy, "decided": False}, {"row": decided, "decided": True}]
-    stage = WriteRepeats(lake, "keeping", "r1", WINDOW)
-    manifest = returned(stage(iter([pa.RecordBatch.from_pylist(rows, schema=REPEATS)])))
-    return ranges(manifest, "keeping", stage.table)
+    table = (repeats_table("r1"), WINDOW, pa.Table.from_pylist(rows, schema=REPEATS))
+    return whole(write_rows(lake, "keeping", "r1", [table]), "keeping")
 
 
 def test_decided_messages_are_acknowledged_and_copies_are_left_to_their_lease(lake):
@@ -98,38 +97,26 @@ def test_a_message_that_crashes_or_hangs_handle_failed_fails_alone(lake):
 DECIDED, COPY = True, False
 
 
-def _by_spark(request, received, outcomes):
-    session, key = request.getfixturevalue("spark_session")(), "source string, message_id string"
-    rows = session.createDataFrame(received, f"{key}, redelivered boolean, position bigint").repartition(3)
-    known = None if outcomes is None else session.createDataFrame(outcomes, f"{key}, outcome string")
-    return pa.Table.from_pylist([row.asDict() for row in repeats.find_repeats(rows, known).collect()], REPEATS)
-
-
-def _in_memory(request, received, outcomes):
-    lake = request.getfixturevalue("lake")
-    names = ("source", "message_id", "redelivered")
-    deliveries = pa.Table.from_pylist([dict(zip(names, row, strict=False)) for row in received])
-    parts = [("messages", WINDOW, deliveries.slice(0, 2)), ("messages", "2026-01-01T0000", deliveries.slice(2))]
-    files = whole(write_rows(lake, "keeping", "r1", parts), "keeping")
-    known = [[]]
-    for nth, decisions in enumerate([(outcomes or [])[:3], (outcomes or [])[3:]]):
-        decided = [dict(zip(("source", "message_id", "outcome"), row, strict=True)) for row in decisions]
-        earlier = [("outcomes", WINDOW, pa.Table.from_pylist(decided))] if decided else []
-        known.insert(nth, whole(write_rows(lake, "keeping", "r0", earlier), "keeping"))
-    find = FindRepeats(lake, "keeping", "r1", WINDOW, files, known)
-    manifest = sum((returned(find(index)) for index in range(len(known))), Manifest())
-    found = read_ranges(lake, ranges(manifest, "keeping", find.table), REPEATS, 1)
-    return pa.Table.from_batches((rows for _, rows in found), REPEATS)
-
-
-@pytest.fixture(params=[_by_spark, _in_memory])
-def looked_up(request):
+@pytest.fixture(params=[IN_MEMORY, 2], ids=["at once", "in portions"])
+def looked_up(request, lake, monkeypatch):
     """Look up deliveries in outcomes; return the repeats as handling splits them."""
+    monkeypatch.setattr(repeats, "IN_MEMORY", request.param)
 
     def look(received: list[tuple[str, str, bool]], outcomes: list[tuple[str, str, str]] | None) -> dict[int, bool]:
-        found = request.param(request, [(*row, position) for position, row in enumerate(received)], outcomes)
-        chunk = pa.RecordBatch.from_pydict({"position": range(len(received))})
-        _, decided, copies = Repeats(found).split(chunk)
+        deliveries = pa.Table.from_pylist(
+            [dict(zip(("source", "message_id", "redelivered"), row, strict=True)) for row in received]
+        )
+        parts = [("messages", WINDOW, deliveries.slice(0, 2)), ("messages", "2026-01-01T0000", deliveries.slice(2))]
+        files = whole(write_rows(lake, "keeping", "r1", parts), "keeping")
+        known = [[]]
+        for nth, decisions in enumerate([(outcomes or [])[:3], (outcomes or [])[3:]]):
+            decided = [dict(zip(("source", "message_id", "outcome"), row, strict=True)) for row in decisions]
+            earlier = [("outcomes", WINDOW, pa.Table.from_pylist(decided))] if decided else []
+            known.insert(nth, whole(write_rows(lake, "keeping", "r0", earlier), "keeping"))
+        find = FindRepeats(lake, "keeping", "r1", WINDOW, files, known)
+        manifest = sum((returned(find(index)) for index in range(len(known))), Manifest())
+        found = Repeats.read(lake, ranges(manifest, "keeping", repeats_table("r1")))
+        _, decided, copies = found.split(pa.RecordBatch.from_pydict({"position": range(len(received))}))
         return {
             row: is_decided
             for rows, is_decided in ((decided, DECIDED), (copies, COPY))
@@ -183,13 +170,3 @@ def test_a_lookup_drops_redeliveries_alone_and_keeps_one_delivery_of_each_messag
     found = looked_up(received, outcomes)
 
     assert found == {4: COPY, 5: COPY, 8: COPY, 11: DECIDED if outcomes else COPY}
-
-
-def test_a_lookup_in_spark_keeps_no_ids_in_memory_for_a_join(spark, capsys):
-    session, key = spark.spark_session, "source string, message_id string"
-    received = session.createDataFrame([("queue", "a", True, 0)], f"{key}, redelivered boolean, position bigint")
-    decided = session.createDataFrame([("queue", "a", "handled")], f"{key}, outcome string")
-    repeats.find_repeats(received.repartition(2), decided.repartition(2)).explain()
-    plan = capsys.readouterr().out
-    assert "Window" in plan
-    assert "Join" not in plan

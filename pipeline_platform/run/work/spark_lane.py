@@ -13,7 +13,6 @@ from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.reader import RowRange, between, divide, spread, whole
 from pipeline_platform.model.failure import Failure, words
-from pipeline_platform.model.message import MESSAGE_KEY
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common
@@ -137,7 +136,9 @@ class SparkLane:
                 for file in manifest
                 if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
             ]
-            ids = self.work.scan(divide(seen, name, self.flow.processors.concurrency), *MESSAGE_KEY)
+            parts = divide(seen, name, self.flow.processors.concurrency)
+            keys = spark_lane.ReadKeys(self.work.lake, parts)
+            ids = engine.frame(self.work.spark, keys, len(parts), spark_lane.KEYS)
             manifest += self.work.write(spark_lane.not_returned(self.pipeline, received, ids), write)
         left = checksum_of_all(self._rows) - unseen.totals.checksum
         if manifest.totals.positions != expected or (manifest.totals.checksum - left) % 2**64:

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 from pipeline_platform.lake.manifest import MANIFEST, Manifest
-from pipeline_platform.lake.reader import Bounds, RowRange
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import OUTCOMES
-from pipeline_platform.model.message import MESSAGES
 from pipeline_platform.run.work.local_worker import LocalWorker, LocalWorkerError
 from pipeline_platform.spark import engine
 from pipeline_platform.tasks.calling_step import CallingStep
-from pipeline_platform.tasks.handle.repeats import Scan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _LOG = logging.getLogger(__name__)
-
-_COLUMNS = {field.name: field for field in (*OUTCOMES, *MESSAGES, pa.field("position", pa.int64()))}
 
 FEW = 100
 """Maximum number of messages that are received, handled, batched and acknowledged without Spark."""
@@ -93,11 +85,6 @@ class SparkWork:
         """Compute every value of a DataFrame and discard it, to raise its errors."""
         with self._tagged(), engine.readable_errors():
             rows.write.format("noop").mode("overwrite").save()
-
-    def scan(self, parts: Sequence[Sequence[RowRange]], *names: str, near: Bounds | None = None) -> DataFrame:
-        """Return columns of written rows as a lazy DataFrame, with a task for each part; `near` as of `Scan`."""
-        schema = pa.schema([_COLUMNS[name] for name in names])
-        return engine.frame(self.spark, Scan(self.lake, parts, schema, near), len(parts), schema)
 
     def interrupt(self) -> None:
         """Interrupt active work on the receive, also of another run."""

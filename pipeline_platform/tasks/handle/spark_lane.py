@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import File
-from pipeline_platform.lake.reader import RowRange, read_ranges
+from pipeline_platform.lake.reader import RowRange, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.blocks import ROUTING
-from pipeline_platform.model.message import DEFAULT, DELIVERY_KEY, MESSAGE_KEY, PAYLOAD
+from pipeline_platform.model.message import DEFAULT, DELIVERY_KEY, MESSAGE_KEY, MESSAGES, PAYLOAD
 from pipeline_platform.model.options import Processors
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.portions import portions
@@ -36,6 +36,22 @@ if TYPE_CHECKING:
 _DELIVERY = [name for name in READ.names if name not in (*PAYLOAD, "window", "position")]
 _KEPT_BYTES = 64 * 2**20
 """Bytes of rows that a task keeps for its callback process. Spark delivers rows once, and a crash needs them again."""
+
+
+KEYS = only(MESSAGES, *MESSAGE_KEY)
+"""Columns that identify a message."""
+
+
+@dataclass(frozen=True)
+class ReadKeys:
+    """Task `n` reads the columns `KEYS` of the rows `parts[n]`."""
+
+    lake: Lake
+    parts: Sequence[Sequence[RowRange]]
+
+    def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
+        """Run task `index`."""
+        return (rows for _, rows in read_ranges(self.lake, self.parts[index], KEYS, 65_536))
 
 
 @dataclass(frozen=True)
