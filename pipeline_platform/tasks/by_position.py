@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.reader import RowRange, only, stored_file
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.message import MESSAGES
 
 _HELD_BYTES = 64 * 2**20
@@ -121,6 +122,12 @@ def checksum(positions: RowPositions) -> int:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+def count_positions(positions: RowPositions, report: TaskReport) -> None:
+    """Count rows, with the checksum of their positions."""
+    report.positions += len(positions)
+    report.checksum += checksum(positions)
 
 
 def checksum_of_all(rows: int) -> int:

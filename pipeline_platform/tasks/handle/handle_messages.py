@@ -87,7 +87,7 @@ class Handle(CallingStep):
         for rows in block:
             window, (fresh, decided, copies) = rows.column("window")[0].as_py(), self._repeats.split(rows)
             if decided.num_rows or copies.num_rows:
-                yield from surely(partial(_record_repeats, window, decided, copies))
+                yield from surely(partial(record_repeats, window, decided, copies))
             work, fail = partial(self._handle, window), partial(self._fail, window)
             mine = known if len(block) == 1 else None
             yield from each_alone(fresh, work, fail, mine, in_order=self.in_order)
@@ -123,6 +123,7 @@ class Handle(CallingStep):
         return "handle_message" if self.pipeline.block_type() is None else "handle_messages"
 
 
-def _record_repeats(window: str, decided: pa.RecordBatch, copies: pa.RecordBatch, recording: Recording) -> None:
+def record_repeats(window: str, decided: pa.RecordBatch, copies: pa.RecordBatch, recording: Recording) -> None:
+    """Record repeats: messages that earlier receives decided, and copies of messages that are handled."""
     record_duplicates(recording, decided, window, decided=True)
     record_duplicates(recording, copies, window, decided=False)

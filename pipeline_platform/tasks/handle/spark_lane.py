@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.reader import RowRange, only, read_ranges
@@ -18,12 +17,11 @@ from pipeline_platform.model.message import DEFAULT, DELIVERY_KEY, MESSAGE_KEY, 
 from pipeline_platform.model.options import Processors
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.portions import portions
-from pipeline_platform.tasks.by_position import ByPosition, RowPositions, checksum
+from pipeline_platform.tasks.by_position import ByPosition, count_positions
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.repeats import Repeats
-from pipeline_platform.tasks.handle.row_lane import oversized
 from pipeline_platform.tasks.isolation import Tries, each_alone, surely
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routed import FIELD, ROUTES, RoutedRows, fields_of_all
@@ -56,7 +54,7 @@ class ReadKeys:
 
 @dataclass(frozen=True)
 class ReadColumns:
-    """Task `n` reads the received rows `parts[n]` at the pace of the rate limit, without repeats and too large rows."""
+    """Task `n` reads the received rows `parts[n]` at the pace of the rate limit, without repeats."""
 
     lake: Lake
     parts: Sequence[Sequence[RowRange]]
@@ -66,12 +64,9 @@ class ReadColumns:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`."""
-        repeats = Repeats.read(self.lake, self.repeats)
-        options = self.options
+        repeats, options = Repeats.read(self.lake, self.repeats), self.options
         for _, chunk in read_ranges(self.lake, self.parts[index], READ, options.chunk_size, options.chunk_bytes):
             rows, *_ = repeats.split(chunk)
-            if large := oversized(rows, self.options.max_message_bytes):
-                rows = rows.filter(pc.invert(pc.is_in(pa.array(range(rows.num_rows)), pa.array(large))))
             while rows.num_rows:
                 count, _ = self.pace.permitted(rows.num_rows)
                 yield pa.RecordBatch.from_arrays(rows.slice(0, count).columns, schema=READ)
@@ -180,7 +175,7 @@ class WriteColumns(CallingStep):
         windows = _by_window(self._rows, block) if block.num_rows else []
         for window, rows in windows:
             write, fail = partial(self._write, window), partial(self._fail, window)
-            yield from surely(partial(_count, rows["position"].to_numpy()))
+            yield from surely(partial(_count, rows))
             yield from each_alone(rows, write, fail, known if len(windows) == 1 else None)
 
     @cached_property
@@ -209,9 +204,8 @@ class WriteColumns(CallingStep):
         return pa.RecordBatch.from_pydict(columns)
 
 
-def _count(positions: RowPositions, recording: Recording) -> None:
-    recording.report.positions += len(positions)
-    recording.report.checksum += checksum(positions)
+def _count(rows: pa.RecordBatch, recording: Recording) -> None:
+    count_positions(rows["position"].to_numpy(), recording.report)
 
 
 def _by_window(received: ByPosition, batch: pa.RecordBatch) -> list[tuple[str, pa.RecordBatch]]:
