@@ -151,14 +151,19 @@ def only(schema: pa.Schema, *names: str) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
-def filled(rows: pa.Table, schema: pa.Schema, **values: Any) -> pa.Table:
-    """Return rows in the columns of a table's files: the given value or column, else the stored column, else nulls."""
+def filled(rows: Any, schema: pa.Schema, **values: Any) -> Any:
+    """Return a table or a batch in the columns of a table's files: given values, else the stored column, else nulls.
+
+    A given value is a column, a list, or a single value for all rows.
+    """
     columns = {}
     for field in (field for field in schema if field.name != "window"):
         value = values.get(field.name, rows[field.name] if field.name in rows.schema.names else None)
+        if isinstance(value, list):
+            value = pa.array(value, field.type)
         is_column = isinstance(value, pa.Array | pa.ChunkedArray)
         columns[field.name] = value if is_column else pa.repeat(pa.scalar(value, field.type), rows.num_rows)
-    return pa.table(columns)
+    return type(rows).from_pydict(columns)
 
 
 def scan(lake: Lake, table: DeltaTable) -> pl.LazyFrame:

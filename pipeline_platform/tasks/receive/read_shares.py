@@ -9,11 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.readable import refuse_unreadable
+from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport, earliest
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.columns.casts import ColumnError
-from pipeline_platform.model.message import DELIVERY_KEY
+from pipeline_platform.model.message import DELIVERY_KEY, MESSAGES
 from pipeline_platform.source.contract import Share, Source, SourceError
 from pipeline_platform.source.patience import patiently
 
@@ -78,10 +79,6 @@ class ReadShares:
             raise SourceError(
                 f"source {self.source.name} delivered a message whose {error}: fix its connector"
             ) from None
-        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        now = pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC"))
-        # A replay delivers these columns with the values of the first delivery.
-        columns.setdefault("received_at", pa.repeat(now, batch.num_rows))
-        columns.setdefault("first_receive_id", pa.nulls(batch.num_rows, pa.string()))
-        columns["receive_id"] = pa.repeat(self.receive_id, batch.num_rows)
-        return pa.RecordBatch.from_pydict(columns)
+        # A replay delivers this column and `first_receive_id` with the values of the first delivery.
+        given = {} if "received_at" in batch.schema.names else {"received_at": datetime.now(UTC)}
+        return filled(batch, MESSAGES, receive_id=self.receive_id, **given)

@@ -7,6 +7,7 @@ import pyarrow as pa
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, has_table
 from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.failures import judge
 from pipeline_platform.tasks.record.fan_out import ends_of, ends_table
 from pipeline_platform.tasks.record.held import stop
 from pipeline_platform.tasks.record.recording import Recording
@@ -46,7 +47,7 @@ def record_batch(
         _write(recording, name, block, {index for index, _ in rescued}, batch_id)
 
     if block.has_children:
-        recording.failures.judge(block)  # later steps know only the kinds of failures
+        judge(recording, block)  # later steps know only the kinds of failures
         _set_children_apart(recording, block, may_rescue)
     record_ended(recording, block, may_rescue, take_back)
     if not has_table(options):

@@ -17,94 +17,85 @@ from pipeline_platform.model.options import Batcher
 from pipeline_platform.model.partition import PARTITION_BY, SOURCE, partition_of
 from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.staging import handled_columns
-from pipeline_platform.tasks.record.step import Step
 
 
-class Columns:
-    """Builds the columns of messages: for their batcher's table, or for staging until their batch.
+def must_wait(recording: Recording, name: str, batch_id: str | None = None) -> bool:
+    """Return whether messages of a batcher have to wait for their batch."""
+    return batch_id is None and isinstance(recording.step.pipeline.batchers[name], Batcher)
 
-    Args:
-        step: Step with the batchers.
-        watch: Watch that is notified of calls of user code.
 
-    Attributes:
-        row_types: Row types of the batchers with a model.
-    """
+def build_columns(
+    recording: Recording, name: str, block: Block, indexes: list[int], batch_id: str | None = None
+) -> tuple[list[pa.Array], list[int]]:
+    """Build the columns of the messages that fit, and return their indexes."""
+    if must_wait(recording, name, batch_id):
+        return _staged_columns(recording, name, block, indexes)
+    row_type = recording.row_types.get(name)
 
-    def __init__(self, step: Step, watch: Watch) -> None:
-        self._step, self._batchers, self._watch = step, step.pipeline.batchers, watch
-        self._partition_by = {name: step.pipeline.partitioning(name) for name in self._batchers}
-        self.row_types = {name: known for name in self._batchers if (known := step.row_type(name)) is not None}
+    def build(messages: list[Message]) -> list[pa.Array]:
+        data = [message.data for message in messages]
+        columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
+        columns = [*columns, pa.array([message.batch_key for message in messages], pa.string())]
+        recording.step.check_sink(name, [*(row_type.casts if row_type else ["data"]), "batch_key"], columns)
+        return columns
 
-    def wait(self, name: str, batch_id: str | None = None) -> bool:
-        """Return whether messages of a batcher have to wait for their batch."""
-        return batch_id is None and isinstance(self._batchers[name], Batcher)
+    return _fitting(recording.watch, build, block, indexes)
 
-    def build(
-        self, name: str, block: Block, indexes: list[int], batch_id: str | None = None
-    ) -> tuple[list[pa.Array], list[int]]:
-        """Build the columns of the messages that fit, and return their indexes."""
-        if self.wait(name, batch_id):
-            return self._staged_columns(name, block, indexes)
-        row_type = self.row_types.get(name)
 
-        def build(messages: list[Message]) -> list[pa.Array]:
-            data = [message.data for message in messages]
-            columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
-            columns = [*columns, pa.array([message.batch_key for message in messages], pa.string())]
-            self._step.check_sink(name, [*(row_type.casts if row_type else ["data"]), "batch_key"], columns)
-            return columns
+def _staged_columns(
+    recording: Recording, name: str, block: Block, indexes: list[int]
+) -> tuple[list[pa.Array], list[int]]:
+    """Build `handled_columns` and the column of partitions."""
+    pipeline, partitions = recording.step.pipeline, None
+    model, partition_by = pipeline.batchers[name].table_schema, pipeline.partitioning(name)
+    if partition_by is not None and partition_by != SOURCE:
+        indexes, partitions = _partitioned(recording.watch, partition_by, block, indexes)
+    columns, fitting = _fitting(recording.watch, lambda messages: handled_columns(messages, model), block, indexes)
+    if partitions is not None:
+        own = partitions.take(pa.array(fitting, pa.int64()))
+    else:
+        own = block.take(["partition"], fitting).column(0) if partition_by else pa.nulls(len(fitting), pa.string())
+    return [*columns, own], fitting
 
-        return self._fitting(build, block, indexes)
 
-    def _staged_columns(self, name: str, block: Block, indexes: list[int]) -> tuple[list[pa.Array], list[int]]:
-        """Build `handled_columns` and the column of partitions."""
-        model, partition_by = self._batchers[name].table_schema, self._partition_by[name]
-        if partition_by is None or partition_by == SOURCE:
-            columns, fitting = self._fitting(lambda messages: handled_columns(messages, model), block, indexes)
-            own = block.take(["partition"], fitting).column(0) if partition_by else pa.nulls(len(fitting), pa.string())
+def _partitioned(watch: Watch, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
+    """Return the indexes of the messages that have a partition, and the partitions by index."""
+    messages, found = partitioned(function, [block.messages[index] for index in indexes], watch)
+    by_index: list[str | None] = [None] * len(block.messages)
+    kept = []
+    for index, message, partition in zip(indexes, messages, found, strict=True):
+        by_index[index] = partition
+        if message.failure is None:
+            kept.append(index)
         else:
-            indexes, partitions = self._partitioned(partition_by, block, indexes)
-            columns, fitting = self._fitting(lambda messages: handled_columns(messages, model), block, indexes)
-            own = partitions.take(pa.array(fitting, pa.int64()))
-        return [*columns, own], fitting
+            block.fail(index, message.failure)
+    return kept, pa.array(by_index, pa.string())
 
-    def _partitioned(self, function: Any, block: Block, indexes: list[int]) -> tuple[list[int], pa.Array]:
-        """Return the indexes of the messages that have a partition, and the partitions by index."""
-        messages, found = partitioned(function, [block.messages[index] for index in indexes], self._watch)
-        by_index: list[str | None] = [None] * len(block.messages)
-        kept = []
-        for index, message, partition in zip(indexes, messages, found, strict=True):
-            by_index[index] = partition
-            if message.failure is None:
-                kept.append(index)
+
+def _fitting(
+    watch: Watch, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
+) -> tuple[list[pa.Array], list[int]]:
+    """Build the columns of the messages that fit. Messages are built singly only if the whole block fails.
+
+    Building runs user code of models, which may raise any exception.
+    """
+    messages = [block.messages[index] for index in indexes]
+    if not watch.exact:
+        busy = messages if block.at is None else [*{message._row: message for message in messages}.values()]
+        with watch.busy("lake", busy), suppress(BaseException):
+            return build(messages), indexes
+    fitting, built = [], []
+    for index, message in zip(indexes, messages, strict=True):
+        with watch.busy("lake", [message]):
+            try:
+                built.append(build([message]))
+            except BaseException as error:
+                block.fail(index, Failure.of(error, "lake"))
             else:
-                block.fail(index, message.failure)
-        return kept, pa.array(by_index, pa.string())
-
-    def _fitting(
-        self, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
-    ) -> tuple[list[pa.Array], list[int]]:
-        """Build the columns of the messages that fit. Messages are built singly only if the whole block fails.
-
-        Building runs user code of models, which may raise any exception.
-        """
-        messages = [block.messages[index] for index in indexes]
-        if not self._watch.exact:
-            busy = messages if block.at is None else [*{message._row: message for message in messages}.values()]
-            with self._watch.busy("lake", busy), suppress(BaseException):
-                return build(messages), indexes
-        fitting, built = [], []
-        for index, message in zip(indexes, messages, strict=True):
-            with self._watch.busy("lake", [message]):
-                try:
-                    built.append(build([message]))
-                except BaseException as error:
-                    block.fail(index, Failure.of(error, "lake"))
-                else:
-                    fitting.append(index)
-        return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
+                fitting.append(index)
+    return [pa.concat_arrays(column) for column in zip(*built, strict=True)], fitting
 
 
 def partitioned(

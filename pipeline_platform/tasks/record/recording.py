@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.decisions.early_acks import Entry
 from pipeline_platform.lake.task_report import TaskReport
+from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
@@ -16,8 +17,6 @@ from pipeline_platform.tasks.acknowledge.early import EarlyAcks, acknowledge_non
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.columns import Columns
-from pipeline_platform.tasks.record.failures import FailureWriter
 from pipeline_platform.tasks.record.step import Destination, Step
 from pipeline_platform.telemetry.spans import span
 
@@ -33,8 +32,7 @@ class Recording:
         size: Number of rows of the next try.
         early_acks: Early acknowledger; None without `ack_immediately`.
         ack_policy: Ack actions of messages.
-        columns: Builder of the columns of messages.
-        failures: Writer of failures.
+        row_types: Casts to the columns of the batchers' tables; a batcher whose data is JSON is left out.
     """
 
     def __init__(
@@ -52,7 +50,11 @@ class Recording:
         self.early_acks = early_acks or step.early_acks()
         at_once = self.early_acks or (acknowledge_none if step.pipeline.acks_immediately else None)
         self.ack_policy = step.ack_policy._replace(at_once=at_once)
-        self.columns, self.failures = Columns(step, watch), FailureWriter(step, destination, self.report, watch)
+        self.row_types = {
+            name: row_type(options.table_schema, step.kept_columns.get(name))
+            for name, options in step.pipeline.batchers.items()
+            if options.table_schema is not None
+        }
 
     @contextmanager
     def chunk(self, messages: int) -> Iterator[None]:

@@ -132,8 +132,7 @@ class RoutedRows:
 
     def _fitting(self, rows: pa.RecordBatch, name: str) -> Iterator[tuple[pa.RecordBatch, list[pa.Array]]]:
         """Yield the rows that fit the columns of a batcher, and these columns. Other rows become misfits."""
-        known = self._recording.step.row_type(name)
-        assert known is not None
+        known = self._recording.row_types[name]
         try:
             columns = known.cast([rows.column(FIELD + name) for name in known.casts])
             keys = rows.column("batch_key")
@@ -149,7 +148,7 @@ class RoutedRows:
 
     def _stage(self, name: str, rows: pa.RecordBatch) -> None:
         """Stage rows for a batcher with a callback, as messages whose data is a dict of its model's fields."""
-        if (known := self._recording.step.row_type(name)) is None:
+        if (known := self._recording.row_types.get(name)) is None:
             self._hand_over(name, rows, None)
             return
         for some, columns in self._fitting(rows, name):

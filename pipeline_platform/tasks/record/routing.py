@@ -7,6 +7,7 @@ import pyarrow as pa
 from pipeline_platform.model.message import ATTEMPT_KEY, DEFAULT, Message
 from pipeline_platform.model.options import has_table
 from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.columns import build_columns, must_wait
 from pipeline_platform.tasks.record.failures import unknown_batcher
 from pipeline_platform.tasks.record.fan_out import ends_of, ends_table, parents_table, waiting_parents
 from pipeline_platform.tasks.record.held import own_of
@@ -40,7 +41,7 @@ def write_for(recording: Recording, name: str, block: Block, indexes: list[int],
         recording.report.count_effects(name, block.window, handled=len(indexes))
         block.done.extend(indexes)
         return
-    _put(recording, name, block, *recording.columns.build(name, block, indexes, batch_id), batch_id)
+    _put(recording, name, block, *build_columns(recording, name, block, indexes, batch_id), batch_id)
 
 
 def _route(recording: Recording, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
@@ -83,14 +84,14 @@ def _route_children(recording: Recording, block: Block, parents: list[int]) -> N
             group.append(number)
         elif batchers:
             family.fail(number, unknown_batcher(child.batcher, batchers, "handle_message"))
-    built = {name: recording.columns.build(name, family, numbers) for name, numbers in groups.items() if numbers}
+    built = {name: build_columns(recording, name, family, numbers) for name, numbers in groups.items() if numbers}
     failed: dict[int, Message] = {}
     for number in sorted(family.failed):
         failed.setdefault(at[number], family.messages[number])
     waiting = set[int]()
     for name, (columns, fitting) in built.items():
         kept = [place for place, number in enumerate(fitting) if at[number] not in failed]
-        if recording.columns.wait(name):
+        if must_wait(recording, name):
             waiting.update(at[fitting[place]] for place in kept)
         if kept:
             taken = [column.take(pa.array(kept, pa.int64())) for column in columns]
@@ -126,7 +127,7 @@ def _put(
     if not fitting:
         return
     children = block.children(fitting)
-    if recording.columns.wait(name, batch_id):
+    if must_wait(recording, name, batch_id):
         recording.report.staged[name] += len(fitting)
         *handled, own = columns
         rows = staged_rows(block.take(DELIVERED, fitting), handled, own, children)
@@ -146,7 +147,7 @@ def _write_rows(
     children: pa.Array,
 ) -> None:
     """Write rows of a batcher's table. `columns` are those of its data, then the batch keys."""
-    count, row_type = rows.num_rows, recording.columns.row_types.get(name)
+    count, row_type = rows.num_rows, recording.row_types.get(name)
     recording.report.count_keys(name, columns[-1])
     names = [*(row_type.schema.names if row_type else ["data"]), "batch_key"]
     table = dict(zip(names, columns, strict=True)) | {column: rows.column(column) for column in ATTEMPT_KEY}

@@ -12,8 +12,6 @@ from pipeline_platform.lake.readable import refuse_nul
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import AckPolicy
-from pipeline_platform.model.columns.nested_casts import ModelOf
-from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.options import TableBatcher
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.source.contract import Source
@@ -75,11 +73,6 @@ class Step:
             if isinstance(options, TableBatcher)
         }
         return Writer(self.lake, self.pipeline.name, f"{self.receive_id}-{name}", rows_per_file)
-
-    def row_type(self, batcher: str) -> ModelOf | None:
-        """Return the casts to the columns of a batcher's table; None if its data is JSON."""
-        model = self.pipeline.batchers[batcher].table_schema
-        return None if model is None else row_type(model, self.kept_columns.get(batcher))
 
     def check_sink(self, batcher: str, names: Iterable[str], columns: Iterable[pa.Array]) -> None:
         """Refuse rows that the sink of a batcher cannot store.

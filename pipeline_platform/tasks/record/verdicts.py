@@ -8,16 +8,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.decisions.early_acks import Entry
+from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.model.actions import EARLY, AckPolicy
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import DELIVERY_KEY, Message
 from pipeline_platform.tasks.record.block import Block
+from pipeline_platform.tasks.record.failures import close_failures, judge, shown, write_failures
 from pipeline_platform.tasks.record.filtered import write_filtered
 from pipeline_platform.tasks.record.held import failure_columns, stop
 from pipeline_platform.tasks.record.recording import Recording
-
-_SCHEMA = pa.schema([field for field in OUTCOMES if field.name != "window"])
 
 
 def record_ended(
@@ -30,15 +30,14 @@ def record_ended(
 
     `take_back` writes rescued messages, given with their indexes. A message that fails in it stays failed.
     """
-    failures = recording.failures
-    failures.judge(block)
+    judge(recording, block)
     if block.failed and recording.pipeline is not None:
         held = {index for index in block.failed if block.messages[index]._is_held}
         losers = [(index, block.messages[index]) for index in sorted({*block.failed} - held)]
-        shown = failures.shown([message for _, message in losers], recording.pipeline, may_rescue)
+        after = shown(recording, [message for _, message in losers], recording.pipeline, may_rescue)
         block.failed[:] = held
         rescued = []
-        for (index, _), message in zip(losers, shown, strict=True):
+        for (index, _), message in zip(losers, after, strict=True):
             block.messages[index] = message
             if message.failure is None:
                 rescued.append((index, message))
@@ -46,7 +45,7 @@ def record_ended(
                 block.failed.append(index)
         if rescued:
             take_back(rescued)
-        failures.judge(block)
+        judge(recording, block)
     early = recording.early(block.rows)
     _record_done(recording, block, early)
     if block.failed:
@@ -141,7 +140,7 @@ def _record_failed(recording: Recording, block: Block, early: Mapping[int, Entry
     stop(block, failed, step, report)
     if recorded := list(compress(failed, ends)):
         rows = failure_columns(block, recorded, step)
-        recording.failures.record(rows, block.window, list(compress(losers, ends)))
+        write_failures(recording, rows, block.window, list(compress(losers, ends)))
 
 
 def _actions_of_failures(
@@ -177,14 +176,12 @@ def _write_decided(
     counted[window] += rows.num_rows
     _write(recording, rows, window, outcome, action)
     if recording.ack_policy.closes_failures:
-        recording.failures.close(rows, window)
+        close_failures(recording, rows, window)
 
 
 def _write(
     recording: Recording, rows: pa.RecordBatch, window: str, outcome: str | list[str], action: str | list[str]
 ) -> None:
     """Write the outcomes of rows. `outcome` and `action` are for all rows, or lists with a value per row."""
-    table = {name: rows.column(name) for name in DELIVERY_KEY}
-    for name, value in ("receive_id", recording.step.receive_id), ("outcome", outcome), ("action", action):
-        table[name] = pa.repeat(value, rows.num_rows) if isinstance(value, str) else pa.array(value, pa.string())
-    recording.write("outcomes", window, pa.RecordBatch.from_pydict(table, schema=_SCHEMA))
+    values = {"receive_id": recording.step.receive_id, "outcome": outcome, "action": action}
+    recording.write("outcomes", window, filled(rows, OUTCOMES, **values))
