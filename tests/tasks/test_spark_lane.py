@@ -63,8 +63,8 @@ def row(data: bytes = b"original", **said: Any) -> dict[str, Any]:
         "data": data,
         "batcher": "lake",
         "batch_key": "default",
-        "_failure": None,
-        "_skip": None,
+        "_status": "ok",
+        "_reason": None,
         "line": "T1",
         "late": 0,
         "at": datetime(2026, 1, 1, tzinfo=UTC),
@@ -119,7 +119,7 @@ def test_rows_go_to_their_tables_as_columns(lake):
 
 
 def test_rows_written_together_emit_a_chunk(lake, heard):
-    written(lake, row(line="T1"), row(_failure="as told"))
+    written(lake, row(line="T1"), row(_status="failed", _reason="as told"))
     start, stop = named(heard, "chunk")
     assert start[1]["messages"] == 2
     assert (stop[1]["handled"], stop[1]["failed"]) == (1, 1)
@@ -154,7 +154,7 @@ class Looking(Fast):
         return messages
 
 
-@pytest.mark.parametrize("said", [{"_failure": ""}, {"batcher": "nowhere"}, {"late": 2**63}])
+@pytest.mark.parametrize("said", [{"_status": "failed", "_reason": ""}, {"batcher": "nowhere"}, {"late": 2**63}])
 def test_payloads_of_failures_are_looked_up_a_few_at_a_time(lake, said):
     """If all messages fail, they must not be in memory at once."""
     payloads = [b"x" * (100 if number < 300 else 40_000) for number in range(320)]
@@ -173,8 +173,8 @@ def test_payloads_of_failures_are_looked_up_a_few_at_a_time(lake, said):
         ({"line": None}, "ColumnError", "line must not be None"),
         ({"batcher": "nowhere"}, "unknown batcher", "'nowhere' is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
         ({"batcher": None}, "unknown batcher", "None is not a batcher. Batchers: ['alerts', 'lake', 'raw']"),
-        ({"_failure": "no line", "batcher": "nowhere"}, "failed", "no line"),
-        ({"_failure": ""}, "failed", "handle_messages gave no reason"),
+        ({"_status": "failed", "_reason": "no line", "batcher": "nowhere"}, "failed", "no line"),
+        ({"_status": "failed", "_reason": ""}, "failed", "handle_messages gave no reason"),
     ],
 )
 def test_an_invalid_row_fails_alone(lake, second, kind, reason):
@@ -184,12 +184,21 @@ def test_an_invalid_row_fails_alone(lake, second, kind, reason):
     assert len(rows_of(lake, "fast", manifest, "lake")) == 2
 
 
-def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark_session):
-    """A batch key may be a number, a null status is ok, `skipped` skips, and an unknown status fails."""
-
+def test_routing_and_fields_are_selected_and_a_batch_key_may_be_a_number(spark_session):
     class Small(Fast):
         batchers = {"lake": TableBatcher(schema=Stop)}
 
+    rows = [(0, "lake", 7, "failed", "no line", "T1", 0, "not asked for")]
+    routing = "batcher string, batch_key int, status string, reason string"
+    columns = f"position long, {routing}, line string, late long, more string"
+
+    given = taken(Small, spark_session().createDataFrame(rows, columns)).toArrow().to_pylist()
+
+    route = {"position": 0, "batcher": "lake", "batch_key": "7", "_status": "failed", "_reason": "no line"}
+    assert given == [{**route, "line": "T1", "late": 0}]
+
+
+def test_a_null_status_is_ok_and_an_unknown_status_fails(lake):
     said = [
         ("ok", "unused"),
         (None, None),
@@ -198,20 +207,16 @@ def test_status_and_batcher_of_a_row_become_its_failure_or_route(spark_session):
         ("skipped", "test"),
         ("skipped", None),
     ]
-    rows = [(place, "lake", 7, *status, "T1", 0, "not asked for") for place, status in enumerate(said)]
-    routing = "batcher string, batch_key int, status string, reason string"
-    columns = f"position long, {routing}, line string, late long, more string"
-
-    given = taken(Small, spark_session().createDataFrame(rows, columns)).toArrow().to_pylist()
-
-    route = {"batcher": "lake", "batch_key": "7", "line": "T1", "late": 0}
-    failures, skips = [None, None, "no line", "", None, None], [None, None, None, None, "test", ""]
-    ends = [{"_failure": failure, "_skip": skip} for failure, skip in zip(failures, skips, strict=True)]
-    assert given == [{"position": place, **route, **end} for place, end in enumerate(ends)]
+    manifest = written(lake, *(row(_status=status, _reason=reason) for status, reason in said))
+    ends = ["handled", "handled", "failed", "failed", "skipped", "skipped"]
+    assert outcomes(lake, "fast", manifest) == {f"m{place}": end for place, end in enumerate(ends)}
+    no_reason = ("failed", "handle_messages gave no reason")
+    assert failures(lake, manifest) == {"m2": ("failed", "no line"), "m3": no_reason}
+    assert manifest.totals.skip_reasons == {"test": 1, "": 1}
 
 
 def test_handle_failed_may_set_ack_actions(lake):
-    manifest = written(lake, row(b"again", _failure=""), row(_failure=""))
+    manifest = written(lake, row(b"again", _status="failed", _reason=""), row(_status="failed", _reason=""))
     assert outcomes(lake, "fast", manifest) == {"m0": "returned", "m1": "failed"}
 
 
@@ -223,7 +228,12 @@ class Fragile(Fast):
 
 
 def test_a_row_that_ends_its_worker_fails_alone(lake):
-    rows = [row(), row(b"kill", _failure="no line"), row(_failure="no line"), row(late=2**63)]
+    rows = [
+        row(),
+        row(b"kill", _status="failed", _reason="no line"),
+        row(_status="failed", _reason="no line"),
+        row(late=2**63),
+    ]
     manifest = written(lake, *rows, pipeline=Fragile, careful=True, late=pa.uint64())
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed", "m3": "failed"}
     killer = ("worker killed", "handle_failed ended the worker (signal 9)")
@@ -241,7 +251,7 @@ class Hanging(Fragile):
 
 def test_a_handle_failed_that_hangs_affects_no_other_chunk(lake):
     told = [b"1", b"hang", b"2", b"3", b"4"]
-    rows = [row(), *(row(data, _failure="no line") for data in told)]
+    rows = [row(), *(row(data, _status="failed", _reason="no line") for data in told)]
     manifest = written(lake, *rows, pipeline=Hanging)
     late = ("timeout", "handle_failed took longer than processors.message_timeout (0.5 s) allows")
     seen = ("failed", "seen")
@@ -267,7 +277,7 @@ def test_rows_of_several_windows_go_to_their_windows(lake):
     files = [*first, *(part._replace(position=1) for part in ranges(later, "fast"))]
     routing = {"batcher": "lake", "batch_key": "k", "line": "T1"}
     columns = {name: pa.repeat(value, 2) for name, value in routing.items()}
-    columns |= dict.fromkeys(["_failure", "_skip"], pa.nulls(2, pa.string()))
+    columns |= dict.fromkeys(["_status", "_reason"], pa.nulls(2, pa.string()))
     columns |= {"late": pa.nulls(2, pa.int64()), "position": pa.array([1, 0])}
 
     write = WriteColumns(Fast, None, Memory().ack_policy, lake, "r1", files)
@@ -289,7 +299,7 @@ def test_a_changed_position_is_refused(lake, positions):
 
 
 def test_a_retried_failure_is_closed(lake):
-    manifest = written(lake, row(), row(_failure=""), ack_policy=DRIVEN_AGAIN)
+    manifest = written(lake, row(), row(_status="failed", _reason=""), ack_policy=DRIVEN_AGAIN)
     events = rows_of(lake, "fast", manifest, "failed")
     assert {event["message_id"]: event["state"] for event in events} == {"m0": "closed", "m1": "open"}
 
@@ -302,6 +312,6 @@ def test_without_batchers_rows_leave_their_outcomes(lake):
         def handle_messages(self, messages, context):
             return messages
 
-    manifest = written(lake, row(), row(_failure="no"), row(batcher="whatever"), pipeline=Bare)
+    manifest = written(lake, row(), row(_status="failed", _reason="no"), row(batcher="whatever"), pipeline=Bare)
 
     assert outcomes(lake, "fast", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}

@@ -17,7 +17,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.handle.row_lane import LANE, Handler, oversized
 from pipeline_platform.tasks.record.filtered import Filter
 from pipeline_platform.tasks.record.recording import Recording
-from pipeline_platform.tasks.record.routed import FIELD, RoutedRows, failure_of, fields_of_all, skip_of
+from pipeline_platform.tasks.record.routed import FIELD, ROUTES, RoutedRows, fields_of_all, has_failed
 
 _Permitted = Callable[[int], tuple[int, float]]
 
@@ -143,7 +143,8 @@ class BlockLane:
 
     def _well(self, block: pa.Table) -> pa.Table:
         """Record the rows that `prepare_messages` marked as failed or skipped. Return the other rows."""
-        ended = pc.is_valid(pc.coalesce(self._failure(block), skip_of(block["status"], block["reason"])))
+        failed = has_failed(block["status"], block["position"], self._refused)
+        ended = pc.or_(failed, pc.fill_null(pc.equal(block["status"], "skipped"), False))
         self._write(block.filter(ended), ())
         return block.filter(pc.invert(ended))
 
@@ -180,24 +181,14 @@ class BlockLane:
     def _write(self, block: pa.Table, fields: Sequence[str]) -> None:
         if not block.num_rows:
             return
-        received, column = self._received(block["position"]), {name: block[name] for name in block.schema.names}
-        columns = {name: received.column(name) for name in ("position", *DELIVERY_KEY)}
-        columns |= {name: column[name] for name in ("batcher", "batch_key")}
-        columns |= {"_failure": self._failure(block), "_skip": skip_of(block["status"], block["reason"])}
-        columns |= {FIELD + name: column[name] for name in fields}
+        received = self._received(block["position"])
+        columns = {name: received.column(name) for name in DELIVERY_KEY}
+        columns |= {route: block[name] for route, name in zip(ROUTES, ("position", *ROUTING), strict=True)}
+        columns |= {FIELD + name: block[name] for name in fields}
         arrays = [
             column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns.values()
         ]
         self._routed.write(pa.RecordBatch.from_arrays(arrays, names=list(columns)))
-
-    def _failure(self, block: pa.Table) -> pa.Array:
-        """Return the column `_failure`. Rows that `columns` refused fail even if the callback set another status."""
-        said = failure_of(block["status"], block["reason"])
-        if not self._refused:
-            return said
-        why = [failure and failure.reason for failure in map(self._refused.get, block["position"].to_pylist())]
-        is_silent = pc.fill_null(pc.equal(said, ""), True)
-        return pc.if_else(is_silent, pc.coalesce(pa.array(why, pa.string()), said), said)
 
     def _fail(self, positions: Any, failure: Failure) -> None:
         if len(positions):

@@ -125,12 +125,10 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
             f"{pipeline.__qualname__}.handle_messages returned no column {missing}. Keep the columns of its argument, "
             "and add a column for each field of the batchers' models"
         )
-    batcher, key, status, reason = (f.col(name).cast("string") for name in ROUTING)  # batch keys may be numbers
-    # An unknown status fails too: a misspelt `failed` must not pass.
-    reason, is_skipped = f.coalesce(reason, f.lit("")), status == "skipped"
-    failure, skip = f.when((status != "ok") & ~is_skipped, reason), f.when(is_skipped, reason)
-    named = zip((batcher, key, failure, skip), ROUTES[1:], strict=True)
-    return handled.select("position", *(column.alias(name) for column, name in named), *fields)
+    routes = zip(ROUTING, ROUTES[1:], strict=True)
+    # Batch keys may be numbers.
+    columns = [f.col(name).cast("string").alias(route) for name, route in routes]
+    return handled.select("position", *columns, *fields)
 
 
 def not_returned(pipeline: type[Pipeline], received: DataFrame, seen: DataFrame) -> DataFrame:

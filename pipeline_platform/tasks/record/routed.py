@@ -24,8 +24,8 @@ from pipeline_platform.tasks.record.verdicts import record_handled
 
 FIELD = "."
 """Prefix of the columns of model fields: a model may have a field `received_at`."""
-ROUTES = ("position", "batcher", "batch_key", "_failure", "_skip")
-"""Columns of the routing. A row has failed if its `_failure` is not null; otherwise it is skipped if `_skip` is not."""
+ROUTES = ("position", "batcher", "batch_key", "_status", "_reason")
+"""Columns of the routing: a model may have a field `status`."""
 
 _FIRST = 16
 """Payloads that are looked up first, while their size is unknown."""
@@ -38,16 +38,13 @@ def fields_of_all(pipeline: type[Pipeline]) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def failure_of(status: pa.Array, reason: pa.Array) -> pa.Array:
-    """Return the column `_failure`. An unknown status fails too: a misspelt `failed` must not pass."""
-    failed = pc.invert(pc.is_in(status, pa.array(["ok", "skipped", None])))
-    return pc.if_else(failed, pc.fill_null(reason, ""), pa.scalar(None, pa.string()))
+def has_failed(statuses: pa.Array, positions: pa.Array, refused: Mapping[int, Failure]) -> pa.Array:
+    """Return whether each row has failed. An unknown status fails too: a misspelt `failed` must not pass.
 
-
-def skip_of(status: pa.Array, reason: pa.Array) -> pa.Array:
-    """Return the column `_skip`."""
-    skipped = pc.fill_null(pc.equal(status, "skipped"), False)
-    return pc.if_else(skipped, pc.fill_null(reason, ""), pa.scalar(None, pa.string()))
+    Rows whose payload is `refused`, by position, fail even if the callback set another status.
+    """
+    failed = pc.invert(pc.is_in(statuses, pa.array(["ok", "skipped", None])))
+    return pc.or_(failed, pc.is_in(positions, pa.array([*refused], pa.int64()))) if refused else failed
 
 
 class RoutedRows:
@@ -59,7 +56,7 @@ class RoutedRows:
         positions: Positions of all rows of the try, in order. The watch identifies rows by their index in them.
         received: Function that returns the rows at some positions, as received.
         batch_mode: Batch mode of messages for batchers with a callback.
-        refused: Failures of payloads, by position. Rows have only their reasons.
+        refused: Failures of payloads, by position.
     """
 
     def __init__(
@@ -89,9 +86,9 @@ class RoutedRows:
             failure = Failure("ColumnError", str(error), "", "handle_messages")
             self.fail(rows.select(["position"]), lambda _: failure)
             return
-        failed = pc.is_valid(rows.column("_failure"))
-        skipped = pc.and_not(pc.is_valid(rows.column("_skip")), failed)
-        self._end(rows.filter(skipped), lambda message, row: message.skip(row["_skip"]))
+        failed = has_failed(rows.column("_status"), rows.column("position"), self._refused)
+        skipped = pc.and_not(pc.fill_null(pc.equal(rows.column("_status"), "skipped"), False), failed)
+        self._end(rows.filter(skipped), lambda message, row: message.skip(row["_reason"] or ""))
         rows, failed = (kept.filter(pc.invert(skipped)) for kept in (rows, failed))
         batcher = pc.fill_null(rows.column("batcher"), "")
         known = pc.is_in(batcher, pa.array([*self._batchers], pa.string()))
@@ -200,8 +197,8 @@ class RoutedRows:
             step = max(1, min(4 * step, options.chunk_size, fitting))
 
     def _failed(self, row: dict[str, Any]) -> Failure:
-        known, reason = self._refused.get(row["position"]), row["_failure"]
-        if known is not None and known.reason == reason:
+        known, reason = self._refused.get(row["position"]), row["_reason"] or ""
+        if known is not None and (row["_status"] in ("ok", "skipped", None) or reason in ("", known.reason)):
             return known
         return Failure("failed", reason or "handle_messages gave no reason", "", "handle_messages")
 
