@@ -33,7 +33,7 @@ from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.receive.read_shares import ReadShares
 from pipeline_platform.tasks.record import staging
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.tasks.record.step import receive_table
 
 WINDOW = "2026-11-21T0000"
 
@@ -84,7 +84,7 @@ def steps(lake: Lake, queue: TableQueue, received: list[RowRange], turn: str) ->
     middle = time.process_time()
     options = Batched.batchers["default"]
     assert isinstance(options, Batcher)
-    (staged,) = divide(handled.of_table(staged_table(turn, "default")), "batched", 1)
+    (staged,) = divide(handled.of_table(receive_table(turn, "default")), "batched", 1)
     planned = ran(CutBatches(**common, receive_id=turn, batcher="default", options=options, staged=staged))
     (plan,) = divide(planned.of_table(plan_table(turn, "default")), "batched", 1)
     cut = time.process_time()

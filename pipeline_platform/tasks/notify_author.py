@@ -25,7 +25,8 @@ ROWS = 1_000
 """Maximum number of messages in a call."""
 
 NOT_TAKEN = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
-"""Schema of messages whose notification raised. They are not acknowledged."""
+"""Columns of `NOT_TAKEN_TABLE`: messages whose notification raised. They are not acknowledged."""
+NOT_TAKEN_TABLE = "_unheard"
 
 _OUTCOMES = NOT_TAKEN.append(pa.field("outcome", pa.string()))
 _KEYS = only(READ, *NOT_TAKEN.names, *MESSAGE_KEY)
@@ -36,11 +37,6 @@ _ROWS = 65_536
 
 Stretch = tuple[int, int]
 """Positions of received messages: first (inclusive) and end (exclusive)."""
-
-
-def not_taken_table(receive_id: str) -> str:
-    """Return the table in which `NotifyAuthor` writes `NOT_TAKEN`. No batcher can have this name."""
-    return f"_receives/{receive_id}/_unheard"
 
 
 def ended(
@@ -176,4 +172,4 @@ class NotifyAuthor(CallingStep):
             noun = "message" if rows.num_rows == 1 else "messages"
             recording.report.errors.append(words(f"acknowledge of {rows.num_rows} {noun} of {ack_ref}: {why}"))
         window = rows.column("window")[0].as_py()
-        recording.write(not_taken_table(self.receive_id), window, rows.select(NOT_TAKEN.names))
+        recording.stage(NOT_TAKEN_TABLE, window, rows.select(NOT_TAKEN.names))

@@ -17,17 +17,17 @@ from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches
 from pipeline_platform.tasks.batch.parents import parents_of, with_ends
 from pipeline_platform.tasks.callback_process.fork import Written
 from pipeline_platform.tasks.handle.handle_messages import lane_of
-from pipeline_platform.tasks.handle.in_order import FOUND, FindPartitions, found_table
+from pipeline_platform.tasks.handle.in_order import FOUND, FOUND_TABLE, FindPartitions
 from pipeline_platform.tasks.handle.row_lane import LANE
 from pipeline_platform.tasks.handle.source_order import in_source_order, waves_of
 from pipeline_platform.tasks.record.batched import record_parents
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.fan_out import ENDS, ends_table, parents_table
+from pipeline_platform.tasks.record.fan_out import ENDS, ENDS_TABLE, PARENTS_TABLE
 from pipeline_platform.tasks.record.held import held_by, hold
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_messages
-from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, staged_table, to_be_cut
-from pipeline_platform.tasks.record.step import Step
+from pipeline_platform.tasks.record.staging import CUT_BY, staged_messages, to_be_cut
+from pipeline_platform.tasks.record.step import Step, receive_table
 
 
 class EarlyCalls(EarlyAcks):
@@ -123,7 +123,7 @@ class Kept(Recording):
 
     def _end_parents(self, rows: pa.RecordBatch, window: str) -> None:
         written = {table for table, *_ in self._files.batches}
-        names = [table(self.step.receive_id) for table in (parents_table, ends_table)]
+        names = [receive_table(self.step.receive_id, name) for name in (PARENTS_TABLE, ENDS_TABLE)]
         if names[0] not in written:
             return
         parents, ends = (self.written(name) if name in written else ENDS.empty_table() for name in names)
@@ -141,7 +141,7 @@ class Kept(Recording):
         if self.step.pipeline.partitioning() is None:
             return rows
         FindPartitions(**vars(self.step), parts=()).find(window, rows, self)
-        table = found_table(self.step.receive_id)
+        table = receive_table(self.step.receive_id, FOUND_TABLE)
         found = [some for name, _, some in self._files.batches if name == table]
         plan = pa.Table.from_batches(found, FOUND).combine_chunks()
         rows = rows.take(pc.index_in(plan["position"].combine_chunks(), rows["position"]))
@@ -167,7 +167,7 @@ class Kept(Recording):
         return rows.filter(pc.invert(is_held))
 
     def _cut(self, task: HandleBatches, window: str, options: Batcher) -> Iterator[Batch]:
-        waiting = self.written(staged_table(task.receive_id, task.batcher))
+        waiting = self.written(receive_table(task.receive_id, task.batcher))
 
         def read(rows: list[int]) -> Iterator[Message]:
             (batch,) = waiting.take(rows).combine_chunks().to_batches()

@@ -16,7 +16,8 @@ from pipeline_platform.model.columns.crossing import encode
 from pipeline_platform.tasks.batch import cutting, handle_batches
 from pipeline_platform.tasks.batch.batch_plan import plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.record.staging import STAGED, staged_table
+from pipeline_platform.tasks.record.staging import STAGED
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.faults import fault
 from tests.fixtures.obedient import ODD
 from tests.fixtures.small_lake import (
@@ -118,7 +119,7 @@ def batched(
     with Writer(lake, pipeline.name, "staged") as writer:
         first, planned = 0, []
         for batch in batches:
-            writer.write(staged_table(receive_id, batcher), WINDOW, batch.rows)
+            writer.write(receive_table(receive_id, batcher), WINDOW, batch.rows)
             rows = list(range(first, first := first + batch.rows.num_rows))
             trigger = "size" if batch.full else "flush"
             told = {"window": WINDOW, "batch_key": batch.key, "number": batch.number, "trigger": trigger}
@@ -127,7 +128,7 @@ def batched(
             plan_table(receive_id, batcher), WINDOW, pa.RecordBatch.from_pylist(planned, schema=cutting.BATCHES)
         )
         written = writer.close()
-    files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (staged_table, plan_table)]
+    files = [ranges(written, pipeline.name, table(receive_id, batcher)) for table in (receive_table, plan_table)]
     task = HandleBatches(pipeline, None, Memory().ack_policy, lake, receive_id, batcher, *files, **options)
     return done(task, careful=careful)
 

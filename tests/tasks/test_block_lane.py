@@ -16,7 +16,7 @@ from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.actions import EARLY
 from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.tasks.handle.repeats import REPEATS
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.tasks.record.step import receive_table
 from pipeline_platform.testing import test_batch
 from tests.fixtures.obedient import Obedient, ObedientBlocks
 from tests.fixtures.small_lake import WINDOW, Memory, Row, batch_of, handled, numbered, outcomes, ranges, rows_of
@@ -305,7 +305,7 @@ class Batching(ObedientBlocks):
 
 def test_a_batcher_with_a_callback_gets_rows_as_messages(lake):
     manifest = handled(lake, Batching, b"1", b"fail", b"2")
-    assert [row["value"] for row in rows_of(lake, "obedient", manifest, staged_table("r1", "kept"))] == [
+    assert [row["value"] for row in rows_of(lake, "obedient", manifest, receive_table("r1", "kept"))] == [
         b'{"text":"1"}', b'{"text":"2"}',
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline_platform import Batcher, Message, PipelineError, Processors, Producer, TableBatcher, testing
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.families import FAULTS, SHOWN, Families
 from tests.fixtures.flow_pipelines import Word
 from tests.fixtures.small_lake import handled, outcomes, rows_of
@@ -38,7 +38,7 @@ def test_a_list_of_rows_is_one_message_that_is_handled(lake):
 def test_a_message_waits_for_children_that_wait_for_a_batch(lake):
     manifest = handled(lake, Families, b"lake=a left=b left=c", b"plain")
     assert outcomes(lake, "families", manifest) == {"m1": "handled"}
-    waiting = rows_of(lake, "families", manifest, staged_table("r1", "left"))
+    waiting = rows_of(lake, "families", manifest, receive_table("r1", "left"))
     assert [(row["child"], row["data"]) for row in waiting] == [(1, None), (2, None)], "no copy of the payload for each"
 
 
@@ -51,7 +51,7 @@ def test_where_a_child_fails_no_row_of_its_siblings_is_written(lake, careful):
     manifest = handled(lake, Families, *faults, b"plain", careful=careful)
     assert outcomes(lake, "families", manifest) == {**{f"m{place}": "failed" for place in range(4)}, "m4": "handled"}
     assert [row["word"] for row in rows_of(lake, "families", manifest, "lake")] == ["plain"]
-    assert rows_of(lake, "families", manifest, staged_table("r1", "left")) == []
+    assert rows_of(lake, "families", manifest, receive_table("r1", "left")) == []
     assert {row["data"]: row["kind"] for row in rows_of(lake, "families", manifest, "failed")} == faults
 
 
@@ -124,7 +124,7 @@ def test_each_child_has_a_partition_of_its_own(lake):
 
     manifest = handled(lake, Parted, b"left=c left=a", b"left=a left=A")
 
-    waiting = rows_of(lake, "parted", manifest, staged_table("r1", "left"))
+    waiting = rows_of(lake, "parted", manifest, receive_table("r1", "left"))
     assert [(row["message_id"], row["child"], row["own"]) for row in waiting] == [("m0", 0, "2"), ("m0", 1, "0")]
     (failure,) = rows_of(lake, "parted", manifest, "failed")
     assert (failure["stage"], failure["message_id"]) == ("partition_by", "m1")

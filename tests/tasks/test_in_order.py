@@ -18,14 +18,9 @@ from pipeline_platform.lake.reader import divide
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.tasks.callback_process.fork import Death
-from pipeline_platform.tasks.handle.in_order import (
-    DealPartitions,
-    FindPartitions,
-    HandleInOrder,
-    dealt_table,
-    found_table,
-)
+from pipeline_platform.tasks.handle.in_order import DealPartitions, FindPartitions, HandleInOrder
 from pipeline_platform.tasks.handle.repeats import REPEATS
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import WINDOW, Memory, done, numbered, outcomes, ranges, received, returned, rows_of
 from tests.tasks.test_isolation import isolated
@@ -136,9 +131,9 @@ def handle(
     rows = ranges(received(lake, pipeline.name, source), pipeline.name)
     found = done(FindPartitions(**step, parts=[rows], repeats=repeats, **options), careful=careful)
     tasks, written, by_task = pipeline.processors.concurrency, Manifest(), []
-    if files := found.of_table(found_table("r1")):
+    if files := found.of_table(receive_table("r1", "_found")):
         deal = DealPartitions(lake, pipeline.name, "r1", divide(files, pipeline.name, 1)[0], tasks)
-        plan = ranges(returned(deal(0)), pipeline.name, dealt_table("r1"))
+        plan = ranges(returned(deal(0)), pipeline.name, receive_table("r1", "_dealt"))
         for index in range(tasks):
             pipeline.diary.write_bytes(b"")
             for turns in portions:

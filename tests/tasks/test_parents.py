@@ -15,9 +15,9 @@ from pipeline_platform.tasks.batch.parents import EndParents
 from pipeline_platform.tasks.callback_process.fork import Written
 from pipeline_platform.tasks.handle import row_lane
 from pipeline_platform.tasks.handle.handle_messages import Handle
-from pipeline_platform.tasks.record.fan_out import ends_table, parents_table
+from pipeline_platform.tasks.record.fan_out import ENDS_TABLE, PARENTS_TABLE
 from pipeline_platform.tasks.record.recording import Recording
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.families import Families
 from tests.fixtures.faults import fault
 from tests.fixtures.flow_pipelines import Word
@@ -64,12 +64,12 @@ def ended(lake: Lake, *payloads: bytes | None, careful: bool, tasks: int = 2, **
     whole = divide(raw.of_table("messages"), name, 1)
     written = done(Handle(**shared, parts=whole))
     for batcher in ("left", "right"):
-        if staged := ranges(written, name, staged_table("r1", batcher)):
+        if staged := ranges(written, name, receive_table("r1", batcher)):
             cut = CutBatches(**shared, batcher=batcher, options=Fragile.batchers[batcher], staged=staged)
             plan = ranges(returned(cut(0)), name, plan_table("r1", batcher))
             written += done(HandleBatches(**shared, batcher=batcher, staged=staged, plan=plan))
-    files = {table: ranges(written, name, table("r1")) for table in (parents_table, ends_table)}
-    end = EndParents(**shared, parts=whole, plan=files[parents_table], ends=files[ends_table], tasks=tasks)
+    plan, ends = (ranges(written, name, receive_table("r1", table)) for table in (PARENTS_TABLE, ENDS_TABLE))
+    end = EndParents(**shared, parts=whole, plan=plan, ends=ends, tasks=tasks)
     return sum((done(end, index, careful=careful) for index in range(tasks)), Manifest())
 
 

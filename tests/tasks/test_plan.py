@@ -12,7 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.tasks.batch import batch_plan
 from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import Keeping, Memory, done, handled, outcomes, ranges, rows_of
 
@@ -62,7 +62,7 @@ FAILED: list[str | None] = []
 def planned(lake: Lake, *payloads: str, careful: bool = False) -> tuple[list[RowRange], Manifest]:
     """Return the files of staged parcels and the manifest of their plan."""
     whole = ranges(
-        handled(lake, Boxes, *(payload.encode() for payload in payloads)), "boxes", staged_table("r1", "box")
+        handled(lake, Boxes, *(payload.encode() for payload in payloads)), "boxes", receive_table("r1", "box")
     )
     (options,) = Boxes.batchers.values()
     cut = CutBatches(Boxes, None, Memory().ack_policy, lake, "r1", "box", options, whole, "flush")

@@ -13,7 +13,8 @@ from pipeline_platform.model.options import Processors
 from pipeline_platform.tasks.handle import repeats
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.record_unseen import RecordUnseen
-from pipeline_platform.tasks.handle.repeats import IN_MEMORY, REPEATS, FindRepeats, Repeats, repeats_table
+from pipeline_platform.tasks.handle.repeats import IN_MEMORY, REPEATS, FindRepeats, Repeats
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.faults import fault
 from tests.fixtures.small_lake import (
     WINDOW,
@@ -31,7 +32,7 @@ from tests.fixtures.small_lake import (
 def known(lake: Lake, decided: int, copy: int):
     """Write repeats: the positions of a decided message and of a copy."""
     rows = [{"row": copy, "decided": False}, {"row": decided, "decided": True}]
-    table = (repeats_table("r1"), WINDOW, pa.Table.from_pylist(rows, schema=REPEATS))
+    table = (receive_table("r1", "_repeats"), WINDOW, pa.Table.from_pylist(rows, schema=REPEATS))
     return whole(write_rows(lake, "keeping", "r1", [table]), "keeping")
 
 
@@ -115,7 +116,7 @@ def looked_up(request, lake, monkeypatch):
             known.insert(nth, whole(write_rows(lake, "keeping", "r0", earlier), "keeping"))
         find = FindRepeats(lake, "keeping", "r1", WINDOW, files, known)
         manifest = sum((returned(find(index)) for index in range(len(known))), Manifest())
-        found = Repeats.read(lake, ranges(manifest, "keeping", repeats_table("r1")))
+        found = Repeats.read(lake, ranges(manifest, "keeping", receive_table("r1", "_repeats")))
         _, decided, copies = found.split(pa.RecordBatch.from_pydict({"position": range(len(received))}))
         return {
             row: is_decided

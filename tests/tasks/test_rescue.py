@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Batcher, Message, Processors, TableBatcher
-from pipeline_platform.tasks.record.staging import staged_table
+from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Keeping, Memory, Row, handled, numbered, outcomes, rows_of
 from tests.tasks.test_batch import batched, staged
@@ -59,7 +59,7 @@ def test_a_rescued_message_goes_to_its_batcher_with_what_was_put(lake):
     assert told == {"m0": "handled", "m1": "handled", "m2": "failed"}, "m3 waits for its batch"
     kept = rows_of(lake, "rescuing", manifest, "kept")
     assert [(row["text"], row["batch_key"]) for row in kept] == [("1", "1"), ("fail back", "f")]
-    (waiting,) = rows_of(lake, "rescuing", manifest, staged_table("r1", "called"))
+    (waiting,) = rows_of(lake, "rescuing", manifest, receive_table("r1", "called"))
     assert (waiting["message_id"], waiting["batch_key"]) == ("m3", "b")
     assert [row["message_id"] for row in rows_of(lake, "rescuing", manifest, "failed")] == ["m2"]
     assert (manifest.totals.handled.total(), manifest.totals.failed.total(), manifest.totals.rescued) == (2, 1, 2)

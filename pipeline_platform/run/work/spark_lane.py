@@ -21,8 +21,9 @@ from pipeline_platform.spark import engine
 from pipeline_platform.tasks.by_position import checksum_of_all
 from pipeline_platform.tasks.handle import spark_lane
 from pipeline_platform.tasks.handle.handle_messages import READ
-from pipeline_platform.tasks.handle.record_unseen import RecordUnseen, unseen_table
+from pipeline_platform.tasks.handle.record_unseen import UNSEEN_TABLE, RecordUnseen
 from pipeline_platform.tasks.record.filtered import Filter
+from pipeline_platform.tasks.record.step import receive_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -66,7 +67,7 @@ class SparkLane:
         name, has_large = self.pipeline.name, largest > self.pipeline.processors.max_message_bytes
         sees_all = not self.repeats and not has_large and not Filter(self.pipeline)
         unseen = Manifest() if sees_all else self._record_unseen(whole(self.files, name))
-        ended = whole(unseen.of_table(unseen_table(self.receive.receive_id)), name)
+        ended = whole(unseen.of_table(receive_table(self.receive.receive_id, UNSEEN_TABLE)), name)
         return replace(self, repeats=[*self.repeats, *ended])._seen(unseen, sees_all=sees_all)
 
     def _seen(self, unseen: Manifest, *, sees_all: bool) -> Manifest:

@@ -22,8 +22,8 @@ from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.calling_step import CallingStep
 from pipeline_platform.tasks.isolation import Tries
 from pipeline_platform.tasks.record.recording import Recording
-from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, staged_table, to_be_cut
-from pipeline_platform.tasks.record.step import Destination
+from pipeline_platform.tasks.record.staging import CUT_BY, STAGED, staged_messages, to_be_cut
+from pipeline_platform.tasks.record.step import Destination, receive_table
 
 SPLIT_ROWS, SPLIT_BYTES = 8_192, 16 * 2**20
 """Rows and bytes of messages that are read together for a splitter."""
@@ -152,4 +152,4 @@ class _Named(Watch):
 
 def plan_table(receive_id: str, batcher: str) -> str:
     """Return the table in which `CutBatches` writes the batches of a batcher. No batcher can have this name."""
-    return f"{staged_table(receive_id, batcher)}-batches"
+    return receive_table(receive_id, f"{batcher}-batches")

@@ -34,7 +34,7 @@ from pipeline_platform.tasks.record.filtered import FILTERED, Filter
 from pipeline_platform.tasks.record.held import HELD_BY, held_by, hold
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import record_messages
-from pipeline_platform.tasks.record.step import Destination
+from pipeline_platform.tasks.record.step import Destination, receive_table
 
 FOUND = pa.schema(
     [
@@ -44,7 +44,8 @@ FOUND = pa.schema(
         ("size", pa.int64()),
     ]
 )
-"""A message that waits for its task. `own` is the partition for handling; `size` is in bytes."""
+"""A message that waits for its task, in `FOUND_TABLE`. `own` is the partition for handling; `size` is in bytes."""
+FOUND_TABLE, _DEALT_TABLE = "_found", "_dealt"
 
 DEALT = pa.schema(
     [
@@ -58,18 +59,9 @@ DEALT = pa.schema(
         (HELD_BY, pa.string()),
     ]
 )
-"""Messages of each task, in the order of handling. `turn` counts all messages in this order; the lane is the number of
-the partition. The last columns are for pipelines that hold partitions: a wave has one message of each partition."""
-
-
-def found_table(receive_id: str) -> str:
-    """Return the table in which `FindPartitions` writes. No batcher can have this name."""
-    return f"_receives/{receive_id}/_found"
-
-
-def dealt_table(receive_id: str) -> str:
-    """Return the table in which `DealPartitions` writes."""
-    return f"_receives/{receive_id}/_dealt"
+"""Messages of each task in `_DEALT_TABLE`, in the order of handling. `turn` counts all messages in this order; the lane
+is the number of the partition. The last columns are for pipelines that hold partitions: a wave has one message of each
+partition."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +93,7 @@ class FindPartitions(Handle):
             good, own = _take(rows, kept), pa.array([found[row] for row in kept], pa.string())
         size = pc.binary_length(good.column("data")).cast(pa.int64())
         columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
-        recording.write(found_table(self.receive_id), window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
+        recording.stage(FOUND_TABLE, window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
 
     def _stage(self) -> str:
         return PARTITION_BY
@@ -140,7 +132,7 @@ class DealPartitions:
         plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
         with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
             for batch in plan.to_batches():
-                writer.write(dealt_table(self.receive_id), self.found[0].window, batch)
+                writer.write(receive_table(self.receive_id, _DEALT_TABLE), self.found[0].window, batch)
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
 

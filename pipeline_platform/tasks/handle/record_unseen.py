@@ -17,10 +17,8 @@ from pipeline_platform.tasks.record.filtered import ONLY, Filter
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.verdicts import record_failed
 
-
-def unseen_table(receive_id: str) -> str:
-    """Return the table of the messages that are recorded, as `REPEATS`. No batcher can have this name."""
-    return f"_receives/{receive_id}/_unseen"
+UNSEEN_TABLE = "_unseen"
+"""Table of the messages that are recorded, as `REPEATS`; see `receive_table`."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ class RecordUnseen(Handle):
 
     def _hide(self, window: str, rows: pa.RecordBatch, recording: Recording) -> None:
         hidden = [rows.column("position"), pa.repeat(False, rows.num_rows)]
-        recording.write(unseen_table(self.receive_id), window, pa.RecordBatch.from_arrays(hidden, schema=REPEATS))
+        recording.stage(UNSEEN_TABLE, window, pa.RecordBatch.from_arrays(hidden, schema=REPEATS))
         count_positions(rows["position"].to_numpy(), recording.report)
 
     def _stage(self) -> str:

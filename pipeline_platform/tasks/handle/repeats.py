@@ -15,21 +15,18 @@ from pipeline_platform.lake.tables import DECISIONS, OUTCOMES
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.message import MESSAGE_KEY, MESSAGES
 from pipeline_platform.model.portions import portions
+from pipeline_platform.tasks.record.step import receive_table
 
 REPEATS = pa.schema([("row", pa.int64()), ("decided", pa.bool_())])
 """Deliveries that are not handled, by `row`, their position. `decided`: an earlier receive decided the message;
 otherwise another delivery of this receive is handled. A delivery may have a row for each reason."""
+_REPEATS_TABLE = "_repeats"
 
 IN_MEMORY = 262_144
 """Redelivered messages whose keys a task keeps in memory at once. It reads the outcomes again for further ones."""
 _ROWS = 65_536
 _DELIVERED = pa.schema([*only(MESSAGES, *MESSAGE_KEY, "redelivered"), ("position", pa.int64())])
 _DECIDED = only(OUTCOMES, *MESSAGE_KEY, "outcome")
-
-
-def repeats_table(receive_id: str) -> str:
-    """Return the table of `REPEATS`. No batcher can have this name."""
-    return f"_receives/{receive_id}/_repeats"
 
 
 class Repeats:
@@ -90,7 +87,7 @@ class FindRepeats:
                 for rows, decided in found:
                     columns = [rows["position"].combine_chunks(), pa.repeat(decided, len(rows))]
                     repeats = pa.RecordBatch.from_arrays(columns, schema=REPEATS)
-                    writer.write(repeats_table(self.receive_id), self.window, repeats)
+                    writer.write(receive_table(self.receive_id, _REPEATS_TABLE), self.window, repeats)
             manifest = writer.close()
         yield from manifest.to_arrow().to_batches()
 

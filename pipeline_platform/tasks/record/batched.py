@@ -8,7 +8,7 @@ from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher, has_table
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.failures import judge
-from pipeline_platform.tasks.record.fan_out import ends_of, ends_table
+from pipeline_platform.tasks.record.fan_out import ENDS_TABLE, ends_of
 from pipeline_platform.tasks.record.held import stop
 from pipeline_platform.tasks.record.recording import Recording
 from pipeline_platform.tasks.record.routing import write_for
@@ -82,7 +82,7 @@ def _set_children_apart(recording: Recording, block: Block, may_rescue: Callable
     children = [(index, message) for index, message in enumerate(block.messages) if message.child is not None]
     recording.keep_children(block.rows, children)
     ends = ends_of(block.rows, children, [child for _, child in children if may_rescue(child)])
-    recording.write(ends_table(recording.step.receive_id), block.window, ends)
+    recording.stage(ENDS_TABLE, block.window, ends)
     failed = [index for index, child in children if child.failure is not None and not child._is_held]
     stop(block, failed, recording.step, recording.report)
     for indexes in block.done, block.failed:

@@ -18,8 +18,11 @@ MOST_CHILDREN = 10_000
 MOST_BYTES = 2**30
 """Maximum size of data (bytes or text) in the children of a message: an Arrow array must be smaller than 2 GiB."""
 
+PARENTS_TABLE, ENDS_TABLE = "_parents", "_ends"
+
 PARENTS = pa.schema([("position", pa.int64()), ("size", pa.int64()), ("own", pa.string())])
-"""Messages that wait for their children, the bytes of their payloads, and their partitions if these are held."""
+"""Columns of `PARENTS_TABLE`: messages that wait for their children, the bytes of their payloads, and their partitions,
+if these are held."""
 
 ENDS = pa.schema(
     [
@@ -32,20 +35,10 @@ ENDS = pa.schema(
         ("may_rescue", pa.bool_()),
     ]
 )
-"""The end of a child: its failure (`kind` is null if it did not fail) and its ack actions.
+"""Columns of `ENDS_TABLE`: the end of a child, its failure (`kind` is null if it did not fail) and its ack actions.
 
 Child -1 is the parent, with its ack actions.
 """
-
-
-def parents_table(receive_id: str) -> str:
-    """Return the table of `PARENTS`. No batcher can have this name."""
-    return f"_receives/{receive_id}/_parents"
-
-
-def ends_table(receive_id: str) -> str:
-    """Return the table of `ENDS`."""
-    return f"_receives/{receive_id}/_ends"
 
 
 def waiting_parents(rows: pa.RecordBatch, own: pa.Array) -> pa.RecordBatch:

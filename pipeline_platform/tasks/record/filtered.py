@@ -23,6 +23,8 @@ _BEFORE = (ONLY, "receive_messages", PARTITION_BY, "repair")
 """Stages of failures that perhaps no predicate has let through: too large, held, or with an unknown outcome."""
 FILTERED = "filtered by `only`"
 """Reason of messages for which a predicate returns False."""
+FILTERED_TABLE = "_filtered"
+"""Table of the positions of filtered messages; see `receive_table`."""
 _POSITIONS = pa.schema([("position", pa.int64())])
 
 
@@ -58,20 +60,14 @@ class Filter:
         return message if is_wanted else message.skip(FILTERED)
 
 
-def filtered_table(receive_id: str) -> str:
-    """Return the table of the positions. No batcher can have this name."""
-    return f"_receives/{receive_id}/_filtered"
-
-
 def write_filtered(recording: Recording, block: Block, skipped: Sequence[int]) -> None:
     """Write the positions of the filtered messages among skipped messages, if the pipeline has an `acknowledge`."""
     if recording.step.pipeline.acknowledge is not Pipeline.acknowledge:
         filtered = [index for index in skipped if block.messages[index].reason == FILTERED]
-        table = filtered_table(recording.step.receive_id)
-        recording.write(table, block.window, block.take(_POSITIONS.names, filtered))
+        recording.stage(FILTERED_TABLE, block.window, block.take(_POSITIONS.names, filtered))
 
 
 def filtered_positions(lake: Lake, files: Sequence[RowRange]) -> pa.Array:
-    """Return all positions in files of `filtered_table`."""
+    """Return all positions in files of `FILTERED_TABLE`."""
     tables = [rows for file in files for rows in row_groups(lake, file.path, _POSITIONS)]
     return pa.concat_tables([_POSITIONS.empty_table(), *tables])["position"].combine_chunks()

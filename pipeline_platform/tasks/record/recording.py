@@ -17,7 +17,7 @@ from pipeline_platform.tasks.acknowledge.early import EarlyAcks, acknowledge_non
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.record.block import Block
-from pipeline_platform.tasks.record.step import Destination, Step
+from pipeline_platform.tasks.record.step import Destination, Step, receive_table
 from pipeline_platform.telemetry.spans import span
 
 
@@ -68,6 +68,10 @@ class Recording:
     def write(self, table: str, window: str, rows: pa.RecordBatch) -> None:
         """Write rows of a table."""
         self._destination.write(table, window, rows)
+
+    def stage(self, name: str, window: str, rows: pa.RecordBatch) -> None:
+        """Write rows for later steps of the receive; see `receive_table`."""
+        self.write(receive_table(self.step.receive_id, name), window, rows)
 
     def without_callbacks(self) -> Self:
         """Return a recording with the same files and report that does not call `handle_failed`."""

@@ -9,10 +9,10 @@ from pipeline_platform.model.options import has_table
 from pipeline_platform.tasks.record.block import Block
 from pipeline_platform.tasks.record.columns import build_columns, must_wait
 from pipeline_platform.tasks.record.failures import unknown_batcher
-from pipeline_platform.tasks.record.fan_out import ends_of, ends_table, parents_table, waiting_parents
+from pipeline_platform.tasks.record.fan_out import ENDS_TABLE, PARENTS_TABLE, ends_of, waiting_parents
 from pipeline_platform.tasks.record.held import own_of
 from pipeline_platform.tasks.record.recording import Recording
-from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows, staged_table
+from pipeline_platform.tasks.record.staging import DELIVERED, staged_rows
 from pipeline_platform.tasks.record.verdicts import record_ended, record_handled
 
 
@@ -109,11 +109,11 @@ def _route_children(recording: Recording, block: Block, parents: list[int]) -> N
 
 def _await_children(recording: Recording, block: Block, parents: list[int]) -> None:
     """Write the parents that wait for their children, and their ack actions."""
-    receive_id, own = recording.step.receive_id, own_of(block, parents, recording.step)
+    own = own_of(block, parents, recording.step)
     waiting = waiting_parents(block.take(["position", "data"], parents), own)
-    recording.write(parents_table(receive_id), block.window, waiting)
+    recording.stage(PARENTS_TABLE, block.window, waiting)
     ends = ends_of(block.rows, [(index, block.messages[index]) for index in parents])
-    recording.write(ends_table(receive_id), block.window, ends)
+    recording.stage(ENDS_TABLE, block.window, ends)
 
 
 def _put(
@@ -131,7 +131,7 @@ def _put(
         recording.report.staged[name] += len(fitting)
         *handled, own = columns
         rows = staged_rows(block.take(DELIVERED, fitting), handled, own, children)
-        recording.write(staged_table(recording.step.receive_id, name), block.window, rows)
+        recording.stage(name, block.window, rows)
     else:
         _write_rows(recording, name, block.take(ATTEMPT_KEY, fitting), block.window, columns, batch_id, children)
         block.done.extend(fitting)

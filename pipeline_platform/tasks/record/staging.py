@@ -42,11 +42,6 @@ DELIVERED = STAGED.names[: STAGED.names.index("position") + 1]
 _HANDLED = STAGED.names[len(DELIVERED) : STAGED.names.index("size")]
 
 
-def staged_table(receive_id: str, batcher: str) -> str:
-    """Return the table of the staged messages of a batcher with a callback."""
-    return f"_receives/{receive_id}/{batcher}"
-
-
 def handled_columns(messages: Sequence[Message], model: ModelClass | None) -> list[pa.Array]:
     """Build the columns of `STAGED` that handling fills.
 

@@ -20,6 +20,14 @@ from pipeline_platform.telemetry.spans import about
 from pipeline_platform.telemetry.tracing import within
 
 
+def receive_table(receive_id: str, name: str) -> str:
+    """Return the table of rows that only later steps of a receive read: staged messages of a batcher, or others.
+
+    Names that are not of a batcher begin with `_` or contain a `-`, which the name of a batcher cannot.
+    """
+    return f"_receives/{receive_id}/{name}"
+
+
 class Destination(Protocol):
     """Destination of rows: the files of a task, or the results of a callback process."""
 
