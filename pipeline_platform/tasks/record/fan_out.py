@@ -5,6 +5,7 @@ outcome is decided after all batches, and it fails if a child failed.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,17 +106,23 @@ def ends_of(
     """
     may_rescue = {id(message) for message in rescuable}
     ended = [(row, message) for row, message in messages if message.failure is not None or message.actions]
-    taken = rows.select(["position", *MESSAGE_KEY]).take(pa.array([row for row, _ in ended], pa.int64()))
-    cells = []
-    for _, message in ended:
-        failure, (on_success, on_failure) = message.failure, message.actions or (None, None)
-        why = (None,) * len(FAILURE_COLUMNS) if failure is None else tuple(map(words, failure[: len(FAILURE_COLUMNS)]))
-        ends = words(message.batcher), words(message.batch_key), on_success, on_failure
-        child = -1 if message.child is None else message.child
-        cells.append((child, *why, *ends, failure and failure.retry, id(message) in may_rescue))
-    names = ["child", *FAILURE_COLUMNS, "batcher", "batch_key", "on_success", "on_failure", "retry", "may_rescue"]
-    table = dict(zip(names, zip(*cells, strict=True), strict=True)) if cells else dict.fromkeys(names, ())
-    return pa.RecordBatch.from_pydict(
-        {**dict(zip(taken.schema.names, taken.columns, strict=True)), **{name: list(table[name]) for name in names}},
-        schema=ENDS,
-    )
+    keys = rows.select(["position", *MESSAGE_KEY]).take(pa.array([row for row, _ in ended], pa.int64()))
+    ends = [
+        {**key, **_end(message), "may_rescue": id(message) in may_rescue}
+        for key, (_, message) in zip(keys.to_pylist(), ended, strict=True)
+    ]
+    return pa.RecordBatch.from_pylist(ends, schema=ENDS)
+
+
+def _end(message: Message) -> dict[str, Any]:
+    failure, (on_success, on_failure) = message.failure, message.actions or (None, None)
+    end = {
+        "child": -1 if message.child is None else message.child,
+        "batcher": words(message.batcher),
+        "batch_key": words(message.batch_key),
+        "on_success": on_success,
+        "on_failure": on_failure,
+    }
+    if failure is None:
+        return end
+    return end | {name: words(getattr(failure, name)) for name in FAILURE_COLUMNS} | {"retry": failure.retry}
