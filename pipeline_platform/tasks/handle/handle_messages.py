@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -31,20 +31,7 @@ BLOCK_ROWS = 8_192
 """Minimum number of messages in a block. Recording has a fixed cost of a millisecond per block."""
 
 
-class Lane(Protocol):
-    """Calls the callbacks for messages. Needs no Spark. Used once.
-
-    Attributes:
-        is_over: Whether the rate limit or a stop prevented some messages from starting.
-    """
-
-    is_over: bool
-
-    def record(self, rows: pa.RecordBatch, window: str, recording: Recording) -> Iterator[Sequence[int]]:
-        """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
-
-
-def lane_of(recording: Recording, pace: Pace | None = None, batch_mode: BatchMode = BULK) -> Lane:
+def lane_of(recording: Recording, pace: Pace | None = None, batch_mode: BatchMode = BULK) -> BlockLane | Handler:
     """Return the lane of a pipeline.
 
     Args:
