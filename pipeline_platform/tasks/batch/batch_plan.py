@@ -1,6 +1,6 @@
 """The plan that assigns the staged messages of a batcher to batches, written before any batch is handled."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -130,24 +130,11 @@ class CutBatches(CallingStep):
             read = read.append_column("window", staged.windows(places))
             known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}
             watch.name(range(first, first + len(some)))
-            decoded = staged_messages(read, self.batcher, self.ack_policy, model, known, _Named(watch))
+            decoded = staged_messages(read, self.batcher, self.ack_policy, model, known, watch)
             for message in list(decoded):
                 with watch.busy("batch_size", [message]):
                     yield message
             first += len(some)
-
-
-class _Named(Watch):
-    """Reports each message to a watch by the index that `Watch.name` gave it."""
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yield messages and report the start of each callback."""
-        for message in messages:
-            with self._watch.busy(callback, [message]):
-                yield message
 
 
 def plan_table(receive_id: str, batcher: str) -> str:

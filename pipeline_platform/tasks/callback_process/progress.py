@@ -98,7 +98,7 @@ class Watch:
         return _NOTHING
 
     def name(self, places: Sequence[int]) -> None:
-        """Identify the messages of `busy` by these numbers from now on, instead of their rows."""
+        """Identify the messages of `busy` and `each` by these numbers from now on, instead of their rows."""
 
     def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
         """Return a watch for each of several threads that call a callback."""
@@ -130,7 +130,14 @@ class Progress(Watch):
 
     def each(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
         """Yield messages, and record the start of the callback of each."""
-        return self.of_threads(callback, 1)[0].each(callback, messages)  # type: ignore[return-value]
+        if self._places is None:
+            return self.of_threads(callback, 1)[0].each(callback, messages)  # type: ignore[return-value]
+        return self._each_named(callback, messages)
+
+    def _each_named(self, callback: str, messages: Iterable[Message]) -> Iterator[Message]:
+        for message in messages:
+            with self.busy(callback, [message]):
+                yield message
 
     @contextmanager
     def busy(self, callback: str, messages: Sequence[Message]) -> Iterator[None]:
@@ -149,7 +156,7 @@ class Progress(Watch):
             cells[_CALL] = 0
 
     def name(self, places: Sequence[int]) -> None:
-        """Identify the messages of `busy` by these numbers from now on, instead of their rows."""
+        """Identify the messages of `busy` and `each` by these numbers from now on, instead of their rows."""
         self._places = places
 
     def of_threads(self, callback: str, threads: int) -> Sequence[Watch]:
