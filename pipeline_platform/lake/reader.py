@@ -188,6 +188,12 @@ def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:
     return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 
 
+def groups(rows: pa.RecordBatch, column: str) -> Iterator[tuple[Any, pa.RecordBatch]]:
+    """Yield each value of a column with its rows. Usually there is one."""
+    for value in pc.unique(rows.column(column)).to_pylist():
+        yield value, rows.filter(pc.equal(rows.column(column), value))
+
+
 def _filled(batch: pa.RecordBatch, columns: Sequence[str], window: str, position: int) -> pa.RecordBatch:
     made = {
         "window": lambda: pa.repeat(window, batch.num_rows),

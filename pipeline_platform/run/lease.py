@@ -18,7 +18,7 @@ from pipeline_platform.lake.decisions.decision import FencedError
 from pipeline_platform.lake.decisions.early_acks import Notes
 from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import divide, only, read_ranges, whole
+from pipeline_platform.lake.reader import divide, groups, only, read_ranges, whole
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
@@ -183,8 +183,8 @@ def _rows(flow: Flow, files: Sequence[File], *columns: str) -> Iterator[pa.Recor
 
 def _ack_ids(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[str]]]:
     for rows in batches:
-        for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
-            yield ack_ref, rows.filter(pc.equal(rows.column("ack_ref"), ack_ref)).column("ack_id").to_pylist()
+        for ack_ref, mine in groups(rows, "ack_ref"):
+            yield ack_ref, mine.column("ack_id").to_pylist()
 
 
 def _lease(what: str, receive: Receive) -> str:

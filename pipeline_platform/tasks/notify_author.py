@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges, without
+from pipeline_platform.lake.reader import RowRange, groups, keys_of, only, read_ranges, without
 from pipeline_platform.lake.tables import DECISIONS
 from pipeline_platform.lake.task_report import SAMPLE
 from pipeline_platform.model.failure import Failure, words
@@ -104,9 +104,9 @@ class NotifyAuthor(CallingStep):
 
     def tries(self, block: tuple[pa.RecordBatch, _Fates], known: Death | None) -> Tries:
         """Notify of the messages of a block, a group at a time. A group that crashes the process is not notified."""
-        groups = list(self._groups(*block))
-        for ack_ref, rows in groups:
-            death = known if len(groups) == 1 else None
+        given = list(self._groups(*block))
+        for ack_ref, rows in given:
+            death = known if len(given) == 1 else None
             while death is None or (isinstance(death, Death) and death.is_anyones):
                 death = yield partial(self._notify, ack_ref, rows, block[1])
             if isinstance(death, Death):
@@ -140,8 +140,7 @@ class NotifyAuthor(CallingStep):
     def _groups(self, block: pa.RecordBatch, fates: _Fates) -> Iterator[tuple[str, pa.RecordBatch]]:
         """Yield the decided messages of a block that were not notified before, by `ack_ref`."""
         rows = block.filter(fates.decided.take(fates.places(block)))
-        for ack_ref in pc.unique(rows.column("ack_ref")).to_pylist():
-            mine = rows.filter(pc.equal(rows.column("ack_ref"), ack_ref))
+        for ack_ref, mine in groups(rows, "ack_ref"):
             places, new = mine.column("position").to_numpy(), np.ones(mine.num_rows, bool)
             for first, end in self.before.get(ack_ref, ()):
                 new &= (places < first) | (places >= end)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
+from pipeline_platform.lake.reader import RowRange, groups, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import OUTCOMES
 from pipeline_platform.lake.task_report import SAMPLE, TaskReport
@@ -148,8 +148,6 @@ def _groups(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, str], list[str]]
 
     `ack` comes last: a cumulative acknowledgement then includes no message that has another action.
     """
-    # Columns, not rows: usually there is one group.
-    for ack_ref in pc.unique(batch.column("ack_ref")).to_pylist():
-        mine = batch.filter(pc.equal(batch.column("ack_ref"), ack_ref))
-        for action in sorted(pc.unique(mine.column("action")).to_pylist(), key=lambda action: action == "ack"):
-            yield (ack_ref, action), mine.filter(pc.equal(mine.column("action"), action)).column("ack_id").to_pylist()
+    for ack_ref, mine in groups(batch, "ack_ref"):
+        for action, rows in sorted(groups(mine, "action"), key=lambda group: group[0] == "ack"):
+            yield (ack_ref, action), rows.column("ack_id").to_pylist()
