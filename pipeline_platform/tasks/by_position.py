@@ -68,17 +68,17 @@ class ByPosition:
         starts = np.array([file.position for file in self._files])
         return np.searchsorted(starts, positions, side="right") - 1
 
-    def take(self, columns: Sequence[str], positions: RowPositions) -> list[pa.Array]:
+    def take(self, columns: Sequence[str], positions: RowPositions) -> pa.RecordBatch:
         """Look up columns of the rows at some positions, in the order given."""
         if not self._groups:
             self._groups = list(self._find_groups())
         numbers = np.searchsorted([group.first for group in self._groups], positions, side="right") - 1
         parts = [self._from_group(int(group), columns, positions[numbers == group]) for group in np.unique(numbers)]
         arrays = [pa.concat_arrays(pieces) for pieces in zip(*parts, strict=True)]
+        rows = pa.RecordBatch.from_arrays(arrays, names=list(columns))
         if (np.diff(numbers) >= 0).all():
-            return arrays
-        inverse = pa.array(np.argsort(np.argsort(numbers, kind="stable")))
-        return [array.take(inverse) for array in arrays]
+            return rows
+        return rows.take(pa.array(np.argsort(np.argsort(numbers, kind="stable"))))
 
     def _find_groups(self) -> Iterator[_Group]:
         for file in self._files:

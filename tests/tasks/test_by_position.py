@@ -51,8 +51,8 @@ def test_rows_do_not_depend_on_the_size_of_the_cache(files, monkeypatch, keep):
     monkeypatch.setattr(looked_up, "_HELD_BYTES", keep)
     rows = ByPosition(*files)
     for positions in (np.arange(50), np.arange(49, -1, -1), np.array([30, 2, 30])):
-        data, *_ = rows.take(PAYLOAD, positions)
-        ids = rows.take(DELIVERY_KEY, positions)[1]
+        data = rows.take(PAYLOAD, positions)["data"]
+        ids = rows.take(DELIVERY_KEY, positions)["message_id"]
         assert data.to_pylist() == [b"%d" % n for n in positions]
         assert ids.to_pylist() == [f"m{n}" for n in positions]
 

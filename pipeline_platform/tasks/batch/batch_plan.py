@@ -126,8 +126,7 @@ class CutBatches(CallingStep):
         staged, model, first = ByPosition(self.lake, self.staged, STAGED), self.options.table_schema, 0
         for some in portions(rows, sizes.__getitem__, SPLIT_BYTES, SPLIT_ROWS):
             places = np.array(some)
-            read = pa.RecordBatch.from_arrays(staged.take(STAGED.names, places), schema=STAGED)
-            read = read.append_column("window", staged.windows(places))
+            read = staged.take(STAGED.names, places).append_column("window", staged.windows(places))
             known = {place - first: why for place, why in killers.items() if 0 <= place - first < len(some)}
             watch.name(range(first, first + len(some)))
             decoded = staged_messages(read, self.batcher, self.ack_policy, model, known, watch)

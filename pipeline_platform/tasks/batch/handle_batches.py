@@ -81,7 +81,7 @@ class HandleBatches(CallingStep):
         planned = islice(self._planned(share), skip, None)
         for group in portions(planned, lambda batch: int(batch["size"]), GROUP_BYTES):
             wanted = np.concatenate([batch["rows"].to_numpy() for batch in group])
-            messages, first = pa.RecordBatch.from_arrays(rows.take(STAGED.names, wanted), schema=STAGED), 0
+            messages, first = rows.take(STAGED.names, wanted), 0
             for batch in group:
                 count = len(batch["rows"])
                 yield 1, self.batch(batch, messages.slice(first, count))

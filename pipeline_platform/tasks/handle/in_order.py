@@ -181,15 +181,15 @@ class HandleInOrder(Handle):
         (whole,) = self.parts
         received = ByPosition(self.lake, whole)
         stored = [name for name in READ.names if name not in ("window", "position")]
+        of_plan = [LANE] if self.pipeline.processors.threads > 1 else []
+        if self.pipeline.holds_partitions():
+            of_plan = ["own", HELD_BY]
         for some in self._dealt(share, skip):
             positions = some["position"].to_numpy()
-            columns = dict(zip(stored, received.take(stored, positions), strict=True))
-            columns["position"] = pa.array(positions)
-            if self.pipeline.holds_partitions():
-                columns |= {name: some[name].combine_chunks() for name in ("own", HELD_BY) if name in some.schema.names}
-            elif self.in_order and self.pipeline.processors.threads > 1:
-                columns[LANE] = some[LANE].combine_chunks()
-            rows = pa.RecordBatch.from_pydict(columns)
+            rows = received.take(stored, positions).append_column("position", pa.array(positions))
+            for name in of_plan:
+                if name in some.schema.names:
+                    rows = rows.append_column(name, some[name].combine_chunks())
             for first, end in pairwise([0, *self._ends_of_waves(some), len(rows)]):
                 windows = received.by_window(rows.slice(first, end - first))
                 block = [some.append_column("window", pa.repeat(window, len(some))) for window, some in windows]

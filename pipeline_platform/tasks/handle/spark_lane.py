@@ -183,7 +183,7 @@ class WriteColumns(CallingStep):
     def _write(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         """Route rows of one window and write them. Returns no rows as left."""
         positions = rows.column("position")
-        kept = dict(zip(_DELIVERY, self._rows.take(_DELIVERY, positions.to_numpy()), strict=True))
+        kept = self._rows.take(_DELIVERY, positions.to_numpy())
         columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}
         with recording.chunk(rows.num_rows):
             routed = RoutedRows(recording, window, positions, partial(self._as_received, window))
@@ -196,10 +196,9 @@ class WriteColumns(CallingStep):
 
     def _as_received(self, window: str, positions: pa.Array) -> pa.RecordBatch:
         at = positions.to_numpy()
-        columns = dict(zip(_DELIVERY, self._rows.take(_DELIVERY, at), strict=True))
-        columns |= dict(zip(PAYLOAD, self._rows.take(PAYLOAD, at), strict=True))
-        columns |= {"position": positions, "window": pa.repeat(window, len(at))}
-        return pa.RecordBatch.from_pydict(columns)
+        parts = [self._rows.take(names, at) for names in (_DELIVERY, PAYLOAD)]
+        columns = {name: part.column(name) for part in parts for name in part.schema.names}
+        return pa.RecordBatch.from_pydict(columns | {"position": positions, "window": pa.repeat(window, len(at))})
 
 
 def _count(rows: pa.RecordBatch, recording: Recording) -> None:
