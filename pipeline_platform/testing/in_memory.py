@@ -14,7 +14,7 @@ from pipeline_platform.model.pipeline import BatchInfo, Pipeline
 from pipeline_platform.tasks.acknowledge.early import EarlyAcks
 from pipeline_platform.tasks.batch import cutting
 from pipeline_platform.tasks.batch.handle_batches import Batch, HandleBatches
-from pipeline_platform.tasks.batch.parents import parents_of, with_ends
+from pipeline_platform.tasks.batch.parents import parents_of
 from pipeline_platform.tasks.callback_process.fork import Written
 from pipeline_platform.tasks.handle.handle_messages import lane_of
 from pipeline_platform.tasks.handle.in_order import FOUND, FOUND_TABLE, FindPartitions
@@ -109,7 +109,7 @@ class Kept(Recording):
         self._received = rows
         for wave in self._waves(rows):
             lane = lane_of(self, batch_mode=batch_mode)
-            for _ in lane.record(self._without_held(wave, window), window, self):
+            for _ in lane.record(self._without_held(wave, window), window):
                 pass
         infos = []
         for name, options in self.step.pipeline.batchers.items():
@@ -128,8 +128,7 @@ class Kept(Recording):
             return
         parents, ends = (self.written(name) if name in written else ENDS.empty_table() for name in names)
         rows = rows.filter(pc.is_in(rows["position"], parents["position"].combine_chunks()))
-        rows = with_ends(rows, ends)
-        messages, may_rescue = parents_of(rows, self.ack_policy)
+        messages, may_rescue = parents_of(rows, ends, self.ack_policy)
         for index, position in enumerate(rows["position"].to_pylist()):
             if messages[index].failure is None:
                 children = self._children[position]

@@ -31,6 +31,7 @@ from tests.fixtures.documents import DOCS, blocks, deployed, source_of
 from tests.fixtures.kafka_source import report_no_topic_ids
 from tests.fixtures.postgres import administrator
 from tests.fixtures.servers import ready
+from tests.fixtures.small_lake import recorded
 
 DOCUMENTS = {path.stem: path.read_text() for path in (DOCS / "connect").glob("*.md")}
 TABLE, RIGHTS = blocks(DOCS / "connect" / "table-queue.md", "sql")
@@ -50,7 +51,7 @@ def handled(pipeline: Any, source: Source) -> list[Message]:
     done, mine = list[Message](), list[tuple[str, list[str]]]()
     for share in source.plan(10, 1, "r1"):
         for batch in source.read(share, "r1"):
-            done += chain.from_iterable(Handler(pipeline(), None).portions(batch))
+            done += chain.from_iterable(Handler(recorded(pipeline())).portions(batch))
             mine.append((batch["ack_ref"][0].as_py(), batch["ack_id"].to_pylist()))
             assert source.acknowledge("ack", *mine[-1]) == []
     source.finish("r1", lambda: mine)

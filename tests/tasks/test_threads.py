@@ -12,7 +12,7 @@ from pipeline_platform import Message, Processors
 from pipeline_platform.tasks.handle.row_lane import Handler
 from pipeline_platform.tasks.handle.threads import at_once
 from tests.fixtures.obedient import Obedient
-from tests.fixtures.small_lake import batch_of, handled, outcomes, rows_of
+from tests.fixtures.small_lake import batch_of, handled, outcomes, recorded, rows_of
 
 LONG_S = 60
 """Maximum wait in seconds of a message for other messages."""
@@ -93,7 +93,7 @@ def test_a_thread_takes_a_permit_only_when_it_starts_a_message(held):
             taken.append(number)
             yield message
 
-    handler = Handler(held(), None, paced=paced)
+    handler = Handler(recorded(held()), paced=paced)
     results: list[Message] = []
     task = threading.Thread(target=lambda: results.extend(chain.from_iterable(handler.portions(batch_of(*[b"1"] * 6)))))
     task.start()

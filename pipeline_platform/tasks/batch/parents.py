@@ -1,5 +1,6 @@
 """Parents: messages whose outcome is that of all their children."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -35,17 +36,12 @@ class EndParents(HandleInOrder):
         first, end = (parents.num_rows * number // self.tasks for number in (index, index + 1))
         yield parents.slice(first, end - first)
 
-    def blocks(self, share: int, skip: int) -> Iterator[tuple[int, Sequence[pa.RecordBatch]]]:
-        """Look up the rows of a task and the ends of their children."""
-        for size, block in super().blocks(share, skip):
-            bounds = [pc.min_max(rows.column("position")).as_py() for rows in block]
-            ends = [_ends_between(self.lake, self.ends, bound["min"], bound["max"]) for bound in bounds]
-            yield size, list(map(with_ends, block, ends))
-
     def _handle(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
         """Record the outcomes. A message took its permit when it was handled."""
+        first, last = pc.min_max(rows.column("position")).as_py().values()
+        ends = _ends_between(self.lake, self.ends, first, last)
         with recording.chunk(len(rows)):
-            record_parents(recording, rows, window, *parents_of(rows, recording.ack_policy))
+            record_parents(recording, rows, window, *parents_of(rows, ends, recording.ack_policy))
         return ()
 
     def _stage(self) -> str:
@@ -91,27 +87,23 @@ def that_count(ends: pa.Table) -> pa.Table:
     return pa.concat_tables([failed.filter(pa.array(first_of_each)), chosen.filter(pa.array(last_of_each))])
 
 
-def with_ends(rows: pa.RecordBatch, ends: pa.Table) -> pa.RecordBatch:
-    """Append a column `ends` to the rows of parents: the rows of `ENDS` of their children, by child."""
-    by_position: dict[int, list[dict[str, Any]]] = {position: [] for position in rows.column("position").to_pylist()}
-    for end in ends.sort_by("child").to_pylist():
-        if end["position"] in by_position:
-            by_position[end["position"]].append(end)
-    return rows.append_column("ends", pa.array(by_position.values(), pa.list_(pa.struct(list(ENDS)))))
+def parents_of(
+    rows: pa.RecordBatch, ends: pa.Table, ack_policy: AckPolicy
+) -> tuple[list[Message], Callable[[Message], bool]]:
+    """Return the parents of rows, failed if a child failed, and a predicate for rescuable messages.
 
-
-def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Message], Callable[[Message], bool]]:
-    """Return the parents of rows `with_ends`, failed if a child failed, and a predicate for rescuable messages.
-
-    A parent has the failure of its first failed child.
+    A parent has the failure of its first failed child. `ends` are rows of `ENDS`.
     """
     messages, rescuable = list[Message](), set[int]()
-    for parent, ends in zip(Message.each(rows, ack_policy), rows.column("ends").to_pylist(), strict=True):
+    by_position = defaultdict[int, list[dict[str, Any]]](list)
+    for end in ends.sort_by("child").to_pylist():
+        by_position[end["position"]].append(end)
+    for parent, position in zip(Message.each(rows, ack_policy), rows.column("position").to_pylist(), strict=True):
         message = parent
-        for end in ends:
+        for end in by_position[position]:
             if end["on_success"] or end["on_failure"]:  # the last child wins
                 message = message._but(actions=(end["on_success"], end["on_failure"]))
-        first = next((end for end in ends if end["kind"] is not None), None)
+        first = next((end for end in by_position[position] if end["kind"] is not None), None)
         if first is not None:
             message = _failed(message, first)
             if first["may_rescue"]:
@@ -121,7 +113,6 @@ def parents_of(rows: pa.RecordBatch, ack_policy: AckPolicy) -> tuple[list[Messag
 
 
 def _failed(parent: Message, end: dict[str, Any]) -> Message:
-    """Return a parent with the failure and the ack actions of its child."""
     failure = Failure._make([*(str(end[name]) for name in FAILURE_COLUMNS), bool(end["retry"]), None])
     actions = (end["on_success"], end["on_failure"]) if end["on_success"] or end["on_failure"] else None
     child = parent._but(failure=failure, actions=actions)

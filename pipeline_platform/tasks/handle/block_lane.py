@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.blocks import ROUTING, as_arrow, as_block, given, name_of
 from pipeline_platform.model.failure import Failure, RunError
 from pipeline_platform.model.message import BULK, DEFAULT, DELIVERY_KEY, BatchMode
@@ -37,9 +36,7 @@ class BlockLane:
     cannot be attributed to a row (a wrong class, unknown positions) fails the whole block.
 
     Args:
-        pipeline: Instance with the callbacks.
-        context: Context passed to callbacks.
-        ack_policy: Ack actions of messages.
+        recording: Recording of the task.
         permitted: Function from the number of waiting messages to the number that may start and the time until which
             they may; None for no limit.
         batch_mode: Batch mode of messages.
@@ -48,27 +45,21 @@ class BlockLane:
         is_over: Whether `permitted` returned 0.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        context: Any,
-        ack_policy: AckPolicy,
-        permitted: _Permitted | None = None,
-        batch_mode: BatchMode = BULK,
-    ) -> None:
-        self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
+    def __init__(self, recording: Recording, permitted: _Permitted | None = None, batch_mode: BatchMode = BULK) -> None:
+        assert recording.pipeline is not None
+        self._recording, self._pipeline, self._context = recording, recording.pipeline, recording.step.context
         self._permitted, self._batch_mode, self.is_over = permitted, batch_mode, False
-        kind = type(pipeline)
+        kind = type(self._pipeline)
         self._filter, self._kind, self._fields = Filter(kind), kind.block_type(), fields_of_all(kind)
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
 
-    def record(self, rows: pa.RecordBatch, window: str, recording: Recording) -> Iterator[Sequence[int]]:
+    def record(self, rows: pa.RecordBatch, window: str) -> Iterator[Sequence[int]]:
         """Handle rows and record their outcomes. Yield the indexes of the handled rows."""
-        self._rows, self._recording = rows, recording
+        self._rows = rows
         left = list[pa.Table]()
-        with given(rows, self._ack_policy) as self._refused:
+        with given(rows, self._recording.ack_policy) as self._refused:
             self._routed = RoutedRows(
-                recording, window, rows["position"], self._received, self._batch_mode, self._refused
+                self._recording, window, rows["position"], self._received, self._batch_mode, self._refused
             )
             waiting = [self._let_through(rows, window)]
             if self._prepares:
@@ -88,8 +79,7 @@ class BlockLane:
         block = pa.table(columns | dict(zip(ROUTING, at_first, strict=True)))
         if not self._filter and not oversized(rows, self._pipeline.processors.max_message_bytes):
             return block
-        handler = Handler(self._pipeline, self._context, self._ack_policy, watch=self._recording.watch)
-        ended = handler.record_ended(rows, window, self._recording)
+        ended = Handler(self._recording).record_ended(rows, window)
         return block.filter(pc.invert(ended))
 
     def _called(

@@ -39,11 +39,9 @@ def lane_of(recording: Recording, pace: Pace | None = None, batch_mode: BatchMod
         pace: Rate limit; None for no limit.
         batch_mode: Initial batch mode of messages.
     """
-    pipeline, context, ack_policy = recording.pipeline, recording.step.context, recording.ack_policy
-    assert pipeline is not None
-    if type(pipeline).block_type() is not None:
-        return BlockLane(pipeline, context, ack_policy, pace.permitted if pace else None, batch_mode)
-    return Handler(pipeline, context, ack_policy, pace.each if pace else None, recording.watch, batch_mode)
+    if recording.step.pipeline.block_type() is not None:
+        return BlockLane(recording, pace.permitted if pace else None, batch_mode)
+    return Handler(recording, pace.each if pace else None, batch_mode)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class Handle(CallingStep):
         waited = self.pace.waited if self.pace else 0.0
         lane, begun = lane_of(recording, self.pace), set[int]()
         with recording.chunk(rows.num_rows):
-            for some in lane.record(rows, window, recording):
+            for some in lane.record(rows, window):
                 begun.update(some)
                 if recording.size.rows and not lane.is_over:  # this process keeps all results of a try in memory
                     break

@@ -80,8 +80,7 @@ class FindPartitions(Handle):
         """Write `FOUND` for the rows that have a partition, and record the others as failed or skipped."""
         partition_by, good, own = self.pipeline.partitioning(), rows, rows.column("partition")
         if partition_by != SOURCE or Filter(self.pipeline):
-            assert recording.pipeline is not None
-            handler = Handler(recording.pipeline, self.context, recording.ack_policy, watch=recording.watch)
+            handler = Handler(recording)
             if partition_by != SOURCE:
                 messages, found = partitioned(partition_by, handler.transformed(rows), recording.watch)
                 ended = [row for row, partition in enumerate(found) if partition is None]

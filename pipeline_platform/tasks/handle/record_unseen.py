@@ -57,9 +57,7 @@ class RecordUnseen(Handle):
             record_failed(recording, rows, window, [self.failure] * rows.num_rows)
             self._hide(window, rows, recording)
         else:
-            assert recording.pipeline is not None
-            handler = Handler(recording.pipeline, self.context, recording.ack_policy, watch=recording.watch)
-            self._hide(window, rows.filter(handler.record_ended(rows, window, recording)), recording)
+            self._hide(window, rows.filter(Handler(recording).record_ended(rows, window)), recording)
         return ()
 
     def _fail(self, window: str, rows: pa.RecordBatch, recording: Recording, death: Death) -> None:

@@ -9,11 +9,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.model.actions import AckPolicy
 from pipeline_platform.model.failure import Failure
-from pipeline_platform.model.message import ACK_POLICY, BULK, BatchMode, Message
+from pipeline_platform.model.message import BULK, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
+from pipeline_platform.tasks.callback_process.progress import Watch
 from pipeline_platform.tasks.handle.threads import at_once, followers
 from pipeline_platform.tasks.record.failures import RECEIVING
 from pipeline_platform.tasks.record.fan_out import bytes_held, with_children
@@ -41,39 +40,29 @@ class Handler:
         is_over: Whether `paced` ended early.
     """
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        context: Any,
-        ack_policy: AckPolicy = ACK_POLICY,
-        paced: _Paced | None = None,
-        watch: Watch = UNWATCHED,
-        batch_mode: BatchMode = BULK,
-    ) -> None:
+    def __init__(self, recording: Recording, paced: _Paced | None = None, batch_mode: BatchMode = BULK) -> None:
         """Prepare to handle.
 
         Args:
-            pipeline: Instance with the callbacks.
-            context: Context passed to callbacks.
-            ack_policy: Ack actions of messages.
+            recording: Recording of the task.
             paced: Yields messages when they may be handled. If it ends early, the last messages are not handled.
-            watch: Watch that is notified of calls of callbacks.
             batch_mode: Initial batch mode of messages.
         """
-        self._pipeline, self._context, self._ack_policy = pipeline, context, ack_policy
-        self._paced, self._watch, self._batch_mode = paced, watch, batch_mode
-        kind = type(pipeline)
+        assert recording.pipeline is not None
+        self._recording, self._pipeline, self._context = recording, recording.pipeline, recording.step.context
+        self._paced, self._watch, self._batch_mode = paced, recording.watch, batch_mode
+        kind = type(self._pipeline)
         self._filter = Filter(kind)
         self._transforms = kind.transform is not Pipeline.transform
         self._prepares = kind.prepare_messages is not Pipeline.prepare_messages
         self._held, self.is_over = 0, False
 
-    def record(self, rows: pa.RecordBatch, window: str, recording: Recording) -> Iterator[Sequence[int]]:
+    def record(self, rows: pa.RecordBatch, window: str) -> Iterator[Sequence[int]]:
         """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
         for messages in self.portions(rows):
             begun = [message._row for message in messages]
             these = rows if len(begun) == rows.num_rows else rows.take(pa.array(begun, pa.int64()))
-            record_messages(recording, these, window, messages)
+            record_messages(self._recording, these, window, messages)
             yield begun
 
     def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:
@@ -122,17 +111,17 @@ class Handler:
     def let_through(self, batch: pa.RecordBatch) -> list[Message]:
         """Return the messages of a batch. Too large messages have failed, and filtered messages are skipped."""
         most_bytes = self._pipeline.processors.max_message_bytes
-        messages = list(Message.each(batch, self._ack_policy, self._batch_mode))
+        messages = list(Message.each(batch, self._recording.ack_policy, self._batch_mode))
         for row in oversized(batch, most_bytes):
             messages[row] = messages[row].failed(too_large(messages[row].data, most_bytes))
         return self._each(self._filter, messages, ONLY) if self._filter else messages
 
-    def record_ended(self, rows: pa.RecordBatch, window: str, recording: Recording) -> pa.Array:
+    def record_ended(self, rows: pa.RecordBatch, window: str) -> pa.Array:
         """Record rows that are too large or filtered. Return whether each row is recorded."""
         messages = self.let_through(rows)
         ended = pa.array([message.status != "ok" for message in messages], pa.bool_())
         some = [message for message in messages if message.status != "ok"]
-        record_messages(recording, rows.filter(ended), window, some)
+        record_messages(self._recording, rows.filter(ended), window, some)
         return ended
 
     def _handle(self, messages: Sequence[Message], permits: Iterator[Message], lanes: Sequence[Any]) -> list[Message]:
