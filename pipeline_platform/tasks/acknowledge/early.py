@@ -17,11 +17,6 @@ from pipeline_platform.tasks.acknowledge.acknowledger import ONCE
 _LOG = logging.getLogger(__name__)
 
 
-def acknowledge_none(messages: Sequence[Message]) -> None:
-    """Acknowledge no message: retries and replays have no source."""
-    del messages
-
-
 def ack_keys(rows: pa.RecordBatch) -> Iterator[AckKey]:
     """Yield the source's keys of rows: `ack_ref` and `ack_id`."""
     return zip(rows.column("ack_ref").to_pylist(), rows.column("ack_id").to_pylist(), strict=True)

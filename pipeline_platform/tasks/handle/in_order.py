@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline_platform.lake.failures.held import open_in_partitions, waits_for
+from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport
-from pipeline_platform.lake.writer import Writer
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PARTITION_BY, SOURCE
 from pipeline_platform.model.portions import portions
@@ -129,11 +130,9 @@ class DealPartitions:
         turns = pa.array(np.arange(rows.num_rows))
         columns = [pa.array(tasks, pa.int32()), turns, *(rows[name] for name in DEALT.names[2:])]
         plan = pa.table(columns, schema=DEALT).take(by_task).combine_chunks()
-        with Writer(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}") as writer:
-            for batch in plan.to_batches():
-                writer.write(receive_table(self.receive_id, _DEALT_TABLE), self.found[0].window, batch)
-            manifest = writer.close()
-        yield from manifest.to_arrow().to_batches()
+        part = receive_table(self.receive_id, _DEALT_TABLE), self.found[0].window, plan
+        files = write_rows(self.lake, self.pipeline, f"{self.receive_id}-deal-{index}", [part])
+        yield from Manifest(files).to_arrow().to_batches()
 
     def _in_waves(self, rows: pa.Table) -> pa.Table:
         """Return rows, given in the order of their source, in the order of handling, with their lanes and waves."""

@@ -9,10 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import Bounds, RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import DECISIONS, OUTCOMES
-from pipeline_platform.lake.writer import Writer
+from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import MESSAGE_KEY, MESSAGES
 from pipeline_platform.model.portions import portions
 from pipeline_platform.tasks.record.step import receive_table
@@ -20,7 +21,7 @@ from pipeline_platform.tasks.record.step import receive_table
 REPEATS = pa.schema([("row", pa.int64()), ("decided", pa.bool_())])
 """Deliveries that are not handled, by `row`, their position. `decided`: an earlier receive decided the message;
 otherwise another delivery of this receive is handled. A delivery may have a row for each reason."""
-_REPEATS_TABLE = "_repeats"
+_TABLE = "_repeats"
 
 IN_MEMORY = 262_144
 """Redelivered messages whose keys a task keeps in memory at once. It reads the outcomes again for further ones."""
@@ -77,19 +78,20 @@ class FindRepeats:
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`. Return its manifest."""
+        files = write_rows(self.lake, self.pipeline, self.receive_id, self._repeats(index))
+        yield from Manifest(files).to_arrow().to_batches()
+
+    def _repeats(self, index: int) -> Iterator[tuple[str, str, pa.Table]]:
+        table = receive_table(self.receive_id, _TABLE)
         redelivered = (rows.filter(rows["redelivered"]) for rows in self._received())
-        with Writer(self.lake, self.pipeline, self.receive_id) as writer:
-            for number, some in enumerate(portions(redelivered, len, IN_MEMORY)):
-                again = pa.Table.from_batches(some)
-                found = [(again.filter(self._are_decided(again, self.known[index])), True)]
-                if number % len(self.known) == index:
-                    found.append((again.filter(self._are_copies(again)), False))
-                for rows, decided in found:
-                    columns = [rows["position"].combine_chunks(), pa.repeat(decided, len(rows))]
-                    repeats = pa.RecordBatch.from_arrays(columns, schema=REPEATS)
-                    writer.write(receive_table(self.receive_id, _REPEATS_TABLE), self.window, repeats)
-            manifest = writer.close()
-        yield from manifest.to_arrow().to_batches()
+        for number, some in enumerate(portions(redelivered, len, IN_MEMORY)):
+            again = pa.Table.from_batches(some)
+            found = [(again.filter(self._are_decided(again, self.known[index])), True)]
+            if number % len(self.known) == index:
+                found.append((again.filter(self._are_copies(again)), False))
+            for rows, decided in found:
+                columns = [rows["position"], pa.repeat(decided, len(rows))]
+                yield table, self.window, pa.Table.from_arrays(columns, schema=REPEATS)
 
     def _received(self) -> Iterator[pa.RecordBatch]:
         return (rows for _, rows in read_ranges(self.lake, self.received, _DELIVERED, _ROWS))

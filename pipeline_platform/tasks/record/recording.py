@@ -13,7 +13,7 @@ from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.events import EVENTS
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.tasks.acknowledge.early import EarlyAcks, acknowledge_none
+from pipeline_platform.tasks.acknowledge.early import EarlyAcks
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED, Watch
 from pipeline_platform.tasks.callback_process.try_size import TrySize
 from pipeline_platform.tasks.record.block import Block
@@ -48,8 +48,9 @@ class Recording:
         self.step, self._destination, self.pipeline, self.watch = step, destination, pipeline, watch
         self.report, self.size = report or TaskReport(), size or TrySize()
         self.early_acks = early_acks or step.early_acks()
-        at_once = self.early_acks or (acknowledge_none if step.pipeline.acks_immediately else None)
-        self.ack_policy = step.ack_policy._replace(at_once=at_once)
+        # Retries and replays have no source to acknowledge.
+        without_source = (lambda _: None) if step.pipeline.acks_immediately else None
+        self.ack_policy = step.ack_policy._replace(at_once=self.early_acks or without_source)
         self.row_types = {
             name: row_type(options.table_schema, step.kept_columns.get(name))
             for name, options in step.pipeline.batchers.items()
