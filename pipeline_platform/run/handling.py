@@ -54,7 +54,6 @@ def handle(flow: Flow, receive: Receive, received: Manifest) -> Manifest:
 
 
 def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequence[RowRange], pace: Pace) -> Manifest:
-    """Handle each partition in a single task; see `tasks.in_order`."""
     name, receive_id, concurrency = flow.pipeline.name, receive.receive_id, flow.processors.concurrency
     work, parts = flow.work(receive_id, "handle"), divide(files, name, concurrency)
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)

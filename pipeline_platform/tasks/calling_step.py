@@ -164,13 +164,7 @@ class CallingStep(Step):
 
 
 class _Agenda:
-    """The remaining tries of a share.
-
-    Args:
-        step: Step that yields the tries.
-        share: Share of the task.
-        known: Crash of the callback process that processed the whole share before, with the same numbers of blocks.
-    """
+    """The remaining tries of a share. `known` is the crash of a callback process that had the same blocks before."""
 
     def __init__(self, step: CallingStep, share: Any, known: Death | None = None) -> None:
         self._step, self._share, self._known = step, share, known
@@ -218,7 +212,6 @@ class _Agenda:
 
 
 def _try_all(agenda: _Agenda, recording: Recording, each: Callable[[Any], None] = lambda _: None) -> None:
-    """Run all remaining tries. Call `each` with every answer."""
     call = agenda.first()
     while call is not None:
         recording.watch.begin(agenda.block)

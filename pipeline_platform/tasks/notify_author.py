@@ -113,7 +113,6 @@ class NotifyAuthor(CallingStep):
                 yield from surely(partial(self._note_not_taken, ack_ref, rows, death.failure("acknowledge").reason))
 
     def _fates(self, share: int) -> _Fates:
-        """Return the outcomes of the messages of task `share`."""
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
         ids, acks = keys_of(mine, *MESSAGE_KEY), keys_of(mine, *NOT_TAKEN.names)

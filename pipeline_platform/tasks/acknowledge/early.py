@@ -108,7 +108,6 @@ class SourceEarlyAcks(EarlyAcks):
 
 
 def _groups(entries: Iterable[Entry]) -> dict[tuple[str, str], list[str]]:
-    """Return the ids by `ack_ref` and ack action, in order."""
     groups: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         groups.setdefault((entry.ack_ref, entry.action), []).append(entry.ack_id)

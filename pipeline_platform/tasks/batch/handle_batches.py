@@ -175,7 +175,6 @@ class HandleBatches(CallingStep):
 
 
 def _killers(batch: Batch) -> dict[int, Failure]:
-    """Return the failures known before `handle_batch` is called, by row."""
     return {} if batch.failure is None else {0: batch.failure}
 
 

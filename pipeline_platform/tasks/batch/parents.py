@@ -37,7 +37,6 @@ class EndParents(HandleInOrder):
         yield parents.slice(first, end - first)
 
     def _handle(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
-        """Record the outcomes. A message took its permit when it was handled."""
         first, last = pc.min_max(rows.column("position")).as_py().values()
         ends = _ends_between(self.lake, self.ends, first, last)
         with recording.chunk(len(rows)):

@@ -220,13 +220,7 @@ class Progress(Watch):
 
 
 class _OfThread(Watch):
-    """Progress of one of several threads.
-
-    Args:
-        cells: Cells of the callback process.
-        at: Index of the thread's cell.
-        number: Number that all calls of the thread share.
-    """
+    """Progress of one of several threads, in the cell `at`. All its calls share a number."""
 
     def __init__(self, cells: memoryview, at: int, number: int) -> None:
         self._cells, self._at, self._number = cells, at, number << _SHIFT

@@ -87,11 +87,7 @@ class BlockLane:
     ) -> Iterator[pa.Table]:
         """Call a callback for blocks. Yield its results in parts. Rows at which it raises, or that it omits, fail.
 
-        Args:
-            callback: Name of the callback.
-            blocks: Blocks in order.
-            left: List to which blocks are added that may not start.
-            permitted: See the class.
+        Blocks that may not start are added to `left`.
         """
         waiting = [*reversed(blocks)]
         while waiting:
@@ -186,7 +182,6 @@ class BlockLane:
             self._routed.fail(rows, lambda _: failure)
 
     def _received(self, positions: Any) -> pa.RecordBatch:
-        """Return the rows at some positions, as received."""
         if len(positions) == self._rows.num_rows:  # parts of a block are in order
             return self._rows
         return self._rows.take(self._places(positions))

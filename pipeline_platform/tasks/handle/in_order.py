@@ -233,7 +233,6 @@ class HandleInOrder(Handle):
         return held
 
     def _planned(self, index: int) -> Iterator[pa.Table]:
-        """Yield the planned rows of a task, by file."""
         mine = pc.field("task") == index
         if self.turns is not None:
             mine &= (pc.field("turn") >= self.turns[0]) & (pc.field("turn") < self.turns[1])

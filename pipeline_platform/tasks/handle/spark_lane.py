@@ -181,7 +181,6 @@ class WriteColumns(CallingStep):
         return ByPosition(self.lake, self.received)
 
     def _write(self, window: str, rows: pa.RecordBatch, recording: Recording) -> Sequence[int]:
-        """Route rows of one window and write them. Returns no rows as left."""
         positions = rows.column("position")
         kept = self._rows.take(_DELIVERY, positions.to_numpy())
         columns = {name if name in ROUTES else FIELD + name: rows.column(name) for name in rows.schema.names}

@@ -70,7 +70,6 @@ def record_parents(
 
 
 def _write(recording: Recording, name: str, block: Block, indexes: set[int], batch_id: str) -> None:
-    """Write messages of a batch, without the skipped messages."""
     skipped = [index for index in sorted(indexes) if block.messages[index].status == "skipped"]
     block.done.extend(skipped)
     if kept := sorted(indexes.difference(skipped)):

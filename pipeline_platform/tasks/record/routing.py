@@ -45,7 +45,6 @@ def write_for(recording: Recording, name: str, block: Block, indexes: list[int],
 
 
 def _route(recording: Recording, block: Block, messages: Iterable[tuple[int, Message]]) -> None:
-    """Write messages of a block for their batchers."""
     batchers = recording.step.pipeline.batchers
     groups, parents = {name: list[int]() for name in batchers}, list[int]()
     for index, message in messages:
@@ -108,7 +107,6 @@ def _route_children(recording: Recording, block: Block, parents: list[int]) -> N
 
 
 def _await_children(recording: Recording, block: Block, parents: list[int]) -> None:
-    """Write the parents that wait for their children, and their ack actions."""
     own = own_of(block, parents, recording.step)
     waiting = waiting_parents(block.take(["position", "data"], parents), own)
     recording.stage(PARENTS_TABLE, block.window, waiting)

@@ -105,7 +105,6 @@ def record_released(recording: Recording, rows: pa.RecordBatch, window: str) -> 
 
 
 def _record_done(recording: Recording, block: Block, early: Mapping[int, Entry]) -> None:
-    """Write the outcomes of the handled and the skipped messages of a block."""
     on_success, done = recording.ack_policy.on_success, sorted(block.done)
     skipped = [index for index in done if block.messages[index]._state.skip_reason is not None]
     if skipped:
@@ -125,7 +124,6 @@ def _record_done(recording: Recording, block: Block, early: Mapping[int, Entry])
 
 
 def _record_failed(recording: Recording, block: Block, early: Mapping[int, Entry]) -> None:
-    """Write the outcomes and the failures of the failed messages of a block."""
     step, report, ack_policy, failed = recording.step, recording.report, recording.ack_policy, sorted(block.failed)
     losers = [block.messages[index] for index in failed]
     actions, ends = _actions_of_failures(block, failed, early, ack_policy)
@@ -171,7 +169,6 @@ def _actions_of_failures(
 def _write_decided(
     recording: Recording, rows: pa.RecordBatch, window: str, outcome: str, action: str | list[str]
 ) -> None:
-    """Write the outcomes of rows that are all handled or all skipped."""
     counted = recording.report.handled if outcome == "handled" else recording.report.skipped
     counted[window] += rows.num_rows
     _write(recording, rows, window, outcome, action)
