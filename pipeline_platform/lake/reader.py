@@ -188,6 +188,11 @@ def keys_of(rows: pa.Table | pa.RecordBatch, *columns: str) -> pa.Array:
     return keys.combine_chunks() if isinstance(keys, pa.ChunkedArray) else keys
 
 
+def rows_at(rows: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
+    """Return some rows, in order. All rows are returned without a copy."""
+    return rows if len(indexes) == rows.num_rows else rows.take(pa.array(indexes, pa.int64()))
+
+
 def groups(rows: pa.RecordBatch, column: str) -> Iterator[tuple[Any, pa.RecordBatch]]:
     """Yield each value of a column with its rows. Usually there is one."""
     for value in pc.unique(rows.column(column)).to_pylist():

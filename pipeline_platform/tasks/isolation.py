@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from pipeline_platform.lake.reader import rows_at
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.record.recording import Recording
 
@@ -73,7 +74,7 @@ def _do(
 ) -> tuple[int, Sequence[int]]:
     """Run a try. Return the number of rows that it used, and which of them it did not start."""
     some = attempt.rows if attempt.death else attempt.rows[: recording.size.rows]
-    these = rows if len(some) == rows.num_rows else rows.take(pa.array(some, pa.int64()))
+    these = rows_at(rows, some)
     if attempt.death:
         fail(these, recording.without_callbacks() if attempt.without_callbacks else recording, attempt.death)
         return len(some), ()

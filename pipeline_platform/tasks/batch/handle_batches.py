@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline_platform.lake.reader import RowRange, stored_file
+from pipeline_platform.lake.reader import RowRange, rows_at, stored_file
 from pipeline_platform.model.failure import Failure, words
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.options import Batcher
@@ -158,16 +158,14 @@ class HandleBatches(CallingStep):
             handled = handle_batch(recording.pipeline, self.batcher, ok, info, self.context) if ok else []
         by_row = {message._row: message for message in handled}
         messages = [by_row.get(message._row, message) for message in decoded if message._row not in mute]
-        rows = batch.messages
-        if mute:
-            rows = rows.take(pa.array([message._row for message in messages], pa.int64()))
+        rows = rows_at(batch.messages, [message._row for message in messages])
         record_batch(recording, self.batcher, rows, batch.window, messages, batch.info.batch_id, by_row.keys())
 
     def _end(self, batch: Batch, killers: Mapping[int, Failure], mute: Set[int], recording: Recording) -> None:
         """Count a batch, and record its mute rows without calling back."""
         recording.report.batches += batch.failure is None
         if mute:
-            left = batch.messages.take(pa.array(sorted(mute), pa.int64()))
+            left = rows_at(batch.messages, sorted(mute))
             failures = {row: killers[number] for row, number in enumerate(sorted(mute))}
             failed = list(staged_messages(left, self.batcher, self.ack_policy, None, failures, UNWATCHED))
             silent = recording.without_callbacks()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from pipeline_platform.lake.reader import RowRange, read_ranges, without
+from pipeline_platform.lake.reader import RowRange, read_ranges, rows_at, without
 from pipeline_platform.model.message import BULK, MESSAGES, BatchMode
 from pipeline_platform.tasks.callback_process.fork import Death
 from pipeline_platform.tasks.calling_step import CallingStep
@@ -96,7 +96,7 @@ class Handle(CallingStep):
             recording.report.waited += self.pace.waited - waited
         left = [row for row in range(rows.num_rows) if row not in begun] if len(begun) < rows.num_rows else []
         if left and lane.is_over:
-            record_released(recording, rows.take(pa.array(left, pa.int64())), window)
+            record_released(recording, rows_at(rows, left), window)
             return ()
         return left
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.failures.held import open_in_partitions, waits_for
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import RowRange, row_groups, stored_file
+from pipeline_platform.lake.reader import RowRange, row_groups, rows_at, stored_file
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.lake.writer import write_rows
@@ -88,19 +88,15 @@ class FindPartitions(Handle):
             else:  # a message that fails now would not stop its partition, so it fails when it is handled
                 messages, found = handler.let_through(rows), own.to_pylist()
                 ended = [row for row, message in enumerate(messages) if message.reason == FILTERED]
-            record_messages(recording, _take(rows, ended), window, [messages[row] for row in ended])
+            record_messages(recording, rows_at(rows, ended), window, [messages[row] for row in ended])
             kept = sorted({*range(rows.num_rows)} - {*ended})
-            good, own = _take(rows, kept), pa.array([found[row] for row in kept], pa.string())
+            good, own = rows_at(rows, kept), pa.array([found[row] for row in kept], pa.string())
         size = pc.binary_length(good.column("data")).cast(pa.int64())
         columns = [*(good.column(name) for name in FOUND.names[:-2]), own, size]
         recording.stage(FOUND_TABLE, window, pa.RecordBatch.from_arrays(columns, schema=FOUND))
 
     def _stage(self) -> str:
         return PARTITION_BY
-
-
-def _take(rows: pa.RecordBatch, indexes: Sequence[int]) -> pa.RecordBatch:
-    return rows if len(indexes) == rows.num_rows else rows.take(pa.array(indexes, pa.int64()))
 
 
 @dataclass(frozen=True)
@@ -218,7 +214,7 @@ class HandleInOrder(Handle):
         for rows in block:
             window = rows.column("window")[0].as_py()
             held = {*(yield from surely(partial(self._hold, window, rows)))}
-            fresh = _take(rows, [row for row in range(rows.num_rows) if row not in held])
+            fresh = rows_at(rows, [row for row in range(rows.num_rows) if row not in held])
             # `known` counts rows of another try, in which other partitions may have been held.
             yield from each_alone(fresh, partial(self._handle, window), partial(self._fail, window))
 
@@ -227,7 +223,7 @@ class HandleInOrder(Handle):
         failures = [] if recording.report.released else held_by(rows, recording.report)
         held = [row for row, failure in enumerate(failures) if failure is not None]
         if held:
-            some = _take(rows, held)
+            some = rows_at(rows, held)
             messages = hold(list(Message.each(some, recording.ack_policy)), [failures[row] for row in held])
             record_messages(recording, some, window, messages)
         return held

@@ -6,6 +6,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from pipeline_platform.lake.reader import rows_at
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.tasks.by_position import count_positions
 from pipeline_platform.tasks.callback_process.fork import Death
@@ -41,8 +42,7 @@ class RecordUnseen(Handle):
             if any(some.num_rows for some in repeats):
                 yield from surely(partial(self._record_repeats, window, *repeats))
             if not Filter(self.pipeline):
-                large = oversized(rows, self.pipeline.processors.max_message_bytes)
-                rows = rows.take(pa.array(large, pa.int64()))
+                rows = rows_at(rows, oversized(rows, self.pipeline.processors.max_message_bytes))
         yield from each_alone(rows, partial(self._handle, window), partial(self._fail, window), known)
 
     def _record_repeats(

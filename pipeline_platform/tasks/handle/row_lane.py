@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.reader import rows_at
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import BULK, BatchMode, Message
 from pipeline_platform.model.pipeline import Pipeline
@@ -61,8 +62,7 @@ class Handler:
         """Handle rows and record their outcomes. Yield the indexes of the recorded rows, in portions."""
         for messages in self.portions(rows):
             begun = [message._row for message in messages]
-            these = rows if len(begun) == rows.num_rows else rows.take(pa.array(begun, pa.int64()))
-            record_messages(self._recording, these, window, messages)
+            record_messages(self._recording, rows_at(rows, begun), window, messages)
             yield begun
 
     def portions(self, batch: pa.RecordBatch) -> Iterator[list[Message]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from pipeline_platform.lake.reader import rows_at
 from pipeline_platform.model.failure import Failure
 from pipeline_platform.model.message import Message
 
@@ -46,8 +47,6 @@ class Block:
     def take(self, names: Sequence[str], indexes: list[int]) -> pa.RecordBatch:
         """Return some columns of some rows, in order. All rows are returned without a copy."""
         columns = self.rows.select(list(names))
-        if self.at is not None:
-            indexes = [self.at[index] for index in indexes]
-        elif len(indexes) == columns.num_rows:
-            return columns
-        return columns.take(pa.array(indexes, pa.int64()))
+        if self.at is None:
+            return rows_at(columns, indexes)
+        return columns.take(pa.array([self.at[index] for index in indexes], pa.int64()))
