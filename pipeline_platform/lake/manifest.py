@@ -72,6 +72,10 @@ class Manifest:
         """Return the files of one table, in the order in which they were written."""
         return [file for file in self.files if file.table == table]
 
+    def staged(self, name: str) -> list[File]:
+        """Return the files of one table that only later steps of the receive read."""
+        return [file for file in self.files if "/" in file.table and file.table.rpartition("/")[2] == name]
+
     def rows(self, table: str) -> int:
         """Return the number of rows written for one table."""
         return sum(file.rows for file in self.of_table(table))

@@ -17,7 +17,6 @@ from pipeline_platform.tasks.batch.batch_plan import CutBatches, plan_table
 from pipeline_platform.tasks.batch.handle_batches import HandleBatches
 from pipeline_platform.tasks.batch.parents import EndParents, failed_keys
 from pipeline_platform.tasks.record.fan_out import ENDS_TABLE, PARENTS_TABLE
-from pipeline_platform.tasks.record.step import receive_table
 
 PARENTS_STEP = "parents"
 """Step that decides the outcomes of messages whose children were batched."""
@@ -32,7 +31,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
     assert isinstance(options, Batcher)
     name, receive_id = flow.pipeline.name, receive.receive_id
     work = flow.work(receive_id, f"batch-{batcher}")
-    staged = handled.of_table(receive_table(receive_id, batcher))
+    staged = handled.staged(batcher)
     ranges = whole(staged, name)
     shared = common(flow, receive)
     drained = flow.control.draining(flow.quota.key) is not None
@@ -52,7 +51,7 @@ def batch(flow: Flow, receive: Receive, handled: Manifest, batcher: str, most_ta
 
 def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
     """Return the files of undecided messages with children; empty until all batchers have handled their batches."""
-    parents = handled.of_table(receive_table(receive.receive_id, PARENTS_TABLE))
+    parents = handled.staged(PARENTS_TABLE)
     if not parents or flow.ledger.manifest(receive, PARENTS_STEP).reports:
         return []
     staged = {file.table.rpartition("/")[2] for file in handled if "/" in file.table}
@@ -64,7 +63,7 @@ def parents_left(flow: Flow, receive: Receive, handled: Manifest) -> list[File]:
 def end_parents(flow: Flow, receive: Receive, parents: Sequence[File]) -> Manifest:
     """Record the outcomes of messages with children. Drop all rows of a message if one of its children failed."""
     name, receive_id = flow.pipeline.name, receive.receive_id
-    ends = flow.ledger.manifest(receive).of_table(receive_table(receive_id, ENDS_TABLE))
+    ends = flow.ledger.manifest(receive).staged(ENDS_TABLE)
     if len(keys := failed_keys(flow.lake, ranges := whole(ends, name))):
         drop_rows(flow.tables, flow.ledger, receive, keys)
     received = flow.ledger.manifest(receive, "receive").of_table("messages")

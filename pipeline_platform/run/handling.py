@@ -20,7 +20,6 @@ from pipeline_platform.run.work.spark_lane import SparkLane
 from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.tasks.handle.in_order import FOUND_TABLE, DealPartitions, FindPartitions, HandleInOrder
 from pipeline_platform.tasks.handle.repeats import FindRepeats
-from pipeline_platform.tasks.record.step import receive_table
 
 CLOCKS = timedelta(minutes=15)
 """Maximum lag of a run's clock behind the source's clock. AWS refuses requests with a larger difference."""
@@ -58,7 +57,7 @@ def _in_order(flow: Flow, receive: Receive, files: Sequence[File], repeats: Sequ
     work, parts = flow.work(receive_id, "handle"), divide(files, name, concurrency)
     find = FindPartitions(**common(flow, receive), parts=parts, repeats=repeats)
     manifest = work.run(find, len(parts), sum(file.rows for file in files))
-    found = manifest.of_table(receive_table(receive_id, FOUND_TABLE))
+    found = manifest.staged(FOUND_TABLE)
     manifest = Manifest([file for file in manifest if file not in found], manifest.reports)
     if not found:
         return manifest

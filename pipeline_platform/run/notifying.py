@@ -12,7 +12,6 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.tasks.notify_author import NOT_TAKEN_TABLE, ROWS, NotifyAuthor, Stretch
 from pipeline_platform.tasks.record.filtered import FILTERED_TABLE
-from pipeline_platform.tasks.record.step import receive_table
 
 NOTIFIED = "heard"
 """Step of a receive whose manifest has the positions that `acknowledge` was notified of."""
@@ -53,9 +52,7 @@ def notify(flow: Flow, receive: Receive, manifest: Manifest) -> NotTaken:
     notified = _merged(totals.notified)
     all_decided = not (totals.returned.total() or totals.duplicates.total() or totals.dropped)
     outcomes = [] if all_decided else whole(manifest.of_table("outcomes"), name)
-    failed, filtered = (
-        whole(manifest.of_table(table), name) for table in ("failed", receive_table(receive.receive_id, FILTERED_TABLE))
-    )
+    failed, filtered = whole(manifest.of_table("failed"), name), whole(manifest.staged(FILTERED_TABLE), name)
     files = manifest.of_table("messages")
     messages = sum(file.rows for file in files)
     calls = -(-messages // ROWS)
@@ -66,7 +63,7 @@ def notify(flow: Flow, receive: Receive, manifest: Manifest) -> NotTaken:
     written = flow.work(receive.receive_id, NOTIFIED).run(task, len(parts), messages)
     whole_step = TaskReport(step=NOTIFIED, notified=notified)
     flow.ledger.write(receive, NOTIFIED, Manifest(written.files, [whole_step, *written.reports]))
-    not_taken = whole(written.of_table(receive_table(receive.receive_id, NOT_TAKEN_TABLE)), name)
+    not_taken = whole(written.staged(NOT_TAKEN_TABLE), name)
     return NotTaken(written.totals.not_taken, tuple(not_taken), tuple(written.totals.errors), written)
 
 

@@ -29,7 +29,6 @@ from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.tasks.acknowledge.acknowledger import ONCE, AcknowledgeOutcomes, Acknowledger
 from pipeline_platform.tasks.receive.read_shares import ReadShares
-from pipeline_platform.tasks.record.step import receive_table
 
 
 class Acknowledgement(NamedTuple):
@@ -139,7 +138,7 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
     options, handled = flow.pipeline.batchers, flow.ledger.manifest(receive, "handle")
     names = batchers or [name for name, batcher in options.items() if isinstance(batcher, Batcher)]
     written = {name: flow.ledger.manifest(receive, f"batch-{name}") for name in names}
-    staged = [name for name in names if handled.of_table(receive_table(receive.receive_id, name))]
+    staged = [name for name in names if handled.staged(name)]
     left = [name for name in staged if not written[name].reports]
 
     def batch(name: str, most_tasks: int | None) -> None:
@@ -148,8 +147,8 @@ def batch_messages(flow: Flow, receive: Receive, *batchers: str) -> dict[str, Ma
 
     if left:
         with working(flow, receive):
-            rows = [handled.rows(receive_table(receive.receive_id, name)) for name in left]
-            most = batching.most_tasks(flow, len(left)) if flow.worker is None or max(rows) > FEW else None
+            largest = max(sum(file.rows for file in handled.staged(name)) for name in left)
+            most = batching.most_tasks(flow, len(left)) if flow.worker is None or largest > FEW else None
             batching.run_batchers({name: partial(batch, name, most) for name in left}, flow, receive)
     if parents := batching.parents_left(flow, receive, handled):
         with working(flow, receive):

@@ -23,7 +23,6 @@ from pipeline_platform.tasks.handle import spark_lane
 from pipeline_platform.tasks.handle.handle_messages import READ
 from pipeline_platform.tasks.handle.record_unseen import UNSEEN_TABLE, RecordUnseen
 from pipeline_platform.tasks.record.filtered import Filter
-from pipeline_platform.tasks.record.step import receive_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -67,7 +66,7 @@ class SparkLane:
         name, has_large = self.pipeline.name, largest > self.pipeline.processors.max_message_bytes
         sees_all = not self.repeats and not has_large and not Filter(self.pipeline)
         unseen = Manifest() if sees_all else self._record_unseen(whole(self.files, name))
-        ended = whole(unseen.of_table(receive_table(self.receive.receive_id, UNSEEN_TABLE)), name)
+        ended = whole(unseen.staged(UNSEEN_TABLE), name)
         return replace(self, repeats=[*self.repeats, *ended])._seen(unseen, sees_all=sees_all)
 
     def _seen(self, unseen: Manifest, *, sees_all: bool) -> Manifest:
@@ -115,7 +114,7 @@ class SparkLane:
 
     def _handled(self, rows: Sequence[RowRange], unseen: Manifest, *, as_they_lie: bool) -> Manifest:
         """Run the query over rows, and check that it returned each message that is not recorded yet exactly once."""
-        name, receive_id = self.pipeline.name, self.receive.receive_id
+        name = self.pipeline.name
         is_limited = any(self.flow.control.rate_limiting(*limit) for limit in self.flow.rate_limits.items())
         if as_they_lie and not is_limited and self.work.lake.is_local:
             received = spark_lane.read_locally(self.work.spark, self.work.lake, name, self.files)
@@ -132,11 +131,7 @@ class SparkLane:
                 f"{name}: handle_messages returned {returned:,} rows for {expected:,} messages. Return each only once"
             )
         if returned < expected:
-            seen = [
-                file
-                for file in manifest
-                if file.table == "outcomes" or file.table.startswith(f"_receives/{receive_id}")
-            ]
+            seen = [file for file in manifest if file.table == "outcomes" or "/" in file.table]
             parts = divide(seen, name, self.flow.processors.concurrency)
             keys = spark_lane.ReadKeys(self.work.lake, parts)
             ids = engine.frame(self.work.spark, keys, len(parts), spark_lane.KEYS)
