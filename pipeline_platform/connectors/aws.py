@@ -36,7 +36,7 @@ def code_of(error: BaseException | None) -> str:
 
 
 def aws_client(service: str, source: Any, region: str | None, connections: int, *, read_timeout_s: int) -> Any:
-    """Return a client of a service for a source, with timeouts that fit into a sensor's tick."""
+    """Return a client of a service with the profile and the URL of a source, and timeouts that fit into a tick."""
     from botocore.config import Config  # here: the code server loads this file and needs no client
     from botocore.session import Session
 

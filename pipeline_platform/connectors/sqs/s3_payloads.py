@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import pyarrow as pa
 from pydantic import ConfigDict, Field, PrivateAttr
 
-from pipeline_platform.connectors.aws import BUSY, NO_CREDENTIALS, code_of
+from pipeline_platform.connectors.aws import BUSY, NO_CREDENTIALS, aws_client, code_of
 from pipeline_platform.model.blocks import as_arrow, with_columns
 from pipeline_platform.model.failure import Failure, PayloadError, RunError
 from pipeline_platform.model.message import Message
@@ -205,17 +205,7 @@ class S3Payloads(Options):
 
     @per_process
     def _client(self) -> Any:
-        from botocore.config import Config  # late: an optional dependency
-        from botocore.session import Session
-
-        config = Config(
-            retries={"mode": "standard", "total_max_attempts": 4},
-            max_pool_connections=_CONNECTIONS,
-            connect_timeout=4,
-            read_timeout=20,
-        )
-        session = Session(profile=self.profile_name)
-        return session.create_client("s3", region_name=self.region_name, endpoint_url=self.endpoint_url, config=config)
+        return aws_client("s3", self, self.region_name, _CONNECTIONS, read_timeout_s=20)
 
     def _asked(self, where: str, request: Any) -> Any:
         """Return the answer to a request; wait while S3 is unavailable. Other threads do not wait again."""
