@@ -139,9 +139,7 @@ def _line(line: int, text: bytes, most: int, is_long: bool) -> Iterator[Row]:
 
 def _csv(raw: _Stored, path: str, most: int) -> Iterator[list[Row]]:
     """Yield a JSON object of texts for each record, by the names in the first record."""
-    text = io.TextIOWrapper(
-        io.BufferedReader(_Readable(_content(raw, path)), _READ), "utf-8-sig", "replace", newline=""
-    )
+    text = io.TextIOWrapper(io.BufferedReader(_content(raw, path), _READ), "utf-8-sig", "replace", newline="")
     csv.field_size_limit(max(csv.field_size_limit(), most))
     records = csv.reader(text)
     names = next(records, [])
@@ -164,22 +162,6 @@ def _parquet(raw: _Stored, _path: str, _most: int) -> Iterator[list[Row]]:
         for values in batch.to_pylist(maps_as_pydicts="lossy"):
             number += 1
             yield [(number, to_json(values, bytes_mode="base64"), "")]
-
-
-class _Readable(io.RawIOBase):
-    """A stream of Arrow as a raw stream of Python."""
-
-    def __init__(self, stream: Any) -> None:
-        super().__init__()
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
 
 
 _READERS = {"json_lines": _json_lines, "csv": _csv, "parquet": _parquet}
