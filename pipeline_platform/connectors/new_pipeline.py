@@ -2,42 +2,30 @@
 
 import json
 import re
-from enum import Enum
 from string import Template
-from typing import Any
+from typing import Any, Literal
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.home import home
 
-
-class SourceKind(Enum):
-    """Kind of source of a new pipeline."""
-
-    table = "table"
-    sqs = "sqs"
-    kafka = "kafka"
-    kinesis = "kinesis"
-    rabbitmq = "rabbitmq"
-    pubsub = "pubsub"
-    files = "files"
-
+SourceKind = Literal["table", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "files"]
 
 _CONNECTORS: dict[SourceKind, tuple[str, str, dict[str, Any]]] = {
-    SourceKind.table: (
+    "table": (
         "table_queue",
         "TableQueue",
         {"url": "sqlite:///{home}/$key.sqlite", "created_column": "created_at"},
     ),
-    SourceKind.sqs: ("sqs", "SqsSource", {"queue_url": {"env": "${NAME}_QUEUE_URL"}}),
-    SourceKind.kafka: (
+    "sqs": ("sqs", "SqsSource", {"queue_url": {"env": "${NAME}_QUEUE_URL"}}),
+    "kafka": (
         "kafka",
         "KafkaSource",
         {"bootstrap_servers": {"env": "${NAME}_BOOTSTRAP_SERVERS"}, "group_id": "$name", "topics": ["$name"]},
     ),
-    SourceKind.kinesis: ("kinesis", "KinesisSource", {"stream": {"env": "${NAME}_STREAM"}}),
-    SourceKind.rabbitmq: ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
-    SourceKind.pubsub: ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
-    SourceKind.files: (
+    "kinesis": ("kinesis", "KinesisSource", {"stream": {"env": "${NAME}_STREAM"}}),
+    "rabbitmq": ("rabbitmq", "RabbitmqSource", {"url": {"env": "${NAME}_RABBITMQ"}, "queue": "$name"}),
+    "pubsub": ("pubsub", "PubsubSource", {"subscription": {"env": "${NAME}_SUBSCRIPTION"}}),
+    "files": (
         "files",
         "FileSource",
         {"root": {"env": "${NAME}_FILES"}, "catalog": "sqlite:///{home}/$key.sqlite"},
@@ -123,7 +111,7 @@ class NewPipeline:
                 f"{name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter."
             )
         module, self.connector, options = _CONNECTORS[source]
-        self.kind, self.key = source, f"{name}_queue"
+        self.key = f"{name}_queue"
         self.class_name = "".join(part.capitalize() for part in name.split("_"))
         self.connector_module = f"pipeline_platform.connectors.{module}"
         self._words = {
@@ -135,6 +123,7 @@ class NewPipeline:
         }
         self.options: dict[str, Any] = json.loads(self._filled(json.dumps(options)))
         """Options of the source. `{"env": ...}` stands for a variable, and `{home}` for the deployment's folder."""
+        self._variables = [value["env"] for value in self.options.values() if isinstance(value, dict)]
 
     @property
     def pipeline(self) -> str:
@@ -149,21 +138,19 @@ class NewPipeline:
     @property
     def source(self) -> str:
         """Text of the file of its source, a Dagster resource."""
-        table = self.kind is SourceKind.table
         return self._filled(
             _SOURCE,
             connector_module=self.connector_module,
             connector=self.connector,
-            imports="" if table else "import dagster as dg\n\n",
+            imports="import dagster as dg\n\n" if self._variables else "",
             home="from pipeline_platform.home import home\n" if "{home}" in json.dumps(self.options) else "",
             options="\n".join(f"    {name}={_python(value)}," for name, value in self.options.items()),
         )
 
     def make_ready(self) -> str:
         """Create the queue if it is a file. Return what was done, or which variable to set, as text."""
-        variables = [value["env"] for value in self.options.values() if isinstance(value, dict)]
-        if variables:
-            return f"set {variables[0]} in the environment or in .env"
+        if self._variables:
+            return f"set {self._variables[0]} in the environment or in .env"
         options = {**self.options, "url": self.options["url"].format(home=home())}
         TableQueue(name=self.key, **options).create()
         return f"created the queue {options['url']}"

@@ -24,7 +24,7 @@ from pipeline_platform.source.contract import Source
 class NewComponent(BaseModel):
     """Options of `dg scaffold defs pipeline_platform.orchestration.PipelineComponent`, besides a name."""
 
-    source: SourceKind = SourceKind.table
+    source: SourceKind = "table"
 
 
 class PipelineScaffolder(dg.Scaffolder[NewComponent]):

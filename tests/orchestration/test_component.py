@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from pipeline_platform.cli import loading
-from pipeline_platform.connectors.new_pipeline import SourceKind
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration import deployment
 from pipeline_platform.orchestration.component import NewComponent, PipelineScaffolder
@@ -63,7 +62,7 @@ def project(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def scaffold(defs, name, source=SourceKind.table, **changes):
+def scaffold(defs, name, source="table", **changes):
     (defs / name).mkdir()
     request = dg.ScaffoldRequest(
         type_name=TYPE,
@@ -90,7 +89,7 @@ def refusal(defs):
 def test_pipelines_of_a_project_share_what_one_component_says(project, tmp_path):
     scaffold(project, "orders")
     scaffold(project, "payments", lake={"root": str(tmp_path / "lake")})
-    scaffold(project, "returns", SourceKind.kafka, lake={"root": str(tmp_path / "lake")})
+    scaffold(project, "returns", "kafka", lake={"root": str(tmp_path / "lake")})
 
     defs = load(project)
 
@@ -119,7 +118,7 @@ def test_the_command_line_has_a_refusal_without_the_tree_that_dagster_draws_arou
 
 
 def test_the_command_line_names_the_source_whose_variable_is_not_set(project, monkeypatch):
-    scaffold(project, "orders", SourceKind.rabbitmq)
+    scaffold(project, "orders", "rabbitmq")
     (project.parent / "definitions.py").write_text(LATE)
     monkeypatch.delenv("ORDERS_RABBITMQ", raising=False)
 
@@ -129,7 +128,7 @@ def test_the_command_line_names_the_source_whose_variable_is_not_set(project, mo
 
 
 def test_the_document_shows_what_is_written(project):
-    scaffold(project, "orders", SourceKind.sqs)
+    scaffold(project, "orders", "sqs")
     page = (PROJECT / "docs" / "start" / "your-project.md").read_text()
     (shown,) = re.findall(r"```yaml\n(.*?)```", page, re.S)
 
@@ -137,7 +136,7 @@ def test_the_document_shows_what_is_written(project):
 
 
 def test_a_variable_is_handed_on_by_its_name(project, monkeypatch):
-    scaffold(project, "orders", SourceKind.rabbitmq, control={"url": {"env": "SHOP_CONTROL"}})
+    scaffold(project, "orders", "rabbitmq", control={"url": {"env": "SHOP_CONTROL"}})
     monkeypatch.setenv("ORDERS_RABBITMQ", "amqp://user:a-secret@localhost")
     monkeypatch.setenv("SHOP_CONTROL", "postgresql://user:a-secret@localhost/control")
 

@@ -13,7 +13,7 @@ from pipeline_platform.connectors.new_pipeline import NewPipeline, SourceKind
 
 def new(
     name: Annotated[str, typer.Argument(help="Name of the pipeline: lower-case letters, digits and _.")],
-    source: Annotated[SourceKind, typer.Option(help="Kind of source.")] = SourceKind.table,
+    source: Annotated[SourceKind, typer.Option(help="Kind of source.")] = "table",
 ) -> None:
     """Add a pipeline that is ready to run to this checkout, as a starting point for your own code."""
     try:
