@@ -62,7 +62,7 @@ def retry_failures(
         most = Quota(BoundProducer(of), opened.control).per_run
         ranges = _ranges(opened, of, selection, windows)
         runs = [_run(of, each, min(each.messages, most), selection, settings) for each in ranges]
-        return list(launch_all(f"{of.name}_retry", runs, module or loading.chosen_module()))
+        return list(launch_all(f"{of.name}_retry", runs, module))
 
 
 def retry_all(

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from pipeline_platform.orchestration.deployment import Built
 
-_CHOSEN: dict[str, str] = {}
+_CHOSEN: dict[str, str | None] = {}
 """Value of `-m`. It belongs to the whole command line, and Typer passes it to no command."""
 
 
@@ -85,8 +85,7 @@ def load(module: str | None = None) -> "Built":
     """Load the deployment.
 
     Args:
-        module: Its module, or the name of its location in `workspace.yaml`. Default: the value of `-m`, or the only
-            location in `workspace.yaml`.
+        module: See `location_of`.
 
     Raises:
         SetUpError: There is no deployment here.
@@ -96,7 +95,7 @@ def load(module: str | None = None) -> "Built":
 
     from pipeline_platform.orchestration.deployment import BUILT
 
-    module, _, folders, _ = location_of(module or chosen_module())
+    module, _, folders, _ = location_of(module)
     for folder in map(os.path.abspath, (os.curdir, *folders)):
         if folder not in sys.path:
             sys.path.insert(0, folder)
@@ -138,7 +137,7 @@ def opened(
     from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 
     with waiting("the code of the deployment"):
-        built, named = load(module), location_of(module or chosen_module()).module
+        built, named = load(module), location_of(module).module
     pipelines: dict[str, type[Pipeline]] = {pipeline.name: pipeline for pipeline in built.pipelines}
     sources = {producer.source for pipeline in built.pipelines for producer in BoundProducer.all_of(pipeline)}
     sources |= {pipeline.dead_letters for pipeline in built.pipelines if pipeline.dead_letters}
@@ -176,19 +175,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def choose(module: str | None) -> None:
-    """Use a module from now on; None for the result of `location_of`."""
-    _CHOSEN.clear()
-    if module is not None:
-        _CHOSEN["module"] = module
+    """Use a module, or the location with this name, from now on; None for the only location."""
+    _CHOSEN["module"] = module
 
 
-def chosen_module() -> str | None:
-    """Return the chosen module; None for the result of `location_of`."""
-    return _CHOSEN.get("module")
-
-
-def location_of(module: str | None) -> Location:
-    """Return the code location of a module, or of a name in `workspace.yaml`; without a name, the only location.
+def location_of(module: str | None = None) -> Location:
+    """Return the code location of a module, or of a name in `workspace.yaml`; without either, as of `choose`.
 
     Without `workspace.yaml`, the location is the project of `dg` in `pyproject.toml`, or the only file in this folder
     that calls `platform_definitions`.
@@ -196,7 +188,7 @@ def location_of(module: str | None) -> Location:
     Raises:
         SetUpError: There is no location here, `workspace.yaml` is invalid, or several locations match.
     """
-    workspace = Path("workspace.yaml")
+    module, workspace = module or _CHOSEN.get("module"), Path("workspace.yaml")
     if not workspace.is_file():
         if (project := _project()) and module in (None, project.name, project.module):
             return project

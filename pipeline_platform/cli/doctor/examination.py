@@ -53,7 +53,7 @@ def _open_instance(stack: ExitStack, found: _Found) -> Finding:
 def _load(found: _Found) -> Finding:
     name = ""
     try:
-        name = loading.location_of(loading.chosen_module()).name
+        name = loading.location_of().name
         found.built = loading.load()
     except (loading.SetUpError, PipelineError) as refused:
         return error(str(refused))

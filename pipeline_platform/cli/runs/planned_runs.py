@@ -86,7 +86,7 @@ def launch_all(
         raise loading.SetUpError("DAGSTER_HOME is not set. Set it to the folder of the Dagster instance.")
     if not (planned := list(runs)):
         return
-    log(f"Launching {job}: Dagster loads {module or 'the workspace'}.")
+    log(f"Launching {job}: Dagster loads {loading.location_of(module).name}.")
     with launching(job, module) as launch_one:
         for run in planned:
             partition = {"dagster/partition": run.request.partition_key} if run.request.partition_key else {}
@@ -128,7 +128,7 @@ def carry_out(
     launched = list[Launched]()
     with progress(len(runs), lines=False) as show:
         show(0, f"Launching {counted(len(runs), 'run')}")
-        for started in launch_all(job, runs, loading.chosen_module(), log=lambda text: say(text, err=True)):
+        for started in launch_all(job, runs, log=lambda text: say(text, err=True)):
             launched.append(started)
             say(f"run {started.run_id} {describe(started)}", err=as_json)
             show(len(launched), f"Launched {len(launched):,} of {counted(len(runs), 'run')}")
