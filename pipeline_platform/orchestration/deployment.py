@@ -11,11 +11,9 @@ import dagster as dg
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
-from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.model.strict_options import nearest
 from pipeline_platform.orchestration.asset_windows import find_first_windows, windows_of
-from pipeline_platform.orchestration.deployment_checks import check_given, check_names, check_places, check_together
+from pipeline_platform.orchestration.deployment_checks import check_deployment
 from pipeline_platform.orchestration.graph import asset_keys, pipeline_assets, resource_keys
 from pipeline_platform.orchestration.jobs import REFUSED, pipeline_jobs
 from pipeline_platform.orchestration.limits_job import limits_job
@@ -29,7 +27,7 @@ from pipeline_platform.orchestration.resources.lake_resources import (
     resource_options,
 )
 from pipeline_platform.orchestration.resources.launchpad import out_of_launchpad
-from pipeline_platform.orchestration.resources.sink_resources import check_sinks, resource_of_sink
+from pipeline_platform.orchestration.resources.sink_resources import resource_of_sink
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.retention.maintenance_job import maintenance_job
@@ -152,17 +150,9 @@ def resources_together(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
     Raises:
         PipelineError: As of `platform_definitions`.
     """
-    check_given(pipelines, resources)
-    check_together(pipelines, resources)
-    check_names(pipelines)
+    check_deployment(pipelines, resources)
     for pipeline in pipelines:
-        check_dead_letters(pipeline, resources)
-        check_early_acks(pipeline, resources)
-        check_partitions(pipeline, resources)
-        check_only(pipeline, resources)
         check_models(pipeline, resources["lake"])
-    check_places(pipelines, resources)
-    check_sinks(pipelines, resources)
     find_first_windows(pipelines, resources)
     BUILT.append(Built(tuple(pipelines), resources))
     resources = {**resources, "spark": shipping_also(resources["spark"], packages_of_tasks(pipelines, resources))}
@@ -184,74 +174,6 @@ def packages_of_tasks(pipelines: Sequence[type[Pipeline]], resources: Mapping[st
         return shipping.packages_of(classes)
     except ValueError as error:
         raise PipelineError(str(error)) from None
-
-
-def check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse a pipeline whose dead letters cannot be sent, or would be delivered to it again."""
-    key = pipeline.dead_letters
-    if key is None:
-        return
-    own = [producer.source for producer in BoundProducer.all_of(pipeline)]
-    connector = connector_of(resources.get(key))
-    if key not in resources:
-        meant = nearest(key, resources, 0.6)
-        known = f"Did you mean {meant!r}?" if meant else f"The keys are {', '.join(sorted(resources))}."
-        why = f"no resource has this key. {known}"
-    elif connector is None:
-        why = "that resource is not a source. Make a resource of a connector with source_resource(...)"
-    elif connector.send is Source.send:
-        why = f"{connector.__name__} has no send(). Use a source that supports it"
-    elif key in own or resources[key] in [resources[other] for other in own]:
-        why = "the pipeline pulls from it, and would receive its dead messages again. Use another source"
-    else:
-        return
-    raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
-
-
-def check_early_acks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `acks_immediately` if tasks cannot acknowledge single messages of a source."""
-    for producer in BoundProducer.all_of(pipeline) if pipeline.acks_immediately else ():
-        connector = connector_of(resources[producer.source])
-        if connector is None or (connector.in_tasks and connector.acknowledges_by_id):
-            continue
-        why = (
-            "only the run's own process can acknowledge"
-            if connector.acknowledges_by_id
-            else "acknowledges whole receives only"
-        )
-        raise PipelineError(
-            f"{pipeline.__qualname__}.acks_immediately is True: {producer.option}.source {producer.source!r} is a "
-            f"{connector.__name__}, which {why}. Remove the option, or pull from a source that leases messages"
-        )
-
-
-def check_partitions(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `partition_by = "source"` if a source does not report the partition of a message."""
-    options = {
-        "processors": pipeline.processors,
-        **{f"batchers[{key!r}]": batcher for key, batcher in pipeline.batchers.items()},
-    }
-    places = {f"{place}.partition_by": getattr(option, "partition_by", None) for place, option in options.items()}
-    by_source = [place for place, by in {"partition_by": pipeline.partition_by, **places}.items() if by == SOURCE]
-    for producer in BoundProducer.all_of(pipeline) if by_source else ():
-        connector = connector_of(resource := resources[producer.source])
-        given = {field: getattr(resource, field) for field in connector.model_fields} if connector else {}
-        if connector and (why := connector.without_partitions(given)):
-            raise PipelineError(
-                f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {producer.option}.source {producer.source!r} "
-                f"is a {connector.__name__}, {why}, or partition by a function of the message"
-            )
-
-
-def check_only(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    """Refuse `only` of one of several producers if its source is not named like its key: messages contain the name."""
-    for producer in BoundProducer.all_of(pipeline) if pipeline.producers else ():
-        name = getattr(resources[producer.source], "name", producer.source)
-        if producer.options.only and type(name) is str and name != producer.source:
-            raise PipelineError(
-                f"{pipeline.__qualname__}.{producer.option}.only: needs a source with the name of its key, got the "
-                f"source {producer.source!r} with the name {name!r}. Use {name!r} as the key, too."
-            )
 
 
 def check_models(pipeline: type[Pipeline], resource: Any) -> None:
