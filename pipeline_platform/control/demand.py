@@ -119,6 +119,8 @@ class Limits:
         batch_timeout: Shortest batch timeout of the pipeline's batchers; None if no batcher has a timeout.
         size: Greatest size of a run by `target_run_time`; None if it is not set.
         round_size: Messages that are worth a round before `patience` has passed; None for a sensor.
+        later: Reason to request no run now, even if the messages are worth a run; None if there is none.
+        alone: Whether runs take turns, so that a tick requests at most one run.
     """
 
     producer: Producer
@@ -133,6 +135,8 @@ class Limits:
     batch_timeout: timedelta | None = None
     size: int | None = None
     round_size: int | None = None
+    later: str | None = None
+    alone: bool = False
 
     @property
     def patience(self) -> timedelta:
@@ -320,7 +324,11 @@ def next_asks(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: tim
         ask = next_ask(backlog, limits, in_flight, waited)
         if not ask.demand:
             return asks or [ask]
+        if limits.later is not None:
+            return [Ask(0, limits.later)]
         asks.append(ask)
+        if limits.alone:
+            return asks
         messages, unleased = in_flight.messages + ask.demand, in_flight.unleased + ask.demand
         in_flight = replace(in_flight, messages=messages, runs=in_flight.runs + 1, unleased=unleased)
         waited = timedelta(0)  # the remaining messages must be worth another run

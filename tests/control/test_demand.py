@@ -1,5 +1,6 @@
 """Demand: when runs are requested, and for how many messages."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -195,6 +196,16 @@ def test_the_pause_after_failures_in_a_row_doubles_to_five_minutes(runs, pause):
 
     assert bool(pause) == bool(hold_back(failed, seconds(5), NOON + seconds(max(0, pause - 1))))
     assert hold_back(failed, seconds(5), NOON + seconds(pause)) is None
+
+
+def test_runs_that_pay_wait_for_other_runs_or_start_one_at_a_time():
+    limits, backlog = Limits(of_runs(max_runs=3), Processors()), Backlog(10**6)
+
+    assert len(next_asks(backlog, limits, NOTHING, None)) == 3
+    assert len(next_asks(backlog, replace(limits, alone=True), NOTHING, None)) == 1
+    later = replace(limits, later="run 4f1e is active")
+    assert next_asks(backlog, later, NOTHING, None) == [Ask(0, "run 4f1e is active")]
+    assert next_asks(Backlog(0), later, NOTHING, None) == [Ask(0, "the queue is empty")]
 
 
 def test_failures_dated_in_the_future_do_not_delay_runs():

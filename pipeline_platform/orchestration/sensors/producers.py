@@ -17,13 +17,7 @@ from pipeline_platform.orchestration.asset_windows import NoWindowError, window_
 from pipeline_platform.orchestration.jobs import refuse_changed_models, run_request
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import state_of
-from pipeline_platform.orchestration.sensors.runs_under_way import (
-    awaited_turn,
-    failed_in_a_row,
-    left_claims,
-    limits,
-    with_earlier_runs,
-)
+from pipeline_platform.orchestration.sensors.runs_under_way import left_claims, limits, with_other_runs
 from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, is_late, timely
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.telemetry.configuration import export
@@ -58,7 +52,10 @@ def producer_sensor(pipeline: type[Pipeline], producer: str = "") -> dg.SensorDe
         export()
         refuse_changed_models(pipeline)
         with span("ask", pipeline, producer=producer, source=options.source) as event:
-            return _ask(context, event, bound)
+            try:
+                return _ask(context, event, bound)
+            except (ControlStoreError, NoWindowError) as error:
+                return dg.SkipReason(str(error))
 
     return look
 
@@ -72,42 +69,32 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         return dg.SkipReason(f"{options.source} {held_back}")
     _wait(context, source, producer)
     is_to_report = waiting.is_to_report(now)
-    try:
-        window = window_now(pipeline)
-        end_claims(context.instance, control, pipeline.name)
-        now = datetime.now(UTC)
-        # A tick that reports the check counts the whole backlog, for the check and its plot.
-        state = state_of(producer, source, control, context.instance, is_tick=True, counts_all=is_to_report)
-        left = left_claims(producer, control)
-        bounds = with_earlier_runs(state.limits, producer, context.instance, state.backlog, left, waiting.asked)
-        alone = pipeline.takes_turns(leases_partitions=source.leases_partitions)
-        turn = awaited_turn(pipeline, control, alone=alone)
-    except (ControlStoreError, NoWindowError) as error:
-        return dg.SkipReason(str(error))
-    shown = state.evaluation(producer) if is_to_report else None
-    noted: dict[str, Any] = (
-        {} if shown is None else {"reported": now, "shown": zlib.crc32(str(shown.description).encode())}
-    )
-    events = [shown] if shown and noted["shown"] != waiting.shown else []
+    window = window_now(pipeline)
+    end_claims(context.instance, control, pipeline.name)
+    now = datetime.now(UTC)
+    # A tick that reports the check counts the whole backlog, for the check and its plot.
+    state = state_of(producer, source, control, context.instance, is_tick=True, counts_all=is_to_report)
+    noted: dict[str, Any] = {"reported": waiting.reported, "shown": waiting.shown}
+    events = []
+    if is_to_report:
+        shown = state.evaluation(producer)
+        noted = {"reported": now, "shown": zlib.crc32(str(shown.description).encode())}
+        events = [shown] if noted["shown"] != waiting.shown else []
     backlog, under_way = state.backlog, state.in_flight
     if isinstance(backlog, SourceError):
         event.fail(backlog)
         cursor = waiting.without_answer(now, options.interval).model_copy(update=noted).to_json()
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
+    left, alone = left_claims(producer, control), pipeline.takes_turns(leases_partitions=source.leases_partitions)
+    bounds = with_other_runs(
+        state.limits, producer, context.instance, control, backlog, left, waiting.asked, alone=alone
+    )
     # A decided receive has no leased messages but must be finished: it counts as one message.
     held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
     asks = demand.next_asks(backlog, bounds, under_way, waiting.waited(now))
-    if asks[0].demand and turn:
-        asks = [demand.Ask(0, turn)]
-    elif alone:
-        del asks[1:]
-    if asks[0].demand:
-        failed = failed_in_a_row(producer, context.instance, now)
-        held_back = demand.hold_back(failed, options.interval, now)
-        asks = [demand.Ask(0, held_back)] if held_back else asks
-    noted = {"reported": waiting.reported, "shown": waiting.shown, **noted, "lost": zlib.crc32(backlog.lost.encode())}
+    noted["lost"] = zlib.crc32(backlog.lost.encode())
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
     event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, oldest=age, in_flight=under_way.messages)

@@ -23,7 +23,6 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.jobs import RunTags, job_of, producer_tag, tags_of
 from pipeline_platform.source.backlog import Backlog
-from pipeline_platform.source.contract import SourceError
 
 UNDER_WAY = [
     dg.DagsterRunStatus.QUEUED,
@@ -231,17 +230,19 @@ def _tags(producer: BoundProducer, origin: Origin) -> dict[str, str]:
     return {RunTags.of(producer.pipeline).origin: origin, **producer_tag(producer)}
 
 
-def with_earlier_runs(
+def with_other_runs(
     bounds: demand.Limits,
     producer: BoundProducer,
     instance: dg.DagsterInstance,
-    backlog: Backlog | SourceError,
+    control: ControlStore,
+    backlog: Backlog,
     left: Sequence[Claim],
     asked: datetime | None,
+    *,
+    alone: bool,
 ) -> demand.Limits:
-    """Add the results of earlier runs: messages that they left, and for a source without a backlog, their sizes."""
-    if isinstance(backlog, SourceError):
-        return bounds
+    """Add what other runs left, their sizes if the source reports no backlog, and a reason to wait for them."""
+    now = datetime.now(UTC)
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:
@@ -249,10 +250,15 @@ def with_earlier_runs(
     if backlog.messages is None:
         filled, empty = was_filled(producer, instance), empty_in_a_row(producer, instance)
         bounds = replace(bounds, filled=filled, empty_runs=empty)
-    return bounds
+    if backlog.messages == 0 and not left:
+        return bounds
+    failed = failed_in_a_row(producer, instance, now)
+    turn = _awaited_turn(producer.pipeline, control, alone=alone)
+    later = turn or demand.hold_back(failed, bounds.producer.interval, now)
+    return replace(bounds, later=later, alone=alone)
 
 
-def awaited_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
+def _awaited_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
     """Return why a run could not start now because messages keep their order over runs; None if it could."""
     if not pipeline.takes_turns():
         return None
