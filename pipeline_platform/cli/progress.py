@@ -25,17 +25,13 @@ def progress(total: int | None, *, lines: bool = True) -> Iterator[Show]:
     """
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _lines() if lines else _nothing
+        yield _lines() if lines else lambda *_: None
         return
     columns = SpinnerColumn(), BarColumn(20), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     # Printed lines move above the bar, unless they go to a file.
     with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("", total=total)
         yield lambda done, text: bar.update(task, completed=done, description=plain(text))
-
-
-def _nothing(done: int, text: str) -> None:
-    """Show nothing."""
 
 
 def _lines() -> Show:

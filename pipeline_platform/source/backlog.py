@@ -37,15 +37,20 @@ class Backlog(NamedTuple):
         return max(0.0, (now - self.oldest).total_seconds())
 
     @property
+    def is_endless(self) -> bool:
+        """Whether the source has no end. Runs may have leased some of its messages."""
+        return self.messages is not None and self.messages >= ENDLESS // 2
+
+    @property
     def counted(self) -> int | None:
         """The number of messages for plots and metrics; None if unknown or without an end."""
-        return None if self.messages is None or self.messages >= ENDLESS else self.messages
+        return None if self.is_endless else self.messages
 
     def __str__(self) -> str:
         """Return the backlog as text."""
         if self.messages is None:
             return "this source does not report its backlog"
-        if self.messages >= ENDLESS:
+        if self.is_endless:
             return "an endless number of messages"
         most = "up to " if self.counts_gaps and self.messages else ""
         noun = "message" if self.messages == 1 else "messages"

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Producer, TableBatcher
-from pipeline_platform.cli.status import status_gathering
+from pipeline_platform.cli.status.status_gathering import pipeline_status
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import SYSTEM, Table
@@ -15,6 +15,7 @@ from pipeline_platform.orchestration import source_resource
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.jobs import run_request
 from pipeline_platform.orchestration.reports.run_checks import run_checks
+from tests.fixtures.dashboards import deployment
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import MoodyQueue, Told
 
@@ -77,6 +78,12 @@ def test_the_check_of_its_table_fails(lake):
     assert result.description.startswith(SAID)
 
 
-def test_status_names_it(lake):
-    (said,) = status_gathering.changed_types(lake, Typed).values()
+def test_status_names_it(lake, tmp_path, control):
+    queue = MoodyQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
+    queue.create()
+
+    status = pipeline_status(deployment(tmp_path, control, Typed, queue=queue), Typed, "no instance")
+
+    (said,) = status.changed_types.values()
     assert said.startswith(SAID)
+    assert said in [problem.text for problem in status.problems if problem.kind == "changed_types"]

@@ -24,7 +24,6 @@ from pipeline_platform.control.demand import no_room
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.backlog import ENDLESS
 from pipeline_platform.source.contract import SourceError
 
 if TYPE_CHECKING:
@@ -112,8 +111,4 @@ def _room(opened: loading.Deployment, producer: BoundProducer, demand: int | Non
 def _backlog(state: "ProducerState") -> str:
     if isinstance(state.backlog, SourceError):
         return f"unknown, the source {state.backlog.summary}: {state.backlog}"
-    if state.at_source is None:
-        return "not reported by this source"
-    if state.at_source >= ENDLESS // 2:
-        return "endless"
-    return f"{'at least ' if state.backlog.at_least else ''}{counted(state.at_source, 'message')}"
+    return str(state.backlog._replace(messages=state.at_source))

@@ -39,9 +39,9 @@ from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.failure_events import time_of
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
-from pipeline_platform.source.backlog import ENDLESS
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.spark.late_tasks import late_tasks
 
@@ -60,16 +60,12 @@ _AT_ONCE = 8
 """Pipelines that are looked at in parallel. The control store has at most ten connections per process."""
 
 
-def _ignore(pipeline: str, part: str) -> None:
-    """Do nothing."""
-
-
 def gather(
     opened: loading.Deployment,
     instance: Instance,
     pipelines: Iterable[type[Pipeline]] | None = None,
     *,
-    looking_at: LookingAt = _ignore,
+    looking_at: LookingAt = lambda *_: None,
 ) -> StatusOutput:
     """Return the state of some pipelines, or of all.
 
@@ -102,7 +98,7 @@ def pipeline_status(
     opened: loading.Deployment,
     pipeline: type[Pipeline],
     instance: Instance,
-    looking_at: LookingAt = _ignore,
+    looking_at: LookingAt = lambda *_: None,
 ) -> PipelineStatus:
     """Return the state of a pipeline."""
     from pipeline_platform.launcher.run_process import end_claims
@@ -130,7 +126,7 @@ def pipeline_status(
         runs=runs,
         receives=receives_status(opened, pipeline),
         failures=failures_status(opened.lake, pipeline),
-        changed_types=changed_types(opened.lake, pipeline),
+        changed_types=Tables(opened.lake, pipeline).refusals(),
         redelivered=redelivered(opened.lake, pipeline),
     )
     problems = problems_of(pipeline, unrated)
@@ -187,11 +183,9 @@ def _backlog(state: ProducerState) -> BacklogStatus:
         return BacklogStatus(
             messages=None, oldest_allowed_s=allowed, error=f"{state.source} {state.backlog.summary}: {state.backlog}"
         )
-    waiting = state.at_source  # "in flight" counts the others
-    is_endless = waiting is not None and waiting >= ENDLESS // 2
     return BacklogStatus(
-        messages=None if is_endless else waiting,
-        is_endless=is_endless,
+        messages=None if state.backlog.is_endless else state.at_source,  # "in flight" counts the others
+        is_endless=state.backlog.is_endless,
         is_minimum=state.backlog.at_least,
         is_maximum=state.backlog.counts_gaps,
         oldest_at=state.backlog.oldest,
@@ -311,17 +305,9 @@ def failures_status(lake: Lake, pipeline: type[Pipeline]) -> FailuresStatus:
     )
 
 
-def changed_types(lake: Lake, pipeline: type[Pipeline]) -> dict[str, str]:
-    """Return the batchers whose models do not fit their tables, for which runs are refused."""
-    from pipeline_platform.lake.tables import Tables
-
-    return Tables(lake, pipeline).refusals()
-
-
 def redelivered(lake: Lake, pipeline: type[Pipeline]) -> RedeliveredStatus | None:
     """Return the messages that are returned again and again without a decision."""
     from pipeline_platform.lake.failures.inspection import coming_back
-    from pipeline_platform.lake.tables import Tables
 
     found = coming_back(Tables(lake, pipeline)["outcomes"])
     if found is None:

@@ -13,7 +13,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight, limits, steps_of
 from pipeline_platform.orchestration.sensors.timely_calls import timely
-from pipeline_platform.source.backlog import ENDLESS, Backlog
+from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Source, SourceError
 
 _RATE_OVER = timedelta(minutes=5)
@@ -77,7 +77,7 @@ class ProducerState(NamedTuple):
             return f"{self.source} {self.backlog.summary} ({self.backlog})"
         if (waiting := self.at_source) is None:
             return "the source does not report its backlog"
-        if waiting >= ENDLESS // 2:
+        if self.backlog.is_endless:
             return "the source never ends"
         bound = "at least " if self.backlog.at_least else "up to " if self.backlog.counts_gaps and waiting else ""
         return f"{bound}{waiting:,} waiting" if waiting else "no messages waiting"
