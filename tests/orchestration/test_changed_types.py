@@ -1,5 +1,7 @@
 """A model with a changed type of a field: sensors, the check `columns` and `status` report that runs are refused."""
 
+from contextlib import closing
+
 import dagster as dg
 import pyarrow as pa
 import pytest
@@ -7,6 +9,7 @@ from pydantic import BaseModel
 
 from pipeline_platform import Producer, TableBatcher
 from pipeline_platform.cli.status.status_gathering import pipeline_status
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.schema_changes import SchemaChangeError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import SYSTEM, Table
@@ -78,11 +81,12 @@ def test_the_check_of_its_table_fails(lake):
     assert result.description.startswith(SAID)
 
 
-def test_status_names_it(lake, tmp_path, control):
+def test_status_names_it(lake, tmp_path):
     queue = MoodyQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
 
-    status = pipeline_status(deployment(tmp_path, control, Typed, queue=queue), Typed, "no instance")
+    with closing(ControlStore(f"sqlite:///{tmp_path}/control.sqlite")) as control:
+        status = pipeline_status(deployment(tmp_path, control, Typed, queue=queue), Typed, "no instance")
 
     (said,) = status.changed_types.values()
     assert said.startswith(SAID)

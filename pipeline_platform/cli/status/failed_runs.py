@@ -30,22 +30,13 @@ def reason_of_run(run_id: str, instance: dg.DagsterInstance) -> tuple[str | None
     """Return the step of a run that failed, and the reason: of the step, or else of the run."""
     import dagster as dg
 
-    kinds = dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE
-    for kind in kinds:
-        for entry in instance.all_logs(run_id, of_type=kind):
-            event = entry.dagster_event
-            if event is None:
-                continue
-            if kind is dg.DagsterEventType.STEP_FAILURE:
-                data = event.step_failure_data
-                text = data.user_failure_data.description if data.user_failure_data else None
-                if text is None and (error := data.error):
-                    text = (error.cause or error).message  # Dagster wraps the error of a step
-                step = (event.step_key or "").rpartition(".")[2]
-                return step, _first_line(text or event.message or "")
-            return None, _first_line(event.message or "")
+    for kind in dg.DagsterEventType.STEP_FAILURE, dg.DagsterEventType.RUN_FAILURE:
+        for event in (entry.dagster_event for entry in instance.all_logs(run_id, of_type=kind)):
+            if event is not None:
+                data = event.step_failure_data if kind is dg.DagsterEventType.STEP_FAILURE else None
+                text = data.user_failure_data.description if data and data.user_failure_data else None
+                if text is None and data and data.error:
+                    text = (data.error.cause or data.error).message  # Dagster wraps the error of a step
+                reason = (text or event.message or "").strip().partition("\n")[0]
+                return (event.step_key or "").rpartition(".")[2] or None, reason[:_LONGEST]
     return None, ""
-
-
-def _first_line(text: str) -> str:
-    return text.strip().partition("\n")[0][:_LONGEST]
