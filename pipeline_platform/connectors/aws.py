@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
 
 from pipeline_platform.source.contract import SourceError
 
@@ -103,3 +105,7 @@ def checked_url(url: str) -> str:
             "the environment, a profile or a role."
         )
     return url
+
+
+Url = Annotated[str, AfterValidator(checked_url)]
+"""URL of a server or queue, without credentials."""

@@ -4,7 +4,7 @@ import re
 
 from pydantic import Field, field_validator
 
-from pipeline_platform.connectors.aws import checked_url
+from pipeline_platform.connectors.aws import Url
 from pipeline_platform.source.options import time_of_start
 from pipeline_platform.source.positioned import PositionedSource
 
@@ -26,7 +26,7 @@ class KinesisOptions(PositionedSource):
     region_name: str | None = Field(
         None, description="AWS region; by default the region of the ARN, or of the environment or profile."
     )
-    endpoint_url: str | None = Field(None, description="URL of a server other than AWS.")
+    endpoint_url: Url | None = Field(None, description="URL of a server other than AWS.")
     profile_name: str | None = Field(None, description="AWS profile; by default the environment's.")
 
     @field_validator("stream")
@@ -44,11 +44,6 @@ class KinesisOptions(PositionedSource):
     def _starts_somewhere(cls, start: str) -> str:
         time_of_start(start, *_STARTS)
         return start
-
-    @field_validator("endpoint_url")
-    @classmethod
-    def _is_a_url(cls, url: str | None) -> str | None:
-        return url if url is None else checked_url(url)
 
     @property
     def stream_name(self) -> str:

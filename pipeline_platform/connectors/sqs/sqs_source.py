@@ -10,9 +10,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 import pyarrow as pa
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
-from pipeline_platform.connectors.aws import aws_client, checked_url, code_of, explained
+from pipeline_platform.connectors.aws import Url, aws_client, code_of, explained
 from pipeline_platform.connectors.sqs.sqs_api import (
     EXPLANATIONS,
     NO_QUEUE,
@@ -67,7 +67,7 @@ class SqsSource(calls.CalledSource):
 
     lease_option: ClassVar[str] = "visibility_timeout"
 
-    queue_url: str = Field(description="URL of the queue; also part of each acknowledgement.")
+    queue_url: Url = Field(description="URL of the queue; also part of each acknowledgement.")
     visibility_timeout: int = Field(
         900,
         ge=1,
@@ -96,16 +96,13 @@ class SqsSource(calls.CalledSource):
     region_name: str | None = Field(
         None, description="AWS region; by default the region in queue_url, or of the environment or profile."
     )
-    endpoint_url: str | None = Field(None, description="URL of a server other than AWS.")
+    endpoint_url: Url | None = Field(None, description="URL of a server other than AWS.")
     profile_name: str | None = Field(None, description="AWS profile; by default the environment's.")
 
-    @field_validator("queue_url", "endpoint_url")
+    @field_validator("queue_url")
     @classmethod
-    def _is_a_url(cls, url: str | None, field: ValidationInfo) -> str | None:
-        if url is None:
-            return url
-        checked_url(url)
-        if field.field_name == "queue_url" and not urlsplit(url).path.strip("/"):
+    def _has_a_name(cls, url: str) -> str:
+        if not urlsplit(url).path.strip("/"):
             raise ValueError(f"must end with the queue's name, got {url!r}. Use the URL from `aws sqs get-queue-url`.")
         return url
 
