@@ -46,7 +46,7 @@ def test_the_picture_shows_what_real_runs_did(location):
     told, bare = picture.pipelines
 
     status = told.look.status
-    assert picture.daemon_silent_s is None
+    assert "✓ daemon seen" in text_of(picture)[0]
     assert (status.state, status.failures.open, status.producers[""].backlog.messages) == (Health.FAILING, 2, 1)
     assert sum(minute.messages for minute in told.minutes) == 6
     assert sum(minute.failed for minute in told.minutes) == 2
@@ -84,7 +84,6 @@ def test_a_killed_daemon_and_a_crashed_run_are_named(location):
 
     picture = gatherer(location, Told).picture(10)
 
-    assert 121 <= picture.daemon_silent_s < 240
     lines = text_of(replace(picture, daemon_seen=picture.at - timedelta(seconds=121)))
     assert "✗ daemon silent for 121 s" in lines[0]
     assert [line for line in lines if line.startswith("run-cras") and line.endswith(" crashed, 7")]

@@ -15,6 +15,9 @@ from pipeline_platform.cli.dashboard.pipeline_drawing import draw_pipeline
 from pipeline_platform.cli.status.status_data import Health
 from pipeline_platform.cli.terminal import duration, plain
 
+_SILENT_S = 120
+"""Dagster's daemon writes a heartbeat every 30 s."""
+
 
 def page(picture: Picture, width: int, height: int | None = None) -> RenderableType:
     """Return the picture.
@@ -64,15 +67,14 @@ def _rank(look: Look) -> int:
 
 def _header(picture: Picture) -> Text:
     text = Text.assemble((f"{picture.at:%Y-%m-%d %H:%M:%S} UTC", "bold"), "  ")
-    silent_s = picture.daemon_silent_s
-    if silent_s is not None:
-        text.append(f"✗ daemon silent for {silent_s:,.0f} s", "bold red")
-    elif picture.daemon_unknown:
+    if picture.daemon_unknown:
         text.append(f"? daemon unknown: {plain(picture.daemon_unknown)}", "yellow")
     elif picture.daemon_seen is None:
         text.append("✗ the daemon has never run", "bold red")
+    elif (seen_s := (picture.at - picture.daemon_seen).total_seconds()) > _SILENT_S:
+        text.append(f"✗ daemon silent for {seen_s:,.0f} s", "bold red")
     else:
-        text.append(f"✓ daemon seen {(picture.at - picture.daemon_seen).total_seconds():.0f} s ago", "green")
+        text.append(f"✓ daemon seen {seen_s:.0f} s ago", "green")
     text.append(f"  {picture.queued:,} queued" if picture.queued else "")
     return text
 

@@ -14,8 +14,6 @@ RATES_OVER = timedelta(minutes=5)
 """Time over which rates and the busy share of stages are measured."""
 TIME_LINE = timedelta(minutes=10)
 """Time that the time line of runs shows."""
-SILENT_AFTER = timedelta(minutes=2)
-"""Dagster's daemon writes a heartbeat every 30 s."""
 
 
 class Look(NamedTuple):
@@ -163,11 +161,3 @@ class Picture:
     daemon_unknown: str
     queued: int
     pipelines: tuple[PipelinePicture, ...]
-
-    @property
-    def daemon_silent_s(self) -> float | None:
-        """Seconds since the last heartbeat if the daemon is silent; None if not, or if it is unknown."""
-        if self.daemon_seen is None:
-            return None
-        silence = self.at - self.daemon_seen
-        return silence.total_seconds() if silence > SILENT_AFTER else None
