@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.runs.planned_runs import Launched, PlannedRun, RunOutput, carry_out, launch_all, windows_text
-from pipeline_platform.cli.terminal import say
+from pipeline_platform.cli.runs.planned_runs import Launch, Launched, PlannedRun, RunOutput, launch_all, windows_text
 from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -67,41 +66,37 @@ def retry_failures(
 
 def retry_all(
     opened: loading.Deployment,
-    pipeline: type[Pipeline],
+    launch: Launch,
     selection: Selection,
     windows: Sequence[str],
     write_history: Callable[[int], object],
-    *,
     settings: Mapping[str, Any],
-    dry_run: bool,
-    wait: bool,
-    as_json: bool,
 ) -> list[RunOutput]:
-    """Launch runs that retry all selected failures, and print a line for each; with `dry_run`, only print them.
+    """Launch runs that retry all selected failures, and print a line for each; in a dry run, only print them.
 
     If the capacity of the pipeline is too small for all failures at once, wait for the runs that use it, and launch the
     next. A failure that fails again meanwhile is not retried once more. `write_history` is called with the number of
     failures before the first launch. `settings` are fields of the pipeline's context to change in these runs, as JSON.
-    With `as_json`, the lines go to standard error.
 
     Raises:
         SetUpError: Failures of several sources have the selected id, DAGSTER_HOME is not set, Dagster does not launch
             a run, or runs retried nothing.
         ValueError: A key in `windows` is not valid.
     """
+    pipeline = launch.pipeline
     quota = Quota(BoundProducer(pipeline), opened.control)
     with waiting("the lake"):
         ranges = _ranges(opened, pipeline, selection, windows)
     if not ranges:
-        say("No matching failures; nothing launched.", err=as_json)
+        launch.say("No matching failures; nothing launched.")
         return []
     most, total = quota.per_run, sum(each.messages for each in ranges)
-    if dry_run:
+    if launch.dry_run:
         for each in ranges:
             several = f" in {counted(count, 'run')}" if (count := math.ceil(each.messages / most)) > 1 else ""
-            say(f"would launch {pipeline.name}_retry: retries {each}{several}", err=as_json)
+            launch.say(f"would launch {launch.job}: retries {each}{several}")
         needed = sum(math.ceil(each.messages / most) for each in ranges)
-        say(f"Dry run: launched none of {counted(needed, 'run')}.", err=as_json)
+        launch.say(f"Dry run: launched none of {counted(needed, 'run')}.")
         return [
             RunOutput(run_id=None, windows=each.windows, messages=min(most, each.messages - start), status=None)
             for each in ranges
@@ -110,8 +105,8 @@ def retry_all(
     write_history(total)
     if total <= quota.capacity and all(each.messages <= most for each in ranges):
         runs = [_run(pipeline, each, each.messages, selection, settings) for each in ranges]
-        return _launch(pipeline, runs, ranges, wait=wait, as_json=as_json)
-    say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.", err=as_json)
+        return _carry_out(launch, runs, ranges)
+    launch.say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.")
     launched = list[RunOutput]()
     selection, left = selection.model_copy(update={"failed_before": datetime.now(UTC)}), total
     while ranges:
@@ -120,12 +115,12 @@ def retry_all(
             if (messages := min(each.messages, most, room)) > 0:
                 runs.append(_run(pipeline, each, messages, selection, settings, demand=messages))
                 room -= messages
-        launched += _launch(pipeline, runs, ranges, wait=True, as_json=as_json)
+        launched += _carry_out(launch._replace(wait=True), runs, ranges)
         if any(run.status != "success" for run in launched):
             break
         ranges, before = _ranges(opened, pipeline, selection, windows), left
         left = sum(each.messages for each in ranges)
-        say(f"Retried {total - left:,} of {counted(total, 'failure')}.", err=as_json)
+        launch.say(f"Retried {total - left:,} of {counted(total, 'failure')}.")
         if left >= before:
             raise loading.SetUpError(
                 f"the last runs of {pipeline.name} retried no failures. Check that the pipeline is not paused, and "
@@ -192,14 +187,11 @@ def _run(
     return PlannedRun(of.windows, messages, request)
 
 
-def _launch(
-    pipeline: type[Pipeline], runs: Sequence[PlannedRun], ranges: Sequence[_Range], *, wait: bool, as_json: bool
-) -> list[RunOutput]:
+def _carry_out(launch: Launch, runs: Sequence[PlannedRun], ranges: Sequence[_Range]) -> list[RunOutput]:
     totals = {each.windows[0]: each for each in ranges}
 
     def describe(run: PlannedRun | Launched) -> str:
         whole = totals[run.windows[0]]
         return f"retries {whole}" if run.messages == whole.messages else f"retries {run.messages:,} of {whole}"
 
-    job = f"{pipeline.name}_retry"
-    return carry_out(pipeline, job, runs, describe, "failure", dry_run=False, wait=wait, as_json=as_json)
+    return launch.carry_out(runs, describe, "failure")

@@ -119,9 +119,9 @@ def _check_source(producer: BoundProducer, resource: Any) -> None:
     }
     by_source = [option for option, of in options.items() if getattr(of, "partition_by", None) == SOURCE]
     given = {field: getattr(resource, field) for field in connector.model_fields}
-    if by_source and (why := connector.without_partitions(given)):
+    if by_source and (fix := connector.without_partitions(given)):
         raise PipelineError(
-            f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {of_source}, {why}, or partition by a function of "
+            f"{pipeline.__qualname__}.{by_source[0]} is {SOURCE!r}: {of_source}, {fix}, or partition by a function of "
             "the message"
         )
 

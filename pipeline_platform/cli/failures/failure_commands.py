@@ -31,7 +31,7 @@ from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.runs.context_settings import Settings, settings_of
-from pipeline_platform.cli.runs.planned_runs import DryRun, Wait, report
+from pipeline_platform.cli.runs.planned_runs import DryRun, Launch, Wait
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until
 from pipeline_platform.lake.failures import closing
@@ -85,18 +85,9 @@ def retry(
             chosen = for_history(selected, windows)
             record(opened, of.name, "failures retry", why, messages=messages, set=sorted(context), **chosen)
 
-        launched = retry_all(
-            opened,
-            of,
-            Selection(**selected),
-            windows or (),
-            write_history,
-            settings=context,
-            dry_run=dry_run,
-            wait=wait,
-            as_json=as_json,
-        )
-    report(f"{pipeline}_retry", launched, as_json=as_json)
+        launch = Launch(of, f"{pipeline}_retry", dry_run=dry_run, wait=wait, as_json=as_json)
+        launched = retry_all(opened, launch, Selection(**selected), windows or (), write_history, context)
+    launch.report(launched)
 
 
 @app.command()

@@ -94,60 +94,67 @@ def launch_all(
             yield Launched(run_id, run.windows, run.messages)
 
 
-def carry_out(
-    pipeline: type[Pipeline],
-    job: str,
-    runs: Sequence[PlannedRun],
-    describe: Callable[[PlannedRun | Launched], str],
-    noun: str,
-    *,
-    dry_run: bool,
-    wait: bool,
-    as_json: bool,
-) -> list[RunOutput]:
-    """Launch runs and print a line for each; with `dry_run`, only print them. `report` must be called afterwards.
+class Launch(NamedTuple):
+    """Launch of runs by a command.
 
-    Args:
+    Attributes:
         pipeline: Pipeline of the runs.
-        job: Name of the job.
-        runs: Runs to launch, at least one.
-        describe: Returns what a run does, such as `retries 2 failures of 2026-11-01T0900`.
-        noun: Noun for the messages of the total.
+        job: Name of their job.
         dry_run: Whether to launch nothing.
         wait: Whether to wait for the runs, and print their progress.
-        as_json: Whether to print the lines to standard error.
-
-    Raises:
-        SetUpError: DAGSTER_HOME is not set, or Dagster does not launch a run.
+        as_json: Whether to print the result as JSON, and lines to standard error.
     """
-    if dry_run:
-        for run in runs:
-            say(f"would launch {job}: {describe(run)}", err=as_json)
-        say(f"Dry run: launched none of {counted(len(runs), 'run')}.", err=as_json)
-        return [_output(run, None, None) for run in runs]
-    launched = list[Launched]()
-    with progress(len(runs), lines=False) as show:
-        show(0, f"Launching {counted(len(runs), 'run')}")
-        for started in launch_all(job, runs, log=lambda text: say(text, err=True)):
-            launched.append(started)
-            say(f"run {started.run_id} {describe(started)}", err=as_json)
-            show(len(launched), f"Launched {len(launched):,} of {counted(len(runs), 'run')}")
-    total = counted(sum(run.messages for run in launched), noun)
-    say(f"{total} in {counted(len(launched), 'run')}.", err=as_json)
-    ended = follow(pipeline, [run.run_id for run in launched], err=as_json) if wait else {}
-    return [_output(run, run.run_id, ended.get(run.run_id)) for run in launched]
 
+    pipeline: type[Pipeline]
+    job: str
+    dry_run: bool
+    wait: bool
+    as_json: bool
 
-def report(job: str, runs: Sequence[RunOutput], *, as_json: bool) -> None:
-    """End a command that launched runs: print them as JSON if requested.
+    def say(self, text: str) -> None:
+        """Print a line about the launch."""
+        say(text, err=self.as_json)
 
-    Raises:
-        typer.Exit: A run failed that the command waited for; its code is 1.
-    """
-    if as_json:
-        print_json(LaunchOutput(job=job, runs=list(runs)))
-    if any(run.status not in {None, "success"} for run in runs):
-        raise typer.Exit(1)
+    def carry_out(
+        self, runs: Sequence[PlannedRun], describe: Callable[[PlannedRun | Launched], str], noun: str
+    ) -> list[RunOutput]:
+        """Launch runs and print a line for each; in a dry run, only print them. `report` must be called afterwards.
+
+        Args:
+            runs: Runs to launch, at least one.
+            describe: Returns what a run does, such as `retries 2 failures of 2026-11-01T0900`.
+            noun: Noun for the messages of the total.
+
+        Raises:
+            SetUpError: DAGSTER_HOME is not set, or Dagster does not launch a run.
+        """
+        if self.dry_run:
+            for run in runs:
+                self.say(f"would launch {self.job}: {describe(run)}")
+            self.say(f"Dry run: launched none of {counted(len(runs), 'run')}.")
+            return [_output(run, None, None) for run in runs]
+        launched = list[Launched]()
+        with progress(len(runs), lines=False) as show:
+            show(0, f"Launching {counted(len(runs), 'run')}")
+            for started in launch_all(self.job, runs, log=lambda text: say(text, err=True)):
+                launched.append(started)
+                self.say(f"run {started.run_id} {describe(started)}")
+                show(len(launched), f"Launched {len(launched):,} of {counted(len(runs), 'run')}")
+        total = counted(sum(run.messages for run in launched), noun)
+        self.say(f"{total} in {counted(len(launched), 'run')}.")
+        ended = follow(self.pipeline, [run.run_id for run in launched], err=self.as_json) if self.wait else {}
+        return [_output(run, run.run_id, ended.get(run.run_id)) for run in launched]
+
+    def report(self, runs: Sequence[RunOutput]) -> None:
+        """Print runs as JSON if requested, at the end of the command.
+
+        Raises:
+            typer.Exit: A run failed that the command waited for; its code is 1.
+        """
+        if self.as_json:
+            print_json(LaunchOutput(job=self.job, runs=list(runs)))
+        if any(run.status not in {None, "success"} for run in runs):
+            raise typer.Exit(1)
 
 
 def _output(run: PlannedRun | Launched, run_id: str | None, status: str | None) -> RunOutput:

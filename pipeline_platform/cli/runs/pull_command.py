@@ -10,15 +10,7 @@ from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.limit_commands import chosen_producer
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, Name
-from pipeline_platform.cli.runs.planned_runs import (
-    DryRun,
-    IgnorePause,
-    PlannedRun,
-    Wait,
-    carry_out,
-    refuse_paused,
-    report,
-)
+from pipeline_platform.cli.runs.planned_runs import DryRun, IgnorePause, Launch, PlannedRun, Wait, refuse_paused
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.control.demand import no_room
 from pipeline_platform.control.quota import Quota
@@ -64,17 +56,10 @@ def pull(
         except NoWindowError as error:
             raise loading.SetUpError(str(error)) from None
         request = run_request(of, "source", [window], expected=messages, demand=demand, ignore_pause=ignore_pause)
-        runs = carry_out(
-            of.pipeline,
-            f"{pipeline}_pull",
-            [PlannedRun([window], messages, request)],
-            lambda run: f"pulls up to {counted(run.messages, 'message')} from {of.source} into window {run.windows[0]}",
-            "message",
-            dry_run=dry_run,
-            wait=wait,
-            as_json=as_json,
-        )
-    report(f"{pipeline}_pull", runs, as_json=as_json)
+        launch = Launch(of.pipeline, f"{pipeline}_pull", dry_run=dry_run, wait=wait, as_json=as_json)
+        pulls = f"pulls up to {counted(messages, 'message')} from {of.source} into window {window}"
+        runs = launch.carry_out([PlannedRun([window], messages, request)], lambda _: pulls, "message")
+    launch.report(runs)
 
 
 def _largest(opened: loading.Deployment, pipeline: type[Pipeline]) -> BoundProducer:

@@ -12,11 +12,11 @@ from pipeline_platform.cli.runs.context_settings import Settings, settings_of
 from pipeline_platform.cli.runs.planned_runs import (
     DryRun,
     IgnorePause,
+    Launch,
+    Launched,
     PlannedRun,
     Wait,
-    carry_out,
     refuse_paused,
-    report,
     windows_text,
 )
 from pipeline_platform.cli.terminal import say
@@ -61,28 +61,20 @@ def replay(
         with waiting("the lake"):
             messages = decided_messages(tables, windows) if tables["outcomes"].exists() else {}
         runs = _runs(opened, of, messages, context, ignore_pause=ignore_pause)
+        launch = Launch(of, f"{pipeline}_replay", dry_run=dry_run, wait=wait, as_json=as_json)
         if not runs:
-            say("No messages in these windows; nothing launched.", err=as_json)
-            report(f"{pipeline}_replay", [], as_json=as_json)
+            launch.say("No messages in these windows; nothing launched.")
+            launch.report([])
             return
         if dry_run:
             for replayed in preview(tables, messages):
-                say(_line(replayed), err=as_json)
+                launch.say(_line(replayed))
         else:
             count = sum(run.messages for run in runs)
             windows = sorted(messages)
             record(opened, of.name, "replay", reason, messages=count, set=sorted(context), windows=windows)
-        launched = carry_out(
-            of,
-            f"{of.name}_replay",
-            runs,
-            lambda run: f"replays {counted(run.messages, 'message')} of {windows_text(run.windows)}",
-            "message",
-            dry_run=dry_run,
-            wait=wait,
-            as_json=as_json,
-        )
-    report(f"{pipeline}_replay", launched, as_json=as_json)
+        launched = launch.carry_out(runs, _replays, "message")
+    launch.report(launched)
 
 
 def _check_known(pipeline: type[Pipeline], windows: list[str]) -> None:
@@ -116,6 +108,10 @@ def _runs(
         request = run_request(whole, "messages", windows, expected, ignore_pause=ignore_pause, context=context)
         runs.append(PlannedRun(windows, count, request))
     return runs
+
+
+def _replays(run: PlannedRun | Launched) -> str:
+    return f"replays {counted(run.messages, 'message')} of {windows_text(run.windows)}"
 
 
 def _line(replayed: ReplayedWindow) -> str:
