@@ -11,6 +11,8 @@ from pipeline_platform.lake.storage import AWAY_S
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.run.outages import store_away
 from pipeline_platform.source.contract import SourceError
+from pipeline_platform.spark.jvm import JavaNotFoundError
+from pipeline_platform.spark.server import SparkServerError
 
 FAILED, BROKEN, INTERRUPTED = 1, 2, 130
 EXIT_CODES = {
@@ -21,7 +23,15 @@ EXIT_CODES = {
 }
 """Meaning of each exit code: in general, of `status`, and of `doctor`."""
 
-_ERRORS = (SetUpError, ControlStoreError, PipelineError, ReceiveError, SourceError)
+_ERRORS = (
+    SetUpError,
+    ControlStoreError,
+    JavaNotFoundError,
+    PipelineError,
+    ReceiveError,
+    SourceError,
+    SparkServerError,
+)
 
 
 def line_of(error: Exception) -> str | None:

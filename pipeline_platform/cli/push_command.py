@@ -51,13 +51,9 @@ def push(
     """Send messages to the source of a pipeline."""
     with chosen_producer(pipeline, producer, as_json=as_json, several="several producers") as (opened, of):
         source = opened.sources[of.source]
-        try:
-            most = of.pipeline.processors.max_message_bytes
-            with progress(_size(file)) as show:
-                sent = _push(source, file, most, from_line, show, has_metadata=metadata)
-        except SourceError as error:
-            say(str(error), err=True)
-            raise typer.Exit(1) from None
+        most = of.pipeline.processors.max_message_bytes
+        with progress(_size(file)) as show:
+            sent = _push(source, file, most, from_line, show, has_metadata=metadata)
     if as_json:
         print_json(PushOutput(messages=sent, source=source.name))
     else:

@@ -8,6 +8,7 @@ import pytest
 from click.testing import Result
 
 from pipeline_platform.cli import push_command as pushing
+from pipeline_platform.cli.errors import line_of
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.options import Processors
 from pipeline_platform.source.contract import SourceError
@@ -128,5 +129,5 @@ def test_a_source_that_takes_none_says_so_and_several_producers_are_asked_which(
     assert "Choose one of east, west" in push("coasts", b"one").stderr
     answer = push("coasts", b"one", "--producer", "west")
     assert answer.exit_code == 1
-    assert "source 'memory': Memory does not support send()" in answer.stderr
+    assert "source 'memory': Memory does not support send()" in line_of(answer.exception)
     assert push("coasts", b"one", "--producer", "east").exit_code == 0

@@ -15,10 +15,12 @@ import pytest
 from pyspark.sql.connect.proto import AnalyzePlanRequest, SparkConnectServiceStub
 from typer.testing import CliRunner
 
+from pipeline_platform.cli.errors import line_of
 from pipeline_platform.cli.main import app
 from pipeline_platform.home import home
 from pipeline_platform.process import born
 from pipeline_platform.spark import server as spark_server
+from pipeline_platform.spark.server import SparkServerError
 from tests.fixtures.kept_spark import SECRET
 
 
@@ -155,8 +157,8 @@ def test_a_state_file_of_another_user_is_refused(tmp_path, warm_spark):
 
     answer = CliRunner().invoke(app, ["spark", "status", "--state", str(tmp_path)])
 
-    assert answer.exit_code == 1
-    assert "spark.json must belong to the user of this process" in answer.output
+    assert isinstance(answer.exception, SparkServerError)
+    assert "spark.json must belong to the user of this process" in line_of(answer.exception)
 
 
 def test_the_folder_is_its_owners_alone(warm_spark):

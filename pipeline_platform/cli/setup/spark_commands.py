@@ -2,9 +2,8 @@
 
 import importlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +16,6 @@ from pipeline_platform.cli.options import Json
 from pipeline_platform.cli.output import Output, Time, print_json
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.home import home
-from pipeline_platform.spark import jvm
 from pipeline_platform.spark import server as spark_server
 
 app = typer.Typer(
@@ -59,8 +57,7 @@ def start(
     with ThreadPoolExecutor(1) as meanwhile:
         if warm_up:
             meanwhile.submit(lambda: [importlib.import_module(module) for module in _SLOW])
-        with _refusals():
-            server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
+        server = spark_server.start(state, cores=cores, memory=memory, timeout_s=timeout, log=log)
     if warm_up:
         _warm_up(server, state, log)
     say(f"{_described(server)}; ready after {time.monotonic() - began:.1f} s")
@@ -81,16 +78,14 @@ def _warm_up(server: spark_server.SparkServer, state: Path, log: Callable[[str],
 @app.command()
 def stop(state: StateFolder) -> None:
     """Stop the warm server."""
-    with _refusals():
-        stopped = spark_server.stop(state)
+    stopped = spark_server.stop(state)
     say("Stopped the Spark server." if stopped else "No Spark server was running.")
 
 
 @app.command()
 def status(state: StateFolder, as_json: Json = False) -> None:
     """Print whether the warm server is running. Exit with status 1 if it is not."""
-    with _refusals():
-        server = spark_server.status(state)
+    server = spark_server.status(state)
     if as_json:
         print_json(_status(server))
     else:
@@ -110,16 +105,6 @@ def _status(server: spark_server.SparkServer | None) -> SparkStatusOutput:
         started_at=datetime.fromisoformat(server.started_at),
         java=server.java,
     )
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """Print the error of a server that cannot start, and exit with status 1."""
-    try:
-        yield
-    except (jvm.JavaNotFoundError, spark_server.SparkServerError) as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
 
 
 def _described(server: spark_server.SparkServer) -> str:
