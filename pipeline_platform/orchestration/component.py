@@ -97,10 +97,6 @@ def _given(context: dg.ResolutionContext, options: Mapping[str, Any]) -> dict[st
     }
 
 
-def _pipeline(context: dg.ResolutionContext, path: str) -> Any:
-    return _imported(context, path, Pipeline)
-
-
 def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceEntry]) -> dict[str, Any]:
     return {
         key: source_resource(_imported(context, source.connector, Source))(
@@ -129,7 +125,7 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
     pipeline: Annotated[
         type[Pipeline],
         dg.Resolver(
-            _pipeline,
+            lambda context, path: _imported(context, path, Pipeline),
             model_field_type=str,
             description="Import path of the class. It starts with a dot if the class is in the component's folder.",
         ),

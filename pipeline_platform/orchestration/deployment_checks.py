@@ -10,7 +10,7 @@ from pipeline_platform.model.partition import SOURCE
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError, did_you_mean, shown
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
-from pipeline_platform.orchestration.resources.sink_resources import check_sinks
+from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, places_of
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
 from pipeline_platform.source.contract import Source
@@ -36,10 +36,10 @@ def check_deployment(pipelines: Sequence[type[Pipeline]], resources: Mapping[str
     _check_names(pipelines)
     for pipeline in pipelines:
         _check_dead_letters(pipeline, resources)
+        _check_sinks(pipeline, resources)
         for producer in BoundProducer.all_of(pipeline):
             _check_source(producer, resources[producer.source])
     _check_places(pipelines, resources)
-    check_sinks(pipelines, resources)
 
 
 def _check_given(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
@@ -85,6 +85,18 @@ def _check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) 
     else:
         return
     raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
+
+
+def _check_sinks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
+    for batcher, key in sink_keys(pipeline).items():
+        option = f"batchers[{batcher!r}].sink"
+        if key not in resources:
+            hint = did_you_mean(key, sorted(resources), "keys")
+            _refuse(pipeline, option, f"no resource has the key {key!r}. {hint}")
+        if not hasattr(type(resources[key]), "sink_class"):
+            kind = type(resources[key]).__name__
+            why = f"must be the key of a sink, got {key!r}, a {kind}. Make a resource with sink_resource(...)"
+            _refuse(pipeline, option, why)
 
 
 def _check_source(producer: BoundProducer, resource: Any) -> None:

@@ -61,7 +61,8 @@ def delivery_columns(pieces: Iterable[Piece]) -> dict[str, Any]:
         made["published_at"] += [ms if kind == _APPENDED else None for kind, ms in times]
         made["partition"] += [place] * len(offsets)
         made["sequence"] += offsets
-    return {**made, "metadata": pa.array(made["metadata"], pa.string()), "published_at": _at(made["published_at"])}
+    types = {"metadata": pa.string(), "published_at": pa.timestamp("ms", "UTC")}
+    return {**made, **{name: pa.array(made[name], type_) for name, type_ in types.items()}}
 
 
 TOMBSTONE = ', "tombstone": true}'
@@ -77,10 +78,6 @@ def to_bytes(value: Any) -> bytes | None:
     if isinstance(value, Mapping) and value.keys() == {"base64"}:
         return base64.b64decode(value["base64"], validate=True)
     raise ValueError(f"a key or header value must be text, bytes, {{'base64': ...}} or None, got {value!r}")
-
-
-def _at(times: list[int | None]) -> pa.Array:
-    return pa.array(times, pa.timestamp("ms", "UTC"))
 
 
 def _text(value: bytes | None) -> str:

@@ -1,14 +1,13 @@
 """Sinks as Dagster resources."""
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import dagster as dg
 
-from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.model.strict_options import did_you_mean
+from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.resources.addresses import QUIET
 from pipeline_platform.orchestration.resources.source_resources import configured, given_options, resource_class
 from pipeline_platform.sinks.contract import Sink
@@ -44,23 +43,3 @@ def resource_of_sink(sink: Sink) -> Any:
 def sink_keys(pipeline: type[Pipeline]) -> dict[str, str]:
     """Return the keys of a pipeline's sinks, by batcher."""
     return {name: batcher.sink for name, batcher in pipeline.batchers.items() if batcher.sink is not None}
-
-
-def check_sinks(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
-    """Refuse a batcher whose sink is missing or is not a sink.
-
-    Raises:
-        PipelineError: No resource has the key, or its resource is not one of `sink_resource`.
-    """
-    for pipeline in pipelines:
-        for batcher, key in sink_keys(pipeline).items():
-            option = f"{pipeline.__qualname__}.batchers[{batcher!r}].sink"
-            if key not in resources:
-                hint = did_you_mean(key, sorted(resources), "keys")
-                raise PipelineError(f"{option}: no resource has the key {key!r}. {hint}")
-            if not hasattr(type(resources[key]), "sink_class"):
-                kind = type(resources[key]).__name__
-                raise PipelineError(
-                    f"{option}: must be the key of a sink, got {key!r}, a {kind}. Make a resource with "
-                    "sink_resource(...)"
-                )

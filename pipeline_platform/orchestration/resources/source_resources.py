@@ -2,7 +2,7 @@
 
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import PurePath
 from types import UnionType
@@ -67,9 +67,11 @@ def resource_class(kind: type[BaseModel], base: type[Any]) -> type[Any]:
 
 def given_options(resource: Any, kind: type[BaseModel]) -> dict[str, Any]:
     """Return the options of a resource without defaults: some connectors refuse an option together with another."""
-    fields = kind.model_fields
-    values = {name: getattr(resource, name) for name in fields}
-    return {name: value for name, value in values.items() if value != _default(fields[name])}
+    return _without_defaults({name: getattr(resource, name) for name in kind.model_fields}, kind)
+
+
+def _without_defaults(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
+    return {name: values[name] for name, field in kind.model_fields.items() if values[name] != _default(field)}
 
 
 def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
@@ -92,9 +94,8 @@ def places_of(resource: Any) -> frozenset[str]:
     connector = connector_of(resource)
     if connector is None or connector.places is Source.places:
         return frozenset()
-    fields, values = connector.model_fields, resource_options(resource)
     with suppress(Exception):  # the run reports the error; connectors of the project may raise anything
-        return connector(**{name: values[name] for name in fields if values[name] != _default(fields[name])}).places
+        return connector(**_without_defaults(resource_options(resource), connector)).places
     return frozenset()
 
 
