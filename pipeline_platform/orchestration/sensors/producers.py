@@ -88,7 +88,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     left, alone = left_claims(producer, control), pipeline.takes_turns(leases_partitions=source.leases_partitions)
     bounds = with_other_runs(
-        state.limits, producer, context.instance, control, backlog, left, waiting.asked, alone=alone
+        state.limits, producer, context.instance, control, backlog, left, waiting.asked, now, alone=alone
     )
     # A decided receive has no leased messages but must be finished: it counts as one message.
     held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)

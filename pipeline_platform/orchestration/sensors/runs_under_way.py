@@ -238,11 +238,11 @@ def with_other_runs(
     backlog: Backlog,
     left: Sequence[Claim],
     asked: datetime | None,
+    now: datetime,
     *,
     alone: bool,
 ) -> demand.Limits:
     """Add what other runs left, their sizes if the source reports no backlog, and a reason to wait for them."""
-    now = datetime.now(UTC)
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:
