@@ -103,14 +103,11 @@ def source(key: str, built: Built, control: ControlStore, instance: dg.DagsterIn
             return error(f"{key} {refused.summary}: {refused}")
         if backlog.lost:
             return error(f"{key} lost messages: {backlog.lost}", "See the page of the source in the documentation")
-        age = "" if backlog.oldest is None else f", the oldest {_age(backlog.oldest)} old"
+        age_s = backlog.age(datetime.now(UTC))
+        age = f", the oldest {duration(age_s)} old" if backlog.oldest and age_s is not None else ""
         return ok(f"{key} ({type(found).__name__}): {backlog}{age}")
 
     return with_resource(built, instance, key, look)
-
-
-def _age(oldest: datetime) -> str:
-    return duration((datetime.now(UTC) - oldest).total_seconds())
 
 
 def spark(resource: SparkResource, within_s: float) -> Finding:

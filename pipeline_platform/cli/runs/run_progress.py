@@ -71,7 +71,7 @@ def _wait(
     while True:
         for run_id in tuple(pending):
             run = instance.get_run_by_id(run_id)
-            status = "deleted" if run is None else _text(run.status.value)
+            status = "deleted" if run is None else run.status.value.lower().replace("_", " ")
             line = status if run is None else f"{status}{_details(pipeline, run, instance)}"
             if line != shown[run_id]:
                 say(f"run {run_id[:8]}: {line}", err=err)
@@ -120,7 +120,3 @@ def _counts(pipeline: type[Pipeline], run_id: str, instance: dg.DagsterInstance)
                 if isinstance(value := event.metadata.get(name), dg.IntMetadataValue) and value.value is not None:
                     counts[name] += value.value
     return counts
-
-
-def _text(status: str) -> str:
-    return status.lower().replace("_", " ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Annotated, NoReturn
@@ -243,7 +243,7 @@ def _runs(runs: DagsterRuns) -> _Rows:
     live = ", ".join(f"{count:,} {state.replace('_', ' ')}" for state, count in runs.by_state.items())
     rows: _Rows = {"runs in Dagster": live or "none under way"}
     if runs.crashed:
-        text = f"{_ids(runs.crashed)}: leased no messages; Dagster will mark the "
+        text = f"{', '.join(run_id[:8] for run_id in runs.crashed)}: leased no messages; Dagster will mark the "
         rows["  crashed"] = Text(f"{text}{'run' if len(runs.crashed) == 1 else 'runs'} as failed", style="yellow")
     return rows
 
@@ -274,7 +274,3 @@ def _failures(failures: FailuresStatus) -> _Rows:
 
 def _counted(open_: int, dead: int) -> str:
     return f"{open_:,}, {dead:,} of them dead" if dead else f"{open_:,}"
-
-
-def _ids(run_ids: Iterable[str]) -> str:
-    return ", ".join(run_id[:8] for run_id in run_ids)

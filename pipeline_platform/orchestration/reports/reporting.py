@@ -179,6 +179,7 @@ def report(
         keys = _batch_keys(totals, {"messages": batchers, "failed": []}.get(name, [name]))
         for window in windows:
             still_open = open_failures.get(window, NONE).open
+            share = {"failure share": round(totals.failed[window] / received[window], 4)} if received[window] else {}
             of_table = {
                 "messages": {
                     "received": received[window],
@@ -187,7 +188,7 @@ def report(
                     "skipped": totals.skipped[window],
                     **skipped,
                     "failed": totals.failed[window],
-                    **_share("failure share", totals.failed[window], received[window]),
+                    **share,
                     "returned": totals.returned[window],
                     "duplicates": totals.duplicates[window],
                     **run,
@@ -229,10 +230,6 @@ def report(
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables:
         _report_backlog(context, flow)
-
-
-def _share(name: str, part: int, whole: int) -> dict[str, float]:
-    return {name: round(part / whole, 4)} if whole else {}
 
 
 def _is_table(item: tuple[str, Any]) -> bool:
