@@ -142,12 +142,7 @@ class _Range(NamedTuple):
 def _ranges(
     opened: loading.Deployment, pipeline: type[Pipeline], selection: Selection, windows: Sequence[str]
 ) -> list[_Range]:
-    """Return the contiguous ranges of windows with selected failures; of all windows if `windows` is empty.
-
-    Raises:
-        SetUpError: Failures of several sources have the selected id.
-        ValueError: A key in `windows` is not valid.
-    """
+    """Return the contiguous ranges of windows with selected failures; of all windows if `windows` is empty."""
     from pipeline_platform.orchestration.asset_windows import contiguous
 
     for window in windows:

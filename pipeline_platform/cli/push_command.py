@@ -61,12 +61,7 @@ def push(
 
 
 def _push(source: Source, file: IO[bytes], most_bytes: int, from_line: int, show: Show, *, has_metadata: bool) -> int:
-    """Send lines in portions, and return the number of messages sent.
-
-    Raises:
-        SourceError: The source does not accept messages, or refused some: names the line to continue from.
-        BadParameter: A line is invalid: names the line to continue from.
-    """
+    """Send lines in portions, and return the number of messages sent. Errors name the line to continue from."""
     lines, sent = _lines(file, most_bytes, from_line, has_metadata=has_metadata), 0
     parts = portions(lines, lambda line: len(line.payload), _BYTES, _TOGETHER)
     while True:

@@ -160,7 +160,6 @@ class NewPipeline:
 
 
 def _python(value: Any) -> str:
-    """Return the value of an option as Python code."""
     if isinstance(value, dict):
         return f'dg.EnvVar("{value["env"]}")'
     text = json.dumps(value)

@@ -167,7 +167,6 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
 
 
 def _shared(components: Sequence[PipelineComponent]) -> dict[str, Any]:
-    """Return the resources of all components, by key."""
     resources: dict[str, Any] = {}
     owners: dict[str, str] = {}
     for component in components:

@@ -47,13 +47,7 @@ _RECEIVES = 300
 
 @dataclass
 class _Dagster:
-    """Runs and daemons of the Dagster instance.
-
-    Attributes:
-        unknown: Reason why they are unknown; empty if they are known.
-        daemon_seen: Last heartbeat of the daemon that evaluates sensors.
-        records: Active runs, and the newest ones.
-    """
+    """Active and newest runs, and the last heartbeat of the daemon; or the reason why they are unknown."""
 
     unknown: str = ""
     daemon_seen: datetime | None = None
@@ -106,8 +100,6 @@ class Gatherer:
 
 
 class _Pipeline:
-    """Pictures of one pipeline."""
-
     def __init__(self, opened: loading.Deployment, instance: Instance, pipeline: type[Pipeline], share: float) -> None:
         self._control, self._pipeline, self._instance = opened.control, pipeline, instance
         self._tags, whole = RunTags.of(pipeline), BoundProducer(pipeline)

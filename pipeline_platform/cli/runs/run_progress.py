@@ -102,7 +102,6 @@ def _details(pipeline: type[Pipeline], run: dg.DagsterRun, instance: dg.DagsterI
 
 
 def _steps(run_id: str, instance: dg.DagsterInstance) -> list[str]:
-    """Return the names of the steps that a run executes now."""
     steps = instance.get_run_step_stats(run_id)
     return [step.step_key.rpartition(".")[2] for step in steps if step.start_time and not step.end_time]
 

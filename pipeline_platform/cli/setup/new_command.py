@@ -39,11 +39,7 @@ def new(
 
 
 def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:
-    """Return the text of `definitions.py` with a pipeline and its source added.
-
-    Raises:
-        SetUpError: The file is missing, or was changed too much: names the lines to add manually.
-    """
+    """Return the text of `definitions.py` with a pipeline and its source added."""
     if not definitions.is_file():
         raise SetUpError(
             f"there is no {definitions} in {Path.cwd()}. Change to a checkout of this template; in a dg project, use "

@@ -145,7 +145,6 @@ def _problem(name: str, problem: Problem) -> Text:
 
 
 def _details(found: StatusOutput) -> Iterator[Table]:
-    """Yield a table for each pipeline."""
     for name, pipeline in found.pipelines.items():
         table = Table(title=name, title_justify="left", title_style="bold", box=None, show_header=False)
         table.add_column(style="dim")

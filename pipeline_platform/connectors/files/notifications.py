@@ -98,11 +98,7 @@ class Notifications:
 
 
 def _created(data: bytes, attributes: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return bucket and key of each object that a notification reports as created.
-
-    Raises:
-        ValueError: It is not a notification of S3 or Google Cloud Storage.
-    """
+    """Return bucket and key of each object that a notification reports as created; raise `ValueError` for another."""
     try:
         if "objectId" in attributes:
             events = [(attributes["eventType"], attributes["bucketId"], attributes["objectId"])]

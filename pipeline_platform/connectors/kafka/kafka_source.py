@@ -195,7 +195,6 @@ class KafkaSource(KafkaOptions):
                 )
 
     def _explained(self, failure: ReadError, ranges: Iterable[OffsetRange]) -> SourceError:
-        """Return an error that explains why a range cannot be read to its end."""
         error = failure.error
         if error is None:
             self._expect_same_topics(ranges)

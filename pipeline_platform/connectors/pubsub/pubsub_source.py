@@ -284,7 +284,6 @@ class PubsubSource(calls.CalledSource):
         )
 
     def _request(self, operation: str, subscription: str, ack_ids: Sequence[str], **options: Any) -> list[Refused]:
-        """Make one request; return the refused messages."""
         try:
             self._ask(operation, subscription=subscription, ack_ids=ack_ids, **options)
         except SourceError as error:
@@ -333,7 +332,6 @@ VALUE = 1_024
 
 
 def _columns_of(received: Sequence[Any]) -> dict[str, Any]:
-    """Return received messages as the columns of `Source.deliveries`."""
     messages = [delivery.message for delivery in received]
     published = [message.publish_time for message in messages]
     return {

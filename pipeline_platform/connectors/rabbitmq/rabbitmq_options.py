@@ -195,7 +195,6 @@ def explained(error: BaseException, source: RabbitmqOptions) -> SourceError:
 
 
 def _fits(value: str, allowed: str | tuple[int, int]) -> bool:
-    """Return whether pika accepts the value of a URL's parameter."""
     try:
         if isinstance(allowed, tuple):
             return allowed[0] <= int(value) <= allowed[1]

@@ -220,8 +220,6 @@ def shipping_also(spark: SparkResource, packages: Iterable[str]) -> SparkResourc
 
 @dataclass(frozen=True)
 class _Process:
-    """Spark inside this process."""
-
     packages: tuple[str, ...]
     settings: tuple[tuple[str, str], ...]
     folder: Path

@@ -250,11 +250,6 @@ def config_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> Re
 
 
 def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:
-    """Return the failures that a run's configuration selects.
-
-    Raises:
-        PipelineError: The configuration is not a valid selection.
-    """
     try:
         return Selection.model_validate(given)
     except ValidationError as error:
