@@ -1,10 +1,11 @@
 """Looks at the state of pipelines in the background: a source that hangs delays neither the picture nor other looks."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 
+from pipeline_platform.background import in_background
 from pipeline_platform.cli.dashboard.picture import Look
 from pipeline_platform.cli.status.status_data import PipelineStatus
 from pipeline_platform.cli.status.status_gathering import LookingAt
@@ -40,7 +41,7 @@ class BackgroundLook:
 
     def __init__(self, status: Callable[[LookingAt], PipelineStatus], share: float) -> None:
         self._status, self._pace = status, Paced(share)
-        self._thread: threading.Thread | None = None
+        self._look: Future[None] | None = None
         self._known, self._error = Look(), ""
         self._waits_for, self._since = "", time.monotonic()
         self._began = self._since
@@ -53,7 +54,7 @@ class BackgroundLook:
     @property
     def is_active(self) -> bool:
         """Whether a look is active."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._look is not None and not self._look.done()
 
     @property
     def active_s(self) -> float:
@@ -63,14 +64,12 @@ class BackgroundLook:
     def start(self) -> None:
         """Start a look."""
         self._began = time.monotonic()
-        # A daemon thread: the command can end while a source hangs.
-        self._thread = threading.Thread(target=self._perform, daemon=True)
-        self._thread.start()
+        self._look = in_background(self._perform, "look")
 
     def wait(self, seconds: float) -> None:
         """Wait for the active look."""
-        if self._thread is not None:
-            self._thread.join(seconds)
+        if self._look is not None:
+            wait([self._look], seconds)
 
     def last(self) -> Look:
         """Return the last known state."""

@@ -1,13 +1,15 @@
 """Checks of a deployment, each bounded in time: its result, and checks in parallel."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import wait
 from enum import StrEnum
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from pydantic import Field
 
+from pipeline_platform.background import in_background
 from pipeline_platform.cli.errors import BROKEN, FAILED
 from pipeline_platform.cli.output import Output
 from pipeline_platform.model.failure import reason_of
@@ -80,31 +82,26 @@ def run_all(checks: Mapping[str, Look], within_s: float, looking_at: Callable[[s
         within_s: Longest time of a check.
         looking_at: Called with the name of a check and a text, when it starts and, with an empty text, when it ends.
     """
-    found: dict[str, CheckResult] = {}
     started = time.monotonic()
 
-    def run(name: str, look: Look) -> None:
+    def run(name: str, look: Look) -> CheckResult:
         looking_at(name, "the check")
         try:
             finding = look()
         except Exception as problem:  # of a client of any service
             finding = error(f"{type(problem).__name__}: {reason_of(problem)}")
-        found[name] = _result(name, finding, started)
         looking_at(name, "")
+        return _result(name, finding, started)
 
-    threads = {
-        name: threading.Thread(target=run, args=(name, look), name=name, daemon=True) for name, look in checks.items()
-    }
-    for thread in threads.values():
-        thread.start()
-    for name, thread in threads.items():
-        thread.join(max(0.0, started + within_s - time.monotonic()))
-        if thread.is_alive():
-            looking_at(name, "")
+    answers = {name: in_background(partial(run, name, look), name) for name, look in checks.items()}
+    done, _ = wait(answers.values(), within_s)
     late = error(
         f"no answer within {within_s:g} s", "Check that the service runs and is reachable. A longer time: --timeout"
     )
-    return [found.get(name) or _result(name, late, started) for name in checks]
+    for name, answer in answers.items():
+        if answer not in done:
+            looking_at(name, "")
+    return [answer.result() if answer in done else _result(name, late, started) for name, answer in answers.items()]
 
 
 def _result(name: str, finding: Finding, started: float) -> CheckResult:

@@ -4,7 +4,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
@@ -13,6 +13,7 @@ from urllib.error import HTTPError, URLError
 import dagster as dg
 from pydantic import AwareDatetime, BaseModel, ValidationError
 
+from pipeline_platform.background import in_background
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.decisions.ledger import Origin
 from pipeline_platform.lake.failures.failed import Counts
@@ -214,9 +215,7 @@ def _backlog(resources: Any, source: str) -> Backlog:
 
 def _answers(questions: Mapping[tuple[str, str], Callable[[], Any]]) -> _Answers:
     """Ask all questions in parallel, so that an unavailable source does not delay the others."""
-    threads = ThreadPoolExecutor(len(questions) or 1)
-    asked = {key: threads.submit(question) for key, question in questions.items()}
-    threads.shutdown(wait=False)
+    asked = {key: in_background(question, " ".join(key)) for key, question in questions.items()}
     done, _ = wait(asked.values(), _LOOKS_WITHIN_S)
     late = TimeoutError(f"no answer within {_LOOKS_WITHIN_S:g} s")
     return {key: (answer.exception() or answer.result()) if answer in done else late for key, answer in asked.items()}

@@ -1,11 +1,11 @@
 """Calls of sources with a time limit: a source that hangs must not occupy the daemon's threads for other sensors."""
 
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, TypeVar
 
+from pipeline_platform.background import in_background
 from pipeline_platform.source.contract import Source, SourceAwayError
 
 T = TypeVar("T")
@@ -61,8 +61,9 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
     # A source need not be safe for threads: no call starts while another one runs.
     if running := next((late for late in _LATE.values() if late.source is source and late.is_running), None):
         raise _has_not_returned(running)
-    late = _LATE.pop((id(source), name), None)
-    made = late if late is not None and late.is_usable else _Call(source, name, _started(call), time.monotonic())
+    made = _LATE.pop((id(source), name), None)
+    if made is None or not made.is_usable:
+        made = _Call(source, name, in_background(call, "call-of-source"), time.monotonic())
     try:
         error = made.answer.exception(WITHIN_S if within_s is None else within_s)
     except TimeoutError:
@@ -76,17 +77,3 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
 
 def _has_not_returned(call: _Call) -> SourceAwayError:
     return SourceAwayError(f"{call.name} has not returned yet. A later tick reads its result")
-
-
-def _started(call: Callable[[], Any]) -> Future[Any]:
-    answer: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    # Not a thread of an executor: the code server would wait for it when it ends.
-    threading.Thread(target=run, name="call-of-source", daemon=True).start()
-    return answer
