@@ -14,6 +14,7 @@ from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, print_json
+from pipeline_platform.cli.status.status_data import RateLimit
 from pipeline_platform.cli.status.status_gathering import requests_of
 from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.drain import drain as drain_and_wait
@@ -31,13 +32,6 @@ DrainReason = Annotated[
     typer.Option(help="Shown while the pipeline is paused.  [default: the reason of its pause, if it is paused]"),
 ]
 _Of = Annotated[str, typer.Option("--producer", help="Only this producer of the pipeline.")]
-
-
-class RateLimit(Output):
-    """A rate limit."""
-
-    allowed_messages: int = Field(description="Messages per interval.")
-    interval_s: float = Field(description="Length of an interval.")
 
 
 class PauseOutput(Output):

@@ -115,11 +115,16 @@ class PauseStatus(Output):
         return f"paused: {self.reason}{drains}"
 
 
-class RateLimitStatus(Output):
+class RateLimit(Output):
     """A rate limit."""
 
     allowed_messages: int = Field(description="Messages per interval.")
     interval_s: float = Field(description="Length of an interval.")
+
+
+class RateLimitStatus(RateLimit):
+    """A rate limit, and what is left of it."""
+
     is_set_at_run_time: bool = Field(description="Whether it differs from the limit of the class.")
     permits_left: int = Field(description="Messages that may still be handled in the current interval.")
 

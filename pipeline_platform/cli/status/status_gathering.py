@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -63,26 +63,19 @@ _AT_ONCE = 8
 def gather(
     opened: loading.Deployment,
     instance: Instance,
-    pipelines: Iterable[type[Pipeline]] | None = None,
+    pipelines: Sequence[type[Pipeline]],
     *,
     looking_at: LookingAt = lambda *_: None,
 ) -> StatusOutput:
-    """Return the state of some pipelines, or of all.
-
-    Args:
-        opened: The deployment.
-        instance: The Dagster instance, or the reason why it is unavailable.
-        pipelines: The pipelines; None for all.
-        looking_at: See `LookingAt`.
+    """Return the state of pipelines; `instance` is the Dagster instance, or the reason why it is unavailable.
 
     Raises:
         ControlStoreError: The control store is unavailable.
     """
-    chosen = list(opened.pipelines.values() if pipelines is None else pipelines)
-    with ThreadPoolExecutor(min(_AT_ONCE, len(chosen)) or 1) as threads:
+    with ThreadPoolExecutor(min(_AT_ONCE, len(pipelines)) or 1) as threads:
         looks = {
             pipeline.name: threads.submit(pipeline_status, opened, pipeline, instance, looking_at)
-            for pipeline in chosen
+            for pipeline in pipelines
         }
         found = {name: look.result() for name, look in looks.items()}
     return StatusOutput(
