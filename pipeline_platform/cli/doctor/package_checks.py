@@ -1,8 +1,7 @@
 """Check of the installed packages: versions within the bounds of the package `pipeline-platform`."""
 
 import platform
-from importlib.metadata import PackageNotFoundError, requires, version
-from itertools import groupby
+from importlib.metadata import PackageNotFoundError, metadata, requires, version
 
 from packaging.requirements import Requirement
 
@@ -25,19 +24,16 @@ def packages() -> Finding:
 
 def _needed(requirements: list[Requirement]) -> list[Requirement]:
     """Return the requirements without an extra, and those of extras whose packages are all installed."""
-    by_extra = sorted(requirements, key=_extra)
-    needed = []
-    for extra, group in groupby(by_extra, _extra):
-        mine = [each for each in group if each.marker is None or each.marker.evaluate({"extra": extra})]
-        if not extra or all(_installed(each.name) for each in mine):
+    needed = [each for each in requirements if _applies(each, "")]
+    for extra in metadata(_PACKAGE).get_all("Provides-Extra") or ():
+        mine = [each for each in requirements if each not in needed and _applies(each, extra)]
+        if all(_installed(each.name) for each in mine):
             needed += mine
     return needed
 
 
-def _extra(requirement: Requirement) -> str:
-    """Return the extra of a requirement; empty without one."""
-    text = str(requirement.marker or "")
-    return text.rpartition("extra == ")[2].strip("\"'") if "extra == " in text else ""
+def _applies(requirement: Requirement, extra: str) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def _installed(name: str) -> str | None:
