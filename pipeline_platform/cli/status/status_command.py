@@ -168,14 +168,7 @@ def _rows(pipeline: PipelineStatus, at: datetime) -> _Rows:
             rows["set at run time"] = _overrides(retries)
         common_rows = {"state": _state(retries, "not paused"), **_in_flight(retries.in_flight, at)}
         rows |= {f"retries, replays: {label}": value for label, value in common_rows.items()}
-    rows |= {**_runs(pipeline.runs), **_receives(pipeline.receives), **_failures(pipeline.failures)}
-    if pipeline.changed_types:
-        rows["changed types"] = Text("\n".join(pipeline.changed_types.values()), style="red")
-    if found := pipeline.redelivered:
-        times = f"returned up to {found.deliveries:,} times without a decision"
-        text = f"{counted(found.messages, 'message')}, {times}, the oldest since window {found.first_window}"
-        rows["redelivered"] = Text(text, style="yellow")
-    return rows
+    return rows | _runs(pipeline.runs) | _receives(pipeline.receives) | _failures(pipeline.failures)
 
 
 def _producer(producer: ProducerStatus, at: datetime) -> _Rows:
