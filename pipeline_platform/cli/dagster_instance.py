@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     import dagster as dg
 
-Instance: TypeAlias = "dg.DagsterInstance | str | Exception"
-"""A Dagster instance, or the reason why it is unavailable: a text, or the error of its storage."""
+Instance: TypeAlias = "dg.DagsterInstance | str"
+"""A Dagster instance, or the reason why it is unavailable."""
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def dagster_instance() -> Iterator[Instance]:
     try:
         instance = dg.DagsterInstance.get()
     except Exception as error:  # any error of the instance's storage; the caller reports everything else
-        yield error
+        yield unavailable(error)
         return
     with instance:
         yield instance
@@ -51,4 +51,10 @@ def _is_made(home: Path) -> bool:
 
 def known(instance: Instance) -> dg.DagsterInstance | None:
     """Return the instance, or None if it is unavailable."""
-    return None if isinstance(instance, str | Exception) else instance
+    return None if isinstance(instance, str) else instance
+
+
+def unavailable(error: Exception) -> str:
+    """Return the reason why Dagster's storage is unavailable."""
+    reason = str(error).partition("\n")[0]
+    return f"unavailable: {type(error).__name__}: {reason}"

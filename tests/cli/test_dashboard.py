@@ -13,6 +13,7 @@ import pytest
 from dagster._daemon.types import DaemonHeartbeat
 from rich.console import Console
 
+from pipeline_platform.cli.dagster_instance import unavailable
 from pipeline_platform.cli.dashboard.command import follow, to_html
 from pipeline_platform.cli.dashboard.gathering import Gatherer
 from pipeline_platform.cli.dashboard.looks import Paced
@@ -118,12 +119,12 @@ def test_dagster_that_does_not_answer_leaves_the_control_store_and_the_lake(tmp_
     control.claim("told", "a" * 32, "run-alive", wanted=7, capacity=100, lease_s=60)
     opened = deployment(tmp_path, control, Told, queue=queue)
 
-    picture = Gatherer(opened, ConnectionError("refused"), [Told]).picture(10)
+    picture = Gatherer(opened, unavailable(ConnectionError("refused")), [Told]).picture(10)
 
     (told,) = picture.pipelines
-    assert picture.daemon_unknown == "Dagster does not answer (ConnectionError)"
+    assert picture.daemon_unknown == "unavailable: ConnectionError: refused"
     assert [(run.run_id, run.state, run.messages) for run in told.runs] == [("run-alive", "working", 7)]
-    assert told.unknown == {"reports": "refused"}
+    assert told.unknown == {"reports": "unavailable: ConnectionError: refused"}
 
 
 @pytest.mark.parametrize("pipelines", [(), (Told,)])

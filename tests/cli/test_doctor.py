@@ -115,7 +115,6 @@ def test_a_silent_daemon_a_failing_daemon_and_sensors_that_are_off_are_found(ali
 
 def test_without_an_instance_the_reason_is_an_error():
     assert dagster_checks.storage("DAGSTER_HOME is not set").state is ERROR
-    assert dagster_checks.storage(OSError("disk is full")).text == "OSError: disk is full"
 
 
 def test_a_control_store_of_another_version_or_that_cannot_be_written_is_found(tmp_path, monkeypatch):

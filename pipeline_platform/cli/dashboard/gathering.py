@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 import dagster as dg
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import Instance
+from pipeline_platform.cli.dagster_instance import Instance, unavailable
 from pipeline_platform.cli.dashboard import reports as reporting
 from pipeline_platform.cli.dashboard.causes import CausesOfFailures
 from pipeline_platform.cli.dashboard.looks import BackgroundLook, Paced, look_at_all
@@ -89,13 +89,11 @@ class Gatherer:
         if isinstance(instance, str):
             return _Dagster(instance)
         try:
-            if isinstance(instance, Exception):
-                raise instance
             seen = last_seen(instance, ["SENSOR"])["SENSOR"]
             active = instance.get_run_records(dg.RunsFilter(statuses=UNDER_WAY), limit=_ACTIVE)
             records = {each.dagster_run.run_id: each for each in (*active, *instance.get_run_records(limit=_RECENT))}
         except Exception as error:  # any error of the instance's storage
-            return _Dagster(f"Dagster does not answer ({type(error).__name__})")
+            return _Dagster(unavailable(error))
         return _Dagster("", seen, records)
 
 
@@ -125,13 +123,13 @@ class _Pipeline:
         return PipelinePicture(self._pipeline.name, look, capacity, stages, latency, minutes, runs, causes, unknown)
 
     def _read_reports(self, since: datetime, unknown: dict[str, str]) -> list[Report]:
-        if isinstance(self._instance, str | Exception):
-            unknown["reports"] = str(self._instance).partition("\n")[0]
+        if isinstance(self._instance, str):
+            unknown["reports"] = self._instance
             return []
         try:
             return self._reports.read(self._instance, since)
         except Exception as error:  # any error of the instance's storage
-            unknown["reports"] = f"Dagster does not answer ({type(error).__name__})"
+            unknown["reports"] = unavailable(error)
             return []
 
     def _stages(self, reports: Sequence[Report], now: datetime) -> dict[str, Stage]:

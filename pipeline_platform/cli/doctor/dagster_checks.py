@@ -22,9 +22,7 @@ _SPARE_S = 10
 def storage(instance: Instance) -> Finding:
     """Check that Dagster's storage answers."""
     if isinstance(instance, str):
-        return error(instance, "Set DAGSTER_HOME to the folder with dagster.yaml, and start Dagster")
-    if isinstance(instance, Exception):
-        return error(f"{type(instance).__name__}: {instance}", "Correct DAGSTER_HOME and dagster.yaml")
+        return error(instance, "Set DAGSTER_HOME to the folder of a correct dagster.yaml, and start Dagster")
     runs = instance.get_runs_count()
     return ok(f"{instance.root_directory}: {counted(runs, 'run')}")
 

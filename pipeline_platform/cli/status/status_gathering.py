@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import Instance, known
+from pipeline_platform.cli.dagster_instance import Instance, known, unavailable
 from pipeline_platform.cli.status.failed_runs import failed_runs
 from pipeline_platform.cli.status.status_data import (
     BacklogStatus,
@@ -247,13 +247,10 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> DagsterRuns:
     from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_with
 
     try:
-        if isinstance(instance, Exception):
-            raise instance
         records, now = runs_with(instance, UNDER_WAY, tags_of(pipeline)), datetime.now(UTC)
         crashed = [record.dagster_run.run_id for record in records if never_begins(record, instance, now)]
     except Exception as error:  # any error of the instance's storage; the other parts do not depend on it
-        reason = str(error).partition("\n")[0]
-        return DagsterRuns(error=f"unavailable: {type(error).__name__}: {reason}")
+        return DagsterRuns(error=unavailable(error))
     counts = Counter(record.dagster_run.status for record in records)
     by_state = {status.value.lower(): counts[status] for status in UNDER_WAY if counts[status]}
     return DagsterRuns(by_state=by_state, crashed=crashed)
@@ -315,9 +312,7 @@ def requests_of(producer: BoundProducer, instance: Instance) -> RequestsStatus:
     if isinstance(instance, str):
         return RequestsStatus(state="unknown", reason=instance)
     try:
-        if isinstance(instance, Exception):
-            raise instance
         why = not_asked_for(producer, instance)
     except Exception as error:  # any error of the instance's storage
-        return RequestsStatus(state="unknown", reason=f"Dagster does not answer ({type(error).__name__})")
+        return RequestsStatus(state="unknown", reason=unavailable(error))
     return RequestsStatus(state="active" if why is None else "not_requested", reason=why)
