@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import quote
 
 import sqlalchemy as sa
+from pydantic import AfterValidator
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_fixed
@@ -282,6 +283,10 @@ def parse_url(text: str) -> sa.URL:
             "url must contain a file: each process would have another in-memory database. Use sqlite:///<file>."
         )
     return url.set(database=str(Path(url.database).absolute()))
+
+
+DatabaseUrl = Annotated[str, AfterValidator(lambda url: parse_url(url).render_as_string(hide_password=False))]
+"""URL of a database, as an option of a source."""
 
 
 def _log_ahead(connection: sqlite3.Connection) -> None:

@@ -13,7 +13,7 @@ from typing import ClassVar, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from pipeline_platform.connectors.files import rows
 from pipeline_platform.connectors.files.catalog import Catalog, Found, divided
@@ -27,7 +27,7 @@ from pipeline_platform.source.contract import LeasedIds, Share, SourceAwayError,
 from pipeline_platform.source.leased import LeaseOptions
 from pipeline_platform.source.pauses import PAUSES
 from pipeline_platform.source.positioned import WholeReceiveSource
-from pipeline_platform.sql.database import Database, parse_url
+from pipeline_platform.sql.database import Database, DatabaseUrl, parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class FileSource(LeaseOptions, WholeReceiveSource):
     storage_options: dict[str, str] = Field(
         default_factory=dict, repr=False, description="Options of the object store, as of the lake."
     )
-    catalog: str = Field(
+    catalog: DatabaseUrl = Field(
         repr=False,
         description="SQLAlchemy URL of a database for the list of files: sqlite:///<path> or "
         "postgresql+psycopg://user:password@host/database.",
@@ -100,11 +100,6 @@ class FileSource(LeaseOptions, WholeReceiveSource):
     max_row_bytes: int = Field(
         16 * 2**20, ge=1, description="Maximum bytes of a line; a longer line fails as a truncated message."
     )
-
-    @field_validator("catalog")
-    @classmethod
-    def _names_a_database(cls, url: str) -> str:
-        return parse_url(url).render_as_string(hide_password=False)
 
     @model_validator(mode="after")
     def _is_a_root(self) -> Self:

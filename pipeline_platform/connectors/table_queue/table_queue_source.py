@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final, Literal, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import sqlalchemy as sa
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from sqlalchemy.dialects import postgresql
 
 from pipeline_platform.connectors.table_queue import queue_reading, queue_tables, queue_writing
@@ -22,7 +22,7 @@ from pipeline_platform.source.contract import LeasedIds, Refused, Share
 from pipeline_platform.source.leased import LeasedSource
 from pipeline_platform.source.metadata import with_metadata
 from pipeline_platform.source.pauses import poll
-from pipeline_platform.sql.database import Database, parse_url
+from pipeline_platform.sql.database import Database, DatabaseUrl
 
 IDS_PER_TRANSACTION: Final = 100_000
 """Acknowledgements of one transaction: it holds SQLite's write lock for about 0.1 s."""
@@ -43,7 +43,7 @@ class TableQueue(LeasedSource):
     reads_again: ClassVar[bool] = True
     dates_by_own_clock: ClassVar[bool] = False
 
-    url: str = Field(
+    url: DatabaseUrl = Field(
         repr=False,
         description="SQLAlchemy URL: sqlite:///<path> or postgresql+psycopg://user:password@host/database. "
         "PostgreSQL sessions get time-outs for locks and idle transactions, and the time zone UTC, unless the URL has "
@@ -70,11 +70,6 @@ class TableQueue(LeasedSource):
         description="Column of the time of a message, for `published_at` and the age of the oldest message; UTC if it "
         "has no time zone.",
     )
-
-    @field_validator("url")
-    @classmethod
-    def _names_a_database(cls, url: str) -> str:
-        return parse_url(url).render_as_string(hide_password=False)
 
     @model_validator(mode="after")
     def _has_partitions(self) -> Self:
