@@ -94,14 +94,6 @@ def _named(run_ids: Sequence[str], steps: Mapping[str, str]) -> str:
 NOTHING = InFlight()
 
 
-class FailedRuns(NamedTuple):
-    """Consecutive failures of a pipeline's newest runs: their number, and the end and id of the latest."""
-
-    runs: int
-    ended: datetime
-    run_id: str
-
-
 @dataclass(frozen=True)
 class Limits:
     """Bounds of a demand at this moment.
@@ -333,20 +325,6 @@ def next_asks(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: tim
         in_flight = replace(in_flight, messages=messages, runs=in_flight.runs + 1, unleased=unleased)
         waited = timedelta(0)  # the remaining messages must be worth another run
         limits = replace(limits, filled=False, left=False)  # the new run's result decides next
-
-
-def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | None:
-    """Return the reason to delay a run after repeated failures, or None.
-
-    The pause is the sensor's interval after two failures in a row, and doubles with each further failure.
-    """
-    if failed.runs < 2:
-        return None
-    until = failed.ended + Backoff(first=min(interval, LONGEST_PAUSE), most=LONGEST_PAUSE).before(failed.runs)
-    # A clock that was ahead when they failed must not prolong the pause.
-    if now >= until or until > now + 2 * LONGEST_PAUSE:
-        return None
-    return f"the last {failed.runs} runs failed; next run at {_clock(until)}; see run {failed.run_id}"
 
 
 def count(messages: int) -> str:

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 from pipeline_platform.control.demand import (
     NOTHING,
     Ask,
-    FailedRuns,
     InFlight,
     Limits,
     Waiting,
-    hold_back,
     next_ask,
     next_asks,
     of_use,
@@ -188,16 +186,6 @@ def test_an_exhausted_limit_reports_the_next_interval():
         assert ask == Ask(0, "no permits are left until 12:01:00 UTC")
 
 
-@pytest.mark.parametrize(
-    ("runs", "pause"), [(0, 0), (1, 0), (2, 5), (3, 10), (4, 20), (7, 160), (8, 300), (9, 300), (5_000, 300)]
-)
-def test_the_pause_after_failures_in_a_row_doubles_to_five_minutes(runs, pause):
-    failed = FailedRuns(runs, NOON, "4f1e")
-
-    assert bool(pause) == bool(hold_back(failed, seconds(5), NOON + seconds(max(0, pause - 1))))
-    assert hold_back(failed, seconds(5), NOON + seconds(pause)) is None
-
-
 def test_runs_that_pay_wait_for_other_runs_or_start_one_at_a_time():
     limits, backlog = Limits(of_runs(max_runs=3), Processors()), Backlog(10**6)
 
@@ -206,19 +194,6 @@ def test_runs_that_pay_wait_for_other_runs_or_start_one_at_a_time():
     later = replace(limits, later="run 4f1e is active")
     assert next_asks(backlog, later, NOTHING, None) == [Ask(0, "run 4f1e is active")]
     assert next_asks(Backlog(0), later, NOTHING, None) == [Ask(0, "the queue is empty")]
-
-
-def test_failures_dated_in_the_future_do_not_delay_runs():
-    failed = FailedRuns(3, NOON + timedelta(days=1), "4f1e")
-
-    assert hold_back(failed, seconds(5), NOON) is None
-    assert hold_back(FailedRuns(3, NOON + seconds(1), "4f1e"), seconds(5), NOON), "no two clocks agree to the second"
-
-
-def test_the_reason_of_a_pause_has_its_end_and_a_run_id():
-    assert hold_back(FailedRuns(3, NOON, "4f1e"), seconds(5), NOON) == (
-        "the last 3 runs failed; next run at 12:00:10 UTC; see run 4f1e"
-    )
 
 
 messages = st.one_of(st.none(), st.integers(0, 500))

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
+from typing import NamedTuple
 
 import dagster as dg
 
@@ -21,6 +22,7 @@ from pipeline_platform.lake.decisions.ledger import Origin
 from pipeline_platform.launcher.run_process import never_begins
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags, job_of, producer_tag, tags_of
 from pipeline_platform.source.backlog import Backlog
 
@@ -169,9 +171,17 @@ def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.Dags
     return parent is not None and parent.tags.get(tags.receive_id) == received
 
 
+class FailedRuns(NamedTuple):
+    """Consecutive failures of a pipeline's newest runs: their number, and the end and id of the latest."""
+
+    runs: int
+    ended: datetime
+    run_id: str
+
+
 def failed_in_a_row(
     producer: BoundProducer, instance: dg.DagsterInstance, now: datetime, origin: Origin = "source"
-) -> demand.FailedRuns:
+) -> FailedRuns:
     """Count the consecutive failures of the newest runs of an origin. A failed run that published all does not count.
 
     Runs that were active at the same time count once: they often have a common cause, such as a crash of Spark.
@@ -184,12 +194,28 @@ def failed_in_a_row(
 
     failed = list(takewhile(has_failed, newest))
     if not failed:
-        return demand.FailedRuns(0, now, "")
+        return FailedRuns(0, now, "")
     count, began = 0, math.inf
     for record in failed:
         if (record.end_time or record.update_timestamp.timestamp()) <= began:
             count, began = count + 1, record.start_time or record.create_timestamp.timestamp()
-    return demand.FailedRuns(count, failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
+    return FailedRuns(count, failed[0].update_timestamp.astimezone(UTC), failed[0].dagster_run.run_id)
+
+
+def hold_back(failed: FailedRuns, interval: timedelta, now: datetime) -> str | None:
+    """Return the reason to delay a run after repeated failures, or None.
+
+    The pause is the sensor's interval after two failures in a row, and doubles with each further failure.
+    """
+    if failed.runs < 2:
+        return None
+    longest = demand.LONGEST_PAUSE
+    until = failed.ended + Backoff(first=min(interval, longest), most=longest).before(failed.runs)
+    # A clock that was ahead when they failed must not prolong the pause.
+    if now >= until or until > now + 2 * longest:
+        return None
+    next_at = f"{until.astimezone(UTC):%H:%M:%S} UTC"
+    return f"the last {failed.runs} runs failed; next run at {next_at}; see run {failed.run_id}"
 
 
 def empty_in_a_row(producer: BoundProducer, instance: dg.DagsterInstance) -> int:
@@ -254,7 +280,7 @@ def with_other_runs(
         return bounds
     failed = failed_in_a_row(producer, instance, now)
     turn = _awaited_turn(producer.pipeline, control, alone=alone)
-    later = turn or demand.hold_back(failed, bounds.producer.interval, now)
+    later = turn or hold_back(failed, bounds.producer.interval, now)
     return replace(bounds, later=later, alone=alone)
 
 

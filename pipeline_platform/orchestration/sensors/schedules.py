@@ -4,7 +4,6 @@ from datetime import UTC, datetime, timedelta
 
 import dagster as dg
 
-from pipeline_platform.control import demand
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -17,7 +16,13 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
 from pipeline_platform.orchestration.jobs import run_request, tags_of
-from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, failed_in_a_row, is_under_way, runs_with
+from pipeline_platform.orchestration.sensors.runs_under_way import (
+    UNDER_WAY,
+    failed_in_a_row,
+    hold_back,
+    is_under_way,
+    runs_with,
+)
 from pipeline_platform.telemetry.configuration import export
 from pipeline_platform.telemetry.spans import span
 
@@ -145,7 +150,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         if not waiting:
             return dg.SkipReason("no failure is due")
         runs = failed_in_a_row(BoundProducer(pipeline), context.instance, now, origin="failed")
-        if held_back := demand.hold_back(runs, LOOKS_EVERY, now):
+        if held_back := hold_back(runs, LOOKS_EVERY, now):
             return dg.SkipReason(held_back)
         return _to_drive(pipeline, control, waiting, Selection(state="due"))[:_AT_ONCE]
 
