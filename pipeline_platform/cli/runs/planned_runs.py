@@ -86,7 +86,7 @@ def launch_all(
         raise loading.SetUpError("DAGSTER_HOME is not set. Set it to the folder of the Dagster instance.")
     if not (planned := list(runs)):
         return
-    log(f"Launching {job}: Dagster loads {loading.location_of(module).name}.")
+    log(f"Launching {job}: Dagster loads the code location {loading.location_of(module).name}.")
     with launching(job, module) as launch_one:
         for run in planned:
             partition = {"dagster/partition": run.request.partition_key} if run.request.partition_key else {}
