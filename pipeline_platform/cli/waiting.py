@@ -1,4 +1,4 @@
-"""A line on the terminal with the operations that a command waits for, after a second."""
+"""A line on the terminal with the operations that a command waits for, a second after its start."""
 
 import threading
 import time
@@ -13,6 +13,8 @@ from pipeline_platform.cli.terminal import plain
 _ACTIVE: list["Wait"] = []
 _AFTER_S = 1.0
 _REDRAW_S = 0.2
+_LEAST_S = 0.2
+"""A line that disappears sooner would only flicker."""
 _NAMED = 3
 
 
@@ -36,6 +38,11 @@ class Wait:
         return f"Waiting for {', '.join(parts[:_NAMED])}{more} ({time.monotonic() - self._started:.0f} s)"
 
 
+def delay_s() -> float:
+    """Return the time until the line is shown. It includes the time in which the command loaded its own code."""
+    return max(_LEAST_S, _AFTER_S - time.process_time())
+
+
 @contextmanager
 def waiting(text: str) -> Iterator[Wait]:
     """Show the operations that the block waits for, until its end.
@@ -48,7 +55,7 @@ def waiting(text: str) -> Iterator[Wait]:
     wait, console, ended = Wait(text), Console(stderr=True), threading.Event()
 
     def show() -> None:
-        if ended.wait(_AFTER_S):
+        if ended.wait(delay_s()):
             return
         with console.status("") as line:
             while not ended.is_set():

@@ -9,7 +9,7 @@ from dagster._core.definitions.run_request import InstigatorType
 
 from pipeline_platform import Backlog, Producer, Retry, SourceAwayError
 from pipeline_platform.cli.status import status_command
-from pipeline_platform.cli.waiting import Wait
+from pipeline_platform.cli.waiting import Wait, delay_s
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.failures import event, record
@@ -167,6 +167,14 @@ def test_watch_looks_again_until_it_is_interrupted(beside, alive, control, monke
             json.loads(line)["pipelines"]["keeping"]["producers"][""]["pause"] for line in answer.stdout.splitlines()
         ]
         assert states == [None, {"reason": "moves", "draining_until": None}]
+
+
+def test_what_is_waited_for_is_shown_a_second_after_the_start_of_the_command(monkeypatch):
+    delays = []
+    for used_s in (0.0, 0.3, 0.95, 5.0):
+        monkeypatch.setattr("time.process_time", lambda used_s=used_s: used_s)
+        delays.append(round(delay_s(), 3))
+    assert delays == [1.0, 0.7, 0.2, 0.2]
 
 
 def test_what_is_waited_for_names_the_slowest_parts():
