@@ -47,6 +47,10 @@ _LASTING_REFUSALS: Final = re.compile("FATAL|password|authentication|SSL|certifi
 permanent unless `_PASSING_REFUSALS` matches; all other texts are errors of the network, and temporary."""
 
 
+_QUESTION: Final = re.compile(r" Is the server running [^?]*\?")
+"""The advice of PostgreSQL's client library at the end of an unanswered attempt. `_UNREACHED` replaces it."""
+
+
 def is_of_database(error: BaseException) -> bool:
     """Whether a driver or SQLAlchemy raised the error."""
     cause = _cause(error)
@@ -63,7 +67,8 @@ def sqlstate(error: BaseException) -> str | None:
 def reason(error: BaseException) -> str:
     """Return the error in one line: PostgreSQL's primary message only, because the others may quote a payload."""
     cause = _cause(error)
-    return " ".join((getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)).split())
+    text = " ".join((getattr(getattr(cause, "diag", None), "message_primary", None) or str(cause)).split())
+    return _QUESTION.sub("", text)
 
 
 def way_out(reason: str, ways_out: Mapping[str, str]) -> str:

@@ -235,3 +235,11 @@ def test_connections_detect_a_lost_host_unless_the_url_overrides_it(postgres_url
         assert option(postgres_url, socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
         assert option(own, socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 77
         assert option(postgres_url, socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+
+def test_a_server_that_does_not_answer_is_named_with_the_fix_and_without_the_drivers_question():
+    queue = TableQueue(name="flights", url="postgresql+psycopg://shop@127.0.0.1:1/shop")
+    with pytest.raises(SourceAwayError) as raised:
+        queue.backlog()
+    said = str(raised.value)
+    assert said.endswith("Connection refused. Check the host and port in url, and that the server is running"), said
