@@ -22,7 +22,7 @@ def test_the_script_makes_each_picture_of_dagsters_pages(tmp_path):
 
     assert made.returncode == 0, made.stderr[-4_000:]
     pictures = {file.name: file for file in tmp_path.iterdir()}
-    assert pictures.keys() == {"history.png", "limits.png", "retry.png"}
+    assert pictures.keys() == {"history.png", "limits.png", "retry.png", "failed.png", "red-run.png"}
     for name, picture in pictures.items():
         width, height = struct.unpack(">II", picture.read_bytes()[16:24])
         assert (width, height) >= (1_440, 700), name

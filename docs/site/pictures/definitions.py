@@ -85,11 +85,11 @@ class Shipments(Orders):
 
 
 PIPELINES = [Orders, Payments, Shipments]
+URLS = {each.name: f"sqlite:///{HOME}/{each.name}.sqlite" for each in PIPELINES}
+URLS["payments"] = os.environ.get("PAYMENTS_URL", URLS["payments"])
 QUEUES = {
-    f"{each.name}_queue": source_resource(TableQueue)(
-        name=f"{each.name}_queue", url=f"sqlite:///{HOME}/{each.name}.sqlite", created_column="created_at"
-    )
-    for each in PIPELINES
+    f"{name}_queue": source_resource(TableQueue)(name=f"{name}_queue", url=url, created_column="created_at")
+    for name, url in URLS.items()
 }
 RESOURCES = {
     "lake": LakeResource(root=f"{HOME}/lake"),

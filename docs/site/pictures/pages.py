@@ -1,10 +1,15 @@
-"""Pictures of Dagster's pages for docs/run: plots of a history, and the launchpads of limits and of a retry."""
+"""Pictures of Dagster's pages for docs/run.
 
+They show plots of a history, the launchpads of limits and of a retry, open failures, and a failed run.
+"""
+
+import json
 import math
 import random
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,18 +22,32 @@ from selenium import webdriver
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
+from pipeline_platform.connectors.table_queue import TableQueue
+
 PATIENCE_S = 240
 FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1440,1000")
 _TWO_HOURS_S = 7_200
 _OBSERVATIONS_PER_WEEK = 84
+_WINDOW = "2026-11-01T0000"
+_UNREACHABLE = "postgresql+psycopg://shop@127.0.0.1:1/shop"
+"""URL of a queue that no server answers."""
+_RENAME = """
+const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+while (texts.nextNode()) texts.currentNode.data = texts.currentNode.data.replaceAll(arguments[0], arguments[1]);
+"""
+"""Script that replaces the folder of the environment in stack traces."""
 
 
 def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
-    """Write `history.png`, `limits.png` and `retry.png` into a folder, from the deployment in `home`.
+    """Write `history.png`, `limits.png`, `retry.png`, `failed.png` and `red-run.png` from the deployment in `home`.
 
     The observations of the past week are simulated, so that the plots have points.
     """
     _simulate_week(home)
+    orders = [{"number": number, "total": -20.5 if number % 5 == 0 else 20.5} for number in range(4_711, 4_731)]
+    TableQueue(name="orders_queue", url=f"sqlite:///{home}/orders.sqlite").send([*map(_as_json, orders)])
+    _run("orders_pull", home, environment)
+    red = _run("payments_pull", home, {**environment, "PAYMENTS_URL": _UNREACHABLE})
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
@@ -54,6 +73,12 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
         _click(browser, "//*[normalize-space(text())='Open launchpad']")
         _wait_for_editor(browser, "context")
         _save(browser, folder / "retry.png")
+        browser.get(f"{address}/assets/orders/failed?view=partitions&partition={_WINDOW}")
+        _wait_for_text(browser, "negative total")
+        _save(browser, folder / "failed.png", scrolled_to="reasons")
+        browser.get(f"{address}/runs/{red}")
+        _wait_for_text(browser, "SourceAwayError")
+        _save(browser, folder / "red-run.png")
     finally:
         browser.quit()
         server.terminate()
@@ -62,7 +87,7 @@ def take(home: Path, environment: Mapping[str, str], folder: Path) -> None:
 
 def _simulate_week(home: Path) -> None:
     with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
-        received = dg.AssetMaterialization(dg.AssetKey(["orders", "messages"]), partition="2026-11-01T0000")
+        received = dg.AssetMaterialization(dg.AssetKey(["orders", "messages"]), partition=_WINDOW)
         instance.report_runless_asset_event(received)  # without it, Dagster asks whether a retry is intended
         for number in range(_OBSERVATIONS_PER_WEEK, 0, -1):
             at = time.time() - number * _TWO_HOURS_S
@@ -80,6 +105,20 @@ def _simulate_week(home: Path) -> None:
             event = dg.AssetObservation(dg.AssetKey(["orders_history"]), metadata=figures)
             with mock.patch("time.time", return_value=at):
                 instance.report_runless_asset_event(event)
+
+
+def _as_json(order: Mapping[str, float]) -> bytes:
+    return json.dumps(order).encode()
+
+
+def _run(job: str, home: Path, environment: Mapping[str, str]) -> str:
+    """Execute a run of a job; return its id."""
+    tags = json.dumps({"dagster/partition": _WINDOW})
+    command = [sys.executable, "-m", "dagster", "job", "execute", "-m", "definitions", "-j", job, "--tags", tags]
+    with (home / f"{job}.log").open("w") as log:
+        subprocess.run(command, cwd=home, env=environment, stdout=log, stderr=log, check=False)
+    with dg.DagsterInstance.from_config(str(home / "dagster")) as instance:
+        return instance.get_runs(dg.RunsFilter(job_name=job), limit=1)[0].run_id
 
 
 def _wait_for_server(address: str) -> None:
@@ -113,4 +152,5 @@ def _save(browser: webdriver.Chrome, file: Path, scrolled_to: str = "") -> None:
         heading = browser.find_element(By.XPATH, f"//*[normalize-space(text())='{scrolled_to}']")
         browser.execute_script("arguments[0].scrollIntoView()", heading)
     time.sleep(5)  # until the page is drawn
+    browser.execute_script(_RENAME, sys.prefix, "/srv/dagster/.venv")
     browser.save_screenshot(str(file))
