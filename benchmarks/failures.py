@@ -104,7 +104,7 @@ def measured(step: str, root: str) -> tuple[float, float, float]:
 
 
 class Spent(NamedTuple):
-    """What runs took: seconds, processor seconds, and the peak memory in MB of all processes of a run."""
+    """Figures of runs: seconds, processor seconds, and the peak memory in MB of all processes of a run."""
 
     wall_s: float
     processor_s: float
