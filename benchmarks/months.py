@@ -6,7 +6,7 @@ Each round is a receive from the queue to the acknowledgement, by the product's 
 process. One message in 20 fails, and an operator closes the failures of the day before. Maintenance runs each night.
 There are 96 rounds a day by default: a continuous run may have 86,400. `benchmarks.long_logs` measures tables with as
 many commits as that leaves. With `--at-once`, the windows of some days are written at once, as maintenance leaves them:
-a file per hour and table. For `deduplicate_for` after them, look-ups read too many files: these windows count as recent.
+a file per hour and table. For `deduplicate_for` after them, look-ups read too many files: the windows count as new.
 
 Dagster's storage gets two runs an hour, as copies of one run of the pipeline. Each night, maintenance deletes those
 that are older than `Retention.runs`, except the newest of each window.
