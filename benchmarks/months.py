@@ -43,7 +43,7 @@ from pipeline_platform.lake.failures import inspection
 from pipeline_platform.lake.failures.closing import close
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.maintenance import maintenance
-from pipeline_platform.lake.reader import RowRange
+from pipeline_platform.lake.reader import RowRange, read_ranges
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.table_properties import KEEP_LOG, KEEP_TRANSACTIONS, LOG_RETENTION, RETENTION
 from pipeline_platform.lake.tables import Tables
@@ -183,7 +183,7 @@ class Months:
 
     def _look_up(self, files: list[RowRange]) -> None:
         columns = pa.schema([(name, pa.string()) for name in (*MESSAGE_KEY, "outcome")])
-        for _ in Scan(self.lake, [files], columns)(0):
+        for _ in read_ranges(self.lake, files, columns, 65_536):
             pass
 
     def _tick(self) -> None:
