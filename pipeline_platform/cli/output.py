@@ -1,7 +1,9 @@
 """Base class of the output of `--json`. `docs/reference/json.md` describes the fields of its subclasses."""
 
+import json
+import math
 from datetime import UTC
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import AfterValidator, AwareDatetime, BaseModel
@@ -15,5 +17,14 @@ class Output(BaseModel, frozen=True, extra="forbid", ser_json_bytes="base64", se
 
 
 def print_json(output: Output) -> None:
-    """Print data as JSON on one line, in ASCII, so that no character controls a terminal. NaN and infinity are null."""
-    typer.echo(output.model_dump_json(ensure_ascii=True))
+    """Print data as JSON on one line, in ASCII: characters that control a terminal are escaped."""
+    typer.echo(json.dumps(_finite(output.model_dump(mode="json")), allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """Return JSON data without numbers that JSON cannot represent: rows of tables may contain them."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -111,7 +111,6 @@ class Limits:
         batch_timeout: Shortest batch timeout of the pipeline's batchers; None if no batcher has a timeout.
         size: Greatest size of a run by `target_run_time`; None if it is not set.
         round_size: Messages that are worth a round before `patience` has passed; None for a sensor.
-        later: Reason to request no run now, even if the messages are worth a run; None if there is none.
         alone: Whether runs take turns, so that a tick requests at most one run.
     """
 
@@ -127,7 +126,6 @@ class Limits:
     batch_timeout: timedelta | None = None
     size: int | None = None
     round_size: int | None = None
-    later: str | None = None
     alone: bool = False
 
     @property
@@ -316,8 +314,6 @@ def next_asks(backlog: Backlog, limits: Limits, in_flight: InFlight, waited: tim
         ask = next_ask(backlog, limits, in_flight, waited)
         if not ask.demand:
             return asks or [ask]
-        if limits.later is not None:
-            return [Ask(0, limits.later)]
         asks.append(ask)
         if limits.alone:
             return asks

@@ -123,18 +123,6 @@ def row_groups(lake: Lake, path: str, columns: pa.Schema | None = None) -> Itera
         yield from map(file.group, range(len(file.groups)))
 
 
-def bounds_of(lake: Lake, ranges: Iterable[RowRange], column: str) -> Bounds | None:
-    """Return the bounds of a text column in whole files; None if the statistics of a file do not contain them."""
-    found = list[tuple[str, str]]()
-    for path in dict.fromkeys(rows.path for rows in ranges):
-        with stored_file(lake, path, None) as file:
-            for bounds in file.statistics(column):
-                if bounds is None or not bounds.has_min_max:
-                    return None
-                found.append((bounds.min, bounds.max))
-    return Bounds(column, min(least for least, _ in found), max(most for _, most in found)) if found else None
-
-
 def rows_with(lake: Lake, path: str, name: str, value: str, columns: pa.Schema) -> Iterator[pa.Table]:
     """Yield the rows of a file that have a value in a text column. Reads other columns only of matching row groups."""
     with stored_file(lake, path, columns) as file:

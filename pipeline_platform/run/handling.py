@@ -10,7 +10,7 @@ from pipeline_platform.lake.decisions.decision import state_of
 from pipeline_platform.lake.decisions.ledger import Receive, ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import RowRange, between, bounds_of, divide, spread, whole
+from pipeline_platform.lake.reader import RowRange, between, divide, spread, whole
 from pipeline_platform.lake.tables import DECIDED
 from pipeline_platform.lake.task_report import earliest
 from pipeline_platform.run.flow import Flow
@@ -137,13 +137,11 @@ def _look_up(flow: Flow, receive: Receive, files: Sequence[File], published: dat
     with outcomes.look() as handle:
         stored = [file for file in outcomes.files(handle) if file.committed_at >= oldest]
     known = [RowRange(outcomes.path(file.path), file.window, 0, file.rows, 0) for file in stored]
-    parts = [known[start::concurrency] for start in range(min(concurrency, len(known)))]
-    messages, received = sum(file.rows for file in files), whole(files, pipeline.name)
-    # Ids of logs and files are in order: few row groups of the outcomes are near, however many outcomes there are.
-    near = bounds_of(flow.lake, received, "message_id") if known else None
-    receive_id = receive.receive_id
-    find = FindRepeats(flow.lake, pipeline.name, receive_id, receive.window, received, parts or [[]], near)
     is_quick = len(known) <= _FEW_FILES and sum(file.rows for file in stored) <= _FEW_OUTCOMES
+    parts = [known] if is_quick else spread(known, concurrency)
+    messages, received = sum(file.rows for file in files), whole(files, pipeline.name)
+    receive_id = receive.receive_id
+    find = FindRepeats(flow.lake, pipeline.name, receive_id, receive.window, received, parts)
     found = flow.work(receive_id, "handle").run(find, len(find.known), messages if is_quick else None)
     return whole(found.files, pipeline.name)
 

@@ -186,14 +186,11 @@ def test_an_exhausted_limit_reports_the_next_interval():
         assert ask == Ask(0, "no permits are left until 12:01:00 UTC")
 
 
-def test_runs_that_pay_wait_for_other_runs_or_start_one_at_a_time():
+def test_runs_that_pay_may_start_one_at_a_time():
     limits, backlog = Limits(of_runs(max_runs=3), Processors()), Backlog(10**6)
 
     assert len(next_asks(backlog, limits, NOTHING, None)) == 3
     assert len(next_asks(backlog, replace(limits, alone=True), NOTHING, None)) == 1
-    later = replace(limits, later="run 4f1e is active")
-    assert next_asks(backlog, later, NOTHING, None) == [Ask(0, "run 4f1e is active")]
-    assert next_asks(Backlog(0), later, NOTHING, None) == [Ask(0, "the queue is empty")]
 
 
 messages = st.one_of(st.none(), st.integers(0, 500))

@@ -20,7 +20,7 @@ from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Batcher, Processors, Producer
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.sensors import timely_calls
+from pipeline_platform.orchestration.sensors import producers, timely_calls
 from pipeline_platform.orchestration.sensors.producers import producer_sensor
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.pipelines_under_test import Told
@@ -92,6 +92,13 @@ def test_messages_wait_for_their_batches_no_longer_than_the_shortest_batch_timeo
     assert place.skips() == "3 messages wait; a run starts at 50, or after 10 s (waited 0 s)"
     at(timedelta(seconds=11))
     assert place.asked() == [3]
+
+
+def test_a_tick_that_may_request_no_run_reads_no_failed_runs(place, monkeypatch):
+    place.enqueue(900)
+    assert place.asked() == [100, 100], "max_runs is 2"
+    monkeypatch.setattr(producers, "reason_to_wait", lambda *_, **__: pytest.fail("it reads the failed runs"))
+    assert "max_runs allows 2" in place.skips()
 
 
 def test_where_runs_have_a_time_to_take_it_asks_for_what_the_last_ones_handled_in_so_long(place, monkeypatch):

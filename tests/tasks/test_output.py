@@ -20,7 +20,7 @@ from tests.tasks.test_batch import batched, staged
 
 
 class Saying(Obedient):
-    """Prints each message and each failure; `say ... die` kills the process."""
+    """Prints each message and each failure; `say ... kill` kills the process."""
 
     name = "saying"
 

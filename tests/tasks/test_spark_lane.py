@@ -118,6 +118,12 @@ def test_rows_go_to_their_tables_as_columns(lake):
     assert (totals.positions, totals.handled.total(), totals.batch_keys["lake"]) == (2, 2, {"x": 1, "default": 1})
 
 
+def test_a_reason_without_a_failure_fails_no_row(lake):
+    latin = pa.array([b"\xff"], pa.binary()).view(pa.string())
+    manifest = written(lake, row(_reason="unused"), row(_status=None, _reason=latin[0]), row(_reason=latin[0]))
+    assert set(outcomes(lake, "fast", manifest).values()) == {"handled"}
+
+
 def test_rows_written_together_emit_a_chunk(lake, heard):
     written(lake, row(line="T1"), row(_status="failed", _reason="as told"))
     start, stop = named(heard, "chunk")

@@ -88,7 +88,7 @@ def run_all(checks: Mapping[str, Look], within_s: float, looking_at: Callable[[s
         looking_at(name, "the check")
         try:
             finding = look()
-        except Exception as problem:  # of a client of any service
+        except BaseException as problem:  # of a client of any service; panics of Rust are BaseExceptions
             finding = error(f"{type(problem).__name__}: {reason_of(problem)}")
         looking_at(name, "")
         return _result(name, finding, started)

@@ -17,7 +17,7 @@ from pipeline_platform.orchestration.asset_windows import NoWindowError, window_
 from pipeline_platform.orchestration.jobs import refuse_changed_models, run_request
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import state_of
-from pipeline_platform.orchestration.sensors.runs_under_way import left_claims, limits, with_other_runs
+from pipeline_platform.orchestration.sensors.runs_under_way import left_claims, limits, reason_to_wait, with_other_runs
 from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, is_late, timely
 from pipeline_platform.source.contract import Source, SourceError
 from pipeline_platform.telemetry.configuration import export
@@ -87,13 +87,13 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
         reason = f"{options.source} {backlog.summary}: {backlog}"
         return dg.SensorResult(skip_reason=reason, cursor=cursor, asset_events=events)
     left, alone = left_claims(producer, control), pipeline.takes_turns(leases_partitions=source.leases_partitions)
-    bounds = with_other_runs(
-        state.limits, producer, context.instance, control, backlog, left, waiting.asked, now, alone=alone
-    )
+    bounds = with_other_runs(state.limits, producer, context.instance, backlog, left, waiting.asked, alone=alone)
     # A decided receive has no leased messages but must be finished: it counts as one message.
     held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
     asks = demand.next_asks(backlog, bounds, under_way, waiting.waited(now))
+    if asks[0].demand and (later := reason_to_wait(producer, context.instance, control, now, alone=alone)):
+        asks = [demand.Ask(0, later)]
     noted["lost"] = zlib.crc32(backlog.lost.encode())
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]

@@ -260,15 +260,13 @@ def with_other_runs(
     bounds: demand.Limits,
     producer: BoundProducer,
     instance: dg.DagsterInstance,
-    control: ControlStore,
     backlog: Backlog,
     left: Sequence[Claim],
     asked: datetime | None,
-    now: datetime,
     *,
     alone: bool,
 ) -> demand.Limits:
-    """Add what other runs left, their sizes if the source reports no backlog, and a reason to wait for them."""
+    """Add what other runs left, and their sizes if the source reports no backlog."""
     if asked is None or any(claim.expires_at > asked for claim in left):
         bounds = replace(bounds, left=bool(left))
     elif backlog.messages != 0:
@@ -276,12 +274,15 @@ def with_other_runs(
     if backlog.messages is None:
         filled, empty = was_filled(producer, instance), empty_in_a_row(producer, instance)
         bounds = replace(bounds, filled=filled, empty_runs=empty)
-    if backlog.messages == 0 and not left:
-        return bounds
-    failed = failed_in_a_row(producer, instance, now)
+    return replace(bounds, alone=alone)
+
+
+def reason_to_wait(
+    producer: BoundProducer, instance: dg.DagsterInstance, control: ControlStore, now: datetime, *, alone: bool
+) -> str | None:
+    """Return why no run should be requested now although the messages are worth a run, or None."""
     turn = _awaited_turn(producer.pipeline, control, alone=alone)
-    later = turn or hold_back(failed, bounds.producer.interval, now)
-    return replace(bounds, later=later, alone=alone)
+    return turn or hold_back(failed_in_a_row(producer, instance, now), producer.options.interval, now)
 
 
 def _awaited_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:

@@ -65,7 +65,6 @@ class FindRepeats:
         window: Window of the files to write.
         received: Deliveries of the receive.
         known: Outcomes of earlier receives by task; at least one task, even if it has no outcomes.
-        near: Bounds of the ids of the deliveries, if they are known.
     """
 
     lake: Lake
@@ -74,7 +73,6 @@ class FindRepeats:
     window: str
     received: Sequence[RowRange]
     known: Sequence[Sequence[RowRange]]
-    near: Bounds | None = None
 
     def __call__(self, index: int) -> Iterator[pa.RecordBatch]:
         """Run task `index`. Return its manifest."""
@@ -98,9 +96,11 @@ class FindRepeats:
 
     def _are_decided(self, again: pa.Table, known: Sequence[RowRange]) -> pa.Array:
         ids, decisions = again["message_id"].combine_chunks(), [pa.array([], pa.string())]
-        for _, rows in read_ranges(self.lake, known, _DECIDED, _ROWS, near=self.near):
-            near = rows.filter(pc.is_in(rows["message_id"], value_set=ids))
-            decided = near.filter(pc.is_in(near["outcome"], value_set=pa.array(DECISIONS)))
+        # Ids of logs and files are in order: few row groups of the outcomes are near, however many outcomes there are.
+        near = Bounds("message_id", *pc.min_max(ids).as_py().values()) if len(ids) else None
+        for _, rows in read_ranges(self.lake, known, _DECIDED, _ROWS, near=near):
+            same = rows.filter(pc.is_in(rows["message_id"], value_set=ids))
+            decided = same.filter(pc.is_in(same["outcome"], value_set=pa.array(DECISIONS)))
             decisions.append(pc.unique(keys_of(decided, *MESSAGE_KEY)))
         return pc.is_in(keys_of(again, *MESSAGE_KEY), value_set=pa.concat_arrays(decisions))
 

@@ -76,6 +76,10 @@ class RoutedRows:
 
     def write(self, rows: pa.RecordBatch) -> None:
         """Write rows with the columns `ROUTES` and `DELIVERY_KEY`, and their fields'."""
+        is_ok = pc.fill_null(pc.equal(rows.column("_status"), "ok"), True)
+        reasons = rows.column("_reason")
+        reasons = pc.if_else(is_ok, pa.scalar(None, reasons.type), reasons)  # a reason without a failure is not used
+        rows = rows.set_column(rows.schema.get_field_index("_reason"), "_reason", reasons)
         try:
             refuse_unreadable(ROUTES, map(rows.column, ROUTES))
         except ColumnError as error:
