@@ -14,6 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from pipeline_platform import Producer
+from pipeline_platform.cli.dagster_instance import dagster_instance
 from pipeline_platform.cli.doctor import dagster_checks, package_checks, service_checks
 from pipeline_platform.cli.doctor.check import CheckState, ok, run_all
 from pipeline_platform.cli.main import app
@@ -115,6 +116,17 @@ def test_a_silent_daemon_a_failing_daemon_and_sensors_that_are_off_are_found(ali
 
 def test_without_an_instance_the_reason_is_an_error():
     assert dagster_checks.storage("DAGSTER_HOME is not set").state is ERROR
+
+
+def test_an_instance_whose_storage_fails_is_unavailable(tmp_path, monkeypatch):
+    def fail() -> dg.DagsterInstance:
+        raise OSError("disk is full")
+
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "elsewhere"))
+    monkeypatch.setattr(dg.DagsterInstance, "get", fail)
+    with dagster_instance() as instance:
+        assert instance == "unavailable: OSError: disk is full"
+        assert dagster_checks.storage(instance).state is ERROR
 
 
 def test_a_control_store_of_another_version_or_that_cannot_be_written_is_found(tmp_path, monkeypatch):
