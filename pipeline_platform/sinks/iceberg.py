@@ -126,9 +126,10 @@ class IcebergSink(Sink):
             if not self._catalog.namespace_exists(self.namespace):
                 self._catalog.create_namespace(self.namespace)
         name = f"{self.namespace}.{pipeline}_{table}"
-        created = self._catalog.create_table_transaction(name, columns, properties=_PROPERTIES)
-        with suppress(TableAlreadyExistsError, CommitFailedException), created, created.update_spec() as spec:
-            spec.add_identity("window")
+        with suppress(TableAlreadyExistsError, CommitFailedException):
+            created = self._catalog.create_table_transaction(name, columns, properties=_PROPERTIES)
+            with created, created.update_spec() as spec:
+                spec.add_identity("window")
 
     def _widen(self, table: Table, columns: pa.Schema) -> None:
         """Add the columns that a table lacks. Refuse other types and partitions."""

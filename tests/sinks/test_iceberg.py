@@ -8,6 +8,8 @@ import duckdb
 import polars as pl
 import pytest
 from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.table import Table
 
 from pipeline_platform.sinks.contract import SinkAwayError, SinkError
 from pipeline_platform.sinks.iceberg import RECEIVE, IcebergSink
@@ -48,6 +50,26 @@ def test_every_reader_finds_each_value_unchanged(filled, warehouse):
     assert iceberg_table(warehouse, "typed", "batched").scan().to_arrow()["data"].to_pylist() == ['{"said":"batch"}']
     assert [snapshot.summary[RECEIVE] for snapshot in table.metadata.snapshots] == [receive.receive_id]
     assert {str(file.file.partition[0]) for file in table.scan().plan_files()} == {receive.window}
+
+
+@pytest.mark.parametrize("type_", ["sql", "rest"])
+def test_a_table_that_another_run_creates_first_is_used(tmp_path, request, monkeypatch, type_):
+    rest = {"type": "rest", "uri": request.getfixturevalue("iceberg_rest_server")} if type_ == "rest" else {}
+    new, _ = iceberg(tmp_path, **rest)
+    with closing(new()) as sink, closing(sink.model_copy()) as other:
+        load, missing = IcebergSink._load, [NoSuchTableError()]
+
+        def load_after_it_was_missing(sink: IcebergSink, pipeline: str, table: str) -> Table:
+            if missing:
+                error = missing.pop()
+                other.ensure(pipeline, table, COLUMNS)
+                raise error
+            return load(sink, pipeline, table)
+
+        monkeypatch.setattr(IcebergSink, "_load", load_after_it_was_missing)
+        sink.ensure("orders", "lake", COLUMNS)
+        assert missing == []
+        assert iceberg_table(sink, "orders", "lake").scan().to_arrow().num_rows == 0
 
 
 def test_a_table_with_other_partitions_is_refused(warehouse):
