@@ -214,8 +214,8 @@ def _renewing(beats: dict[str, float], what: str, renew: Callable[[], bool], eve
 def fence_and_release(flow: Flow, receive: Receive) -> Receive | None:
     """Fence a receive, release its messages, and remove its record.
 
-    Messages that `ack_immediately` acknowledged are no longer at the source. Another receive records them as open
-    failures, and decides them.
+    The source has deleted the messages that were acknowledged early. A new receive records them as open failures, so
+    that they can be retried.
 
     Returns:
         A decided receive that is to be published and acknowledged: the receive itself, if it was decided before it

@@ -24,7 +24,8 @@ otherwise another delivery of this receive is handled. A delivery may have a row
 _TABLE = "_repeats"
 
 IN_MEMORY = 262_144
-"""Redelivered messages whose keys a task keeps in memory at once. It reads the outcomes again for further ones."""
+"""Maximum number of redelivered messages in a portion. A task keeps their keys in memory, and reads the outcomes once
+for each portion."""
 _ROWS = 65_536
 _DELIVERED = pa.schema([*only(MESSAGES, *MESSAGE_KEY, "redelivered"), ("position", pa.int64())])
 _DECIDED = only(OUTCOMES, *MESSAGE_KEY, "outcome")
