@@ -32,11 +32,19 @@ def refuse_changes(table: str, there: Sequence[Field], ours: Sequence[Field]) ->
     Raises:
         SchemaChangeError: Types differ, for example `a: integer in the table, text in the model`.
     """
-    kept = {field.name: field for field in there}
-    if changes := [change for field in ours if field.name in kept for change in _changes(kept[field.name], field)]:
+    if changes := [*_changes_of(there, ours)]:
         raise SchemaChangeError(
             f"{table}: {'; '.join(changes)}. Rename the field, or rename the batcher so that it gets a new table"
         )
+
+
+def _changes_of(there: Sequence[Field], ours: Sequence[Field], inside: str = "") -> Iterator[str]:
+    kept, spelled = ({name(field.name): field for field in there} for name in (str, str.lower))
+    for field in ours:
+        if field.name in kept:
+            yield from _changes(kept[field.name], field, inside)
+        elif (other := spelled.get(field.name.lower())) is not None:
+            yield f"{inside}{field.name}: {inside}{other.name} in the table, which ignores case"
 
 
 def _changes(there: Field, ours: Field, inside: str = "") -> Iterator[str]:
@@ -46,10 +54,7 @@ def _changes(there: Field, ours: Field, inside: str = "") -> Iterator[str]:
     if old == new:
         return
     if _kind(old) == _kind(new) == "struct":
-        kept = {field.name: field for field in old.fields}
-        for field in new.fields:
-            if field.name in kept:
-                yield from _changes(kept[field.name], field, f"{name}.")
+        yield from _changes_of(old.fields, new.fields, f"{name}.")
     elif _kind(old) == _kind(new) == "array" and "struct" == _kind(old.element_type) == _kind(new.element_type):
         yield from _changes(_element(there), _element(ours), inside)
     else:
@@ -158,7 +163,9 @@ def _merged(ours: pa.DataType, there: pa.DataType, *, adds: bool = True) -> pa.D
     if pa.types.is_decimal(ours) and pa.types.is_decimal(there):
         return there
     if pa.types.is_struct(ours) and pa.types.is_struct(there):
-        new, known = ({field.name: field for field in type_} for type_ in (ours, there))
+        new = {field.name: field for field in ours}
+        spelled = {*map(str.lower, new)}  # delta-rs ignores case: `refuse_changes` refuses another spelling
+        known = {field.name: field for field in there if field.name in new or field.name.lower() not in spelled}
         names = [*known, *(name for name in new if name not in known)] if adds else [*new]
         return pa.struct(
             [

@@ -9,7 +9,7 @@ import pytest
 from pipeline_platform import PipelineError, Retention, TableBatcher
 from pipeline_platform.lake.latest import keyed_table
 from pipeline_platform.lake.latest.keyed_table import KeyedTable
-from pipeline_platform.lake.latest.latest import Latest, MergeError
+from pipeline_platform.lake.latest.latest import Latest, MergeError, _Merge
 from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import CommitConflictError
@@ -251,6 +251,22 @@ def test_files_are_on_disk_before_the_commit_that_names_them(ground, monkeypatch
     places = [Path(path).suffix for path in synced if path.startswith("accounts/current/") and "_deleted" not in path]
     assert ".parquet" in places
     assert places.index(".parquet") < len(places) - places[::-1].index(".json") - 1
+
+
+def test_a_column_that_is_added_while_a_merge_begins_is_stored(ground, monkeypatch):
+    ground.store(of(1, 1, 10.0))
+    wider = Ground(ground.lake, WiderAccounts)
+    wider.receives, wider.messages = 9, 9
+    table, later = _Merge._table, iter([{**of(2, 1, 20.0), "owner": "Ada"}])
+
+    def widening(merge: _Merge, *given: Any) -> Any:
+        for row in later:
+            wider.store(row)
+        return table(merge, *given)
+
+    monkeypatch.setattr(_Merge, "_table", widening)
+    ground.merge()
+    assert wider.rows().sort("Number")["owner"].to_list() == [None, "Ada"]
 
 
 @pytest.mark.parametrize("changed", [{"key": ("Number", "place")}, {"order": ("at",)}, {"deleted": None}])

@@ -108,6 +108,19 @@ def test_a_column_of_each_type_is_an_order(lake):
     assert [row["tags"] for row in ground.rows("by_order").to_dicts()] == [["last"]] * len(VALUES)
 
 
+def test_a_key_of_a_decimal_that_a_float_cannot_represent_has_a_single_row(lake):
+    """delta-rs rounds the bounds of decimals."""
+    ground = Ground(lake, Everythings)
+    by_price = Latest(Everythings, "changes", "by_price", ("price",), ("pair",), None)
+    prices = [Decimal(7 * 10**20 + n * (10**17 + 12_345)).scaleb(-9) for n in range(12)]
+    for pair in range(2):
+        for price in prices:
+            ground.store({**REST, "pair": pair, "price": price})
+            by_price.merge(lake)
+
+    assert ground.rows("by_price").select("price", "pair").sort("price").rows() == [(price, 1) for price in prices]
+
+
 def test_a_column_of_each_type_is_a_key(lake):
     ground = Ground(lake, Everythings)
     by_key = Latest(

@@ -188,6 +188,11 @@ def test_a_changed_type_is_refused_by_name_with_the_way_out(lake):
             pa.map_(pa.string(), pa.struct({"b": pa.int64(), "c": pa.bool_()})),
             "a: dict of model of b (integer) in the table, dict of model of b (integer), c (yes or no) in the model",
         ),
+        (
+            pa.struct({"Total": pa.int64()}),
+            pa.struct({"total": pa.int64()}),
+            "a.total: a.Total in the table, which ignores case",
+        ),
         (pa.map_(pa.string(), pa.bool_()), pa.binary(), "a: dict of yes or no in the table, bytes in the model"),
         (
             pa.decimal128(38, 9),
@@ -203,6 +208,13 @@ def test_a_changed_type_is_said_in_the_words_of_fields(lake, old, new, said):
         with_columns(lake, a=new).ensure()
 
     assert str(refused.value).startswith(f"p/t: {said}")
+
+
+def test_a_field_that_is_renamed_in_case_only_is_refused(lake):
+    with_columns(lake, Total=pa.int64()).ensure()
+
+    with pytest.raises(SchemaChangeError, match=r"^p/t: total: Total in the table, which ignores case. Rename the"):
+        with_columns(lake, total=pa.int64()).ensure()
 
 
 def test_many_may_make_and_widen_a_table_at_once(lake):

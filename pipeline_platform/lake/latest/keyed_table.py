@@ -26,6 +26,7 @@ TIDY_EVERY = 32
 """Number of commits after which small files are compacted and old files removed."""
 _ROW = "row number"
 _ABOUT = "key="
+_BOUNDS = "delta.dataSkippingStatsColumns"
 
 
 def keyed_tables(lake: Lake, pipeline: str) -> list[str]:
@@ -66,15 +67,26 @@ class KeyedTable(Table):
         from deltalake import DeltaTable, Schema
 
         keep = f"interval {KEEP_HOURS} hours"
+        kept = {"delta.logRetentionDuration": keep, "delta.deletedFileRetentionDuration": keep}
         with self._committing(-1):
             DeltaTable.create(
                 self.uri,
                 schema=Schema.from_arrow(self.schema),
                 mode="ignore",
                 description=self.about,
-                configuration={"delta.logRetentionDuration": keep, "delta.deletedFileRetentionDuration": keep},
+                configuration={**kept, **self._bounds()},
                 storage_options=self.lake.patient_options,
             )
+
+    def _bounds(self) -> dict[str, str]:
+        """Return the property of a table with decimals, whose bounds delta-rs rounds: readers would skip files."""
+        exact = [field.name for field in self.schema if "decimal" not in str(field.type)]
+        return {_BOUNDS: ",".join(exact)} if len(exact) < len(self.schema) else {}
+
+    def _update_properties(self, handle: DeltaTable) -> None:
+        if _BOUNDS not in handle.metadata().configuration and (bounds := self._bounds()):
+            with self._committing(handle.version()):
+                handle.alter.set_table_properties(bounds)
 
     def check_types(self, handle: DeltaTable) -> None:
         """Raise `PipelineError` if the table was created with other options, or the type of a column has changed."""
@@ -110,6 +122,7 @@ class KeyedTable(Table):
         is_deleted = "false" if deleted is None else _named("s", deleted)
         after, same = self._compared()
         other = f"{_named('s', 'receive_id')} <> {_named('t', 'receive_id')}"
+        has_decimals = any(pa.types.is_decimal(self.schema.field(name).type) for name in self.key)
         with self._committing(handle.version()):
             before = set(self._adds(handle)["path"].to_pylist())
             merger = handle.merge(
@@ -117,7 +130,7 @@ class KeyedTable(Table):
                 " AND ".join(f"{_named('t', name)} = {_named('s', name)}" for name in self.key),
                 source_alias="s",
                 target_alias="t",
-                streamed_exec=False,  # so that files without a key of the rows are not read
+                streamed_exec=has_decimals,  # False: files without a key of the rows, by their bounds, are not read
                 commit_properties=self._alone(),
             )
             merger = merger.when_matched_delete(f"{is_deleted} AND ({after} OR {same})") if deleted else merger

@@ -91,7 +91,7 @@ class _Merge:
         if not self.source.exists():
             self.source.ensure()
         with self.source.look() as handle:
-            stored = pa.schema(handle.schema().to_arrow())
+            stored = self.stored = pa.schema(handle.schema().to_arrow())
         self.columns = pa.schema([field for field in stored if field.name != latest.deleted])
         self.read = pa.schema([field for field in stored if field.name != "window"])
         self.target = self._table(latest.name, self.columns)
@@ -110,6 +110,8 @@ class _Merge:
     def run(self) -> Merged:
         changes, transaction = Counter[str](), f"{self.latest.pipeline.name}/{self.latest.batcher}"
         with self.target.look() as handle, self.source.look() as there:
+            if pa.schema(there.schema().to_arrow()) != self.stored:
+                raise CommitConflictError(f"{self.source.name}: another run added a column")
             before, until = handle.version(), there.version()
             done = handle.transaction_version(transaction)
             files = _new_files(self.source, there, done)
