@@ -41,7 +41,7 @@ lake/storage.py: lake/test_durable.py
     _fsync(self._at(half))
     os.replace >> self._sync_folder(os.path.dirname(self._at(path)))
 lake/writer.py: lake/test_durable.py
-    self._lake.sync(*(path for path in self._paths
+    self._lake.sync(*kept)
 lake/storage.py: lake/test_ledger.py
     self.remove_file(f"{folder}/{first}")
 lake/storage.py: lake/test_storage.py
@@ -79,7 +79,14 @@ run/finish.py: lake/test_broken_receives.py
 run/finish.py: run/test_kafka_flow.py
     flow.source.abandon(receive_id, list)
 run/finish.py: run/test_finish.py
-    flow.work(receive.receive_id).interrupt()
+    _interrupt(flow, receive.receive_id, log)
+    return not answer.is_kept => return True
+tasks/notify_author.py: connectors/test_files.py
+    (*MESSAGE_KEY, *NOT_TAKEN.names) => NOT_TAKEN.names
+tasks/handle/in_order.py: run/test_held.py
+    or (self.pace is not None and self.pace.is_over) => or False
+run/steps.py: run/test_breaker_runs.py
+    if flow.control.finish(receive.receive_id) and => if [flow.control.finish(receive.receive_id)] and
 run/lease.py: run/test_early.py
     notes.close()
     _keep_forgotten(flow, receive) if acknowledged_early else None => None

@@ -198,19 +198,24 @@ class Claims(Database):
                 forget_stop(connection, receive_id)
             return ended
 
-    def finish(self, receive_id: str) -> None:
-        """End the claim of an acknowledged receive, and keep its record for `KEEP_ENDED`."""
+    def finish(self, receive_id: str) -> bool:
+        """End the claim of an acknowledged receive, and keep its record for `KEEP_ENDED`.
+
+        Returns:
+            Whether the claim had not ended before.
+        """
         columns = [_RECEIVES.c[name] for name in _ENDED.c.keys()[:-1]]
         with self.writing() as connection:
             claim = connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)).returning(*columns)).first()
             if claim is None:
-                return
+                return False
             forget_stop(connection, receive_id)
             now = self.now(connection)
             is_old = _ENDED.c.ended_at < now - round(KEEP_ENDED.total_seconds() * SECOND)
             is_same = _ENDED.c.receive_id == receive_id
             connection.execute(sa.delete(_ENDED).where(is_same | (_ENDED.c.pipeline == claim.pipeline) & is_old))
             connection.execute(sa.insert(_ENDED).values((*claim, now)))
+            return True
 
     def ended(
         self,
@@ -311,5 +316,6 @@ def _room(connection: sa.Connection, pipeline: str, capacity: int, now: int, *, 
     if pipeline == pipeline_of_key(pipeline):
         return capacity - sum(held.values())
     room = capacity - held.get(pipeline, 0)
-    capacity_of_all = next((int(most) for key, _, most in others if key == pipeline_of_key(pipeline)), None)
+    # The claim of a run that stands by between two receives has a capacity of 0, which limits nothing.
+    capacity_of_all = next((int(most) for key, _, most in others if most and key == pipeline_of_key(pipeline)), None)
     return room if capacity_of_all is None else min(room, capacity_of_all - sum(held.values()))

@@ -92,14 +92,18 @@ class Pace:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only: a monotonic time is meaningless in another process."""
-        is_over = self._stop_at == -math.inf
         given = (self._store, self._pipeline, self._rate_limiting, self._beside, self._stops)
-        return Pace, (*given, is_over, self._looked_at)
+        return Pace, (*given, self.is_over, self._looked_at)
 
     @property
     def unlimited_until(self) -> float:
         """Time of the next check for a limit, on the monotonic clock, if there is none now."""
         return self._unlimited[0]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `end` was called: no more messages may start."""
+        return self._stop_at == -math.inf
 
     def end(self) -> None:
         """Start no more messages, in this object and in copies made from now on, even if the stop is removed."""

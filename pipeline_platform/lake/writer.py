@@ -18,6 +18,9 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.task_report import TaskReport
 from pipeline_platform.model.portions import halves
 
+FILTERED_TABLE = "_filtered"
+"""Table of a receive with the positions of filtered messages, which is read after the decision, too."""
+
 ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 16 * 2**20
 """Greatest rows and bytes of a row group, unless a single row is larger. They bound the memory of readers."""
@@ -100,8 +103,9 @@ class Writer:
         """Close all files; return them in the order of creation, with the task's report."""
         for table, window in list(self._open):
             self._close(table, window)
-        # Staged files need no sync: they are lost together with their undecided receive.
-        self._lake.sync(*(path for path in self._paths if "/_receives/" not in path))
+        # Other staged files need no sync: they are lost together with their undecided receive.
+        kept = (path for path in self._paths if "/_receives/" not in path or f"/{FILTERED_TABLE}/" in path)
+        self._lake.sync(*kept)
         self._paths.clear()
         return Manifest([file for file in self._files if file], [report] if report else [])
 

@@ -251,8 +251,8 @@ def _acknowledge_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.OpDef
                     red = reporting.acknowledge_and_report(context, flow, receive, context.resources.acknowledger)
                 if receive is not None:
                     acknowledged(receive)
-                if first is not None and not red:
-                    red = further_retries(context, flow, first, ignore_pause=config.ignore_pause)
+                if first is not None:
+                    red = further_retries(context, flow, first, red, ignore_pause=config.ignore_pause)
             if red:
                 tag = {RunTags.of(pipeline).published: context.run.run_id}
                 context.instance.add_run_tags(context.run.run_id, tag)

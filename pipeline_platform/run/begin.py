@@ -110,7 +110,10 @@ def begin(
                 flow.control.end(receive_id)
                 return receive
             # A run that it waited for may have crashed, and its tasks may still run.
-            found = finish_others(flow, log) if granted and intake.is_alone else []
+            found = []
+            if granted and intake.is_alone:
+                with lease.claimed(flow, receive):
+                    found = finish_others(flow, log)
             if not (found and intake.is_whole):
                 break
             flow.control.end(receive_id)  # there are more messages to replay now

@@ -31,7 +31,9 @@ def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info)
         log(f"Kept receive {decided.receive_id} until its {letters.unsent} dead letters are sent: {letters.error}")
     elif not_taken.messages:
         log(f"Kept receive {decided.receive_id} until the pipeline's own `acknowledge` succeeds: {not_taken.errors[0]}")
-    return not letters.error and not not_taken.messages
+    elif answer.is_kept:
+        log(f"Kept receive {decided.receive_id} until its source acknowledges it: {'; '.join(answer.errors[:1])}")
+    return not answer.is_kept
 
 
 def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
@@ -45,7 +47,7 @@ def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.i
     """
     _expect_here(flow, receive)
     if flow.control.end(receive.receive_id):
-        flow.work(receive.receive_id).interrupt()
+        _interrupt(flow, receive.receive_id, log)
     return finish(flow, receive, log)
 
 
@@ -58,7 +60,7 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[st
     # Retries and replays have no producer: any run may finish them.
     expired = [claim.receive_id for claim in flow.control.over(flow.quota.key, flow.pipeline.name)]
     for claim in flow.control.over(flow.pipeline.name, of_all=True):
-        flow.work(claim.receive_id).interrupt()  # it would occupy the Spark cores that this run needs
+        _interrupt(flow, claim.receive_id, log)
     # Records before claims: a receive claims capacity before it writes its record.
     leasing, unfinished = flow.source.holders(), flow.ledger.unfinished()
     finished = []
@@ -77,6 +79,14 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[st
         receives = "receive" if len(finished) == 1 else "receives"
         log(f"Finished {receives} {', '.join(finished)} of earlier runs, which crashed, failed or were refused")
     return finished
+
+
+def _interrupt(flow: Flow, receive_id: str, log: Callable[[str], None]) -> None:
+    """End the Spark tasks of a run that has crashed: they would occupy the cores that this run needs."""
+    try:
+        flow.work(receive_id).interrupt()
+    except Exception as error:  # Spark may be unavailable, and this run may not need it
+        log(f"Could not interrupt Spark tasks of receive {receive_id}: {type(error).__name__}: {error}")
 
 
 def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:

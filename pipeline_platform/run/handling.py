@@ -95,7 +95,8 @@ def _open_failures(flow: Flow, receive: Receive) -> dict[str, list[str]]:
             decided = ReceiveState(flow, receive_id).unfinished
             if decided and state_of(flow.tables["failed"], receive_id, decided) != DECIDED:
                 unpublished += flow.ledger.manifest(decided).of_table("failed")
-    files, everywhere = failed.open_files(), failed.paths() if unpublished else {}
+    everywhere = failed.paths() if unpublished else {}
+    files = failed.open_files()  # after the paths: a file that is published in between is then added twice, not lost
     for file in unpublished:
         path = flow.tables["failed"].path(file.path)
         if path not in everywhere.get(file.window, []):  # another process may have published it meanwhile

@@ -6,7 +6,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import pyarrow as pa
@@ -44,12 +44,17 @@ def alive(flow: Flow, receive: Receive) -> Iterator[None]:
     """
     every_s = intake_of(flow, receive).source.extend_every_s
     with (
-        _renewing(flow.beats, _lease("claim", receive), lambda: beat(flow, receive), CLAIM_S / 3),
+        claimed(flow, receive),
         _renewing(flow.beats, _lease("messages", receive), lambda: _extend(flow, receive), every_s)
         if every_s
         else nullcontext(),
     ):
         yield
+
+
+def claimed(flow: Flow, receive: Receive) -> AbstractContextManager[None]:
+    """Renew the claim of a receive that leases no messages yet."""
+    return _renewing(flow.beats, _lease("claim", receive), lambda: beat(flow, receive), CLAIM_S / 3)
 
 
 @contextmanager

@@ -7,11 +7,11 @@ from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.reader import RowRange, divide, whole
 from pipeline_platform.lake.task_report import TaskReport
+from pipeline_platform.lake.writer import FILTERED_TABLE
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import common, intake_of
 from pipeline_platform.tasks.notify_author import NOT_TAKEN_TABLE, ROWS, NotifyAuthor, Stretch
-from pipeline_platform.tasks.record.filtered import FILTERED_TABLE
 
 NOTIFIED = "heard"
 """Step of a receive whose manifest has the positions that `acknowledge` was notified of."""

@@ -44,6 +44,7 @@ class Acknowledgement(NamedTuple):
         not_taken: Messages for which the pipeline's own `acknowledge` raised, with the errors.
         latency: Messages by seconds since their publication; empty for a source without publication times, for retries
             and replays, and if a message is unacknowledged.
+        is_kept: Whether the receive stays unfinished, so that a later run acknowledges the rest.
     """
 
     acknowledged: int
@@ -53,6 +54,7 @@ class Acknowledgement(NamedTuple):
     letters: Letters = Letters()
     not_taken: NotTaken = NotTaken()
     latency: Mapping[float, int] = {}
+    is_kept: bool = False
 
 
 def advance(flow: Flow, receive: Receive, phase: Phase) -> None:
@@ -251,8 +253,8 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
             if unhandled := totals.duplicates.total() + totals.released:
                 # They took hardly any time: if they counted, the next run would be sized as if callbacks were faster.
                 flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
-            flow.control.finish(receive.receive_id)
-            if intake.is_outside:  # old failures that fail again show nothing about new messages
+            # Once per receive, and not for retries: old failures that fail again show nothing about new messages.
+            if flow.control.finish(receive.receive_id) and intake.is_outside:
                 flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
         else:  # its messages do not wait at the source: the expired claim makes the sensor request a run
             flow.control.expire(receive.receive_id)
@@ -260,7 +262,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         sample = [*unpublished, *errors, *losses, *answer.refusals][:SAMPLE]
         latency = totals.latency(time.time()) if receive.origin == "source" and not left else {}
         event.add(acknowledged=acknowledged, lost=lost, unacknowledged=left, letters=letters.sent, latency=latency)
-        return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency)
+        return Acknowledgement(acknowledged, lost, left, sample, letters, not_taken, latency, is_kept)
 
 
 def _publish_others(flow: Flow, receive: Receive) -> list[str]:

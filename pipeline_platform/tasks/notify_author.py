@@ -28,8 +28,10 @@ NOT_TAKEN = pa.schema([("ack_ref", pa.string()), ("ack_id", pa.string())])
 """Columns of `NOT_TAKEN_TABLE`: messages whose notification raised. They are not acknowledged."""
 NOT_TAKEN_TABLE = "_unheard"
 
-_OUTCOMES = NOT_TAKEN.append(pa.field("outcome", pa.string()))
-_KEYS = only(READ, *NOT_TAKEN.names, *MESSAGE_KEY)
+_DELIVERY = (*MESSAGE_KEY, *NOT_TAKEN.names)
+"""Columns that identify a delivery: copies of a message have the same id, and all rows of a file the same `ack_id`."""
+_OUTCOMES = pa.schema({name: pa.string() for name in (*_DELIVERY, "outcome")})
+_KEYS = only(READ, *_DELIVERY)
 _FAILED = pa.schema(
     {name: pa.string() for name in (*MESSAGE_KEY, "state", "stage", "kind", "reason", "batcher", "batch_key")}
 )
@@ -115,15 +117,17 @@ class NotifyAuthor(CallingStep):
     def _fates(self, share: int) -> _Fates:
         blocks = (rows for _, rows in read_ranges(self.lake, self.parts[share], _KEYS, _ROWS))
         mine = pa.Table.from_batches(blocks, _KEYS)
-        ids, acks = keys_of(mine, *MESSAGE_KEY), keys_of(mine, *NOT_TAKEN.names)
+        ids, deliveries = keys_of(mine, *MESSAGE_KEY), keys_of(mine, *_DELIVERY)
         is_open, has_ended = pc.field("state") != "closed", pc.field("outcome").isin(DECISIONS)
         failures = self._of(ids, self.failed, _FAILED, MESSAGE_KEY, is_open)
         failed = pc.index_in(ids, keys_of(failures, *MESSAGE_KEY))
-        decided = self._of(acks, self.outcomes, _OUTCOMES, NOT_TAKEN.names, has_ended)
-        is_decided = pc.is_in(acks, keys_of(decided, *NOT_TAKEN.names)) if self.outcomes else pa.repeat(True, len(acks))
+        decided = self._of(deliveries, self.outcomes, _OUTCOMES, _DELIVERY, has_ended)
+        is_decided = pa.repeat(True, len(ids))
+        if self.outcomes:
+            is_decided = pc.is_in(deliveries, keys_of(decided, *_DELIVERY))
         first, filtered = self.parts[share][0].position, filtered_positions(self.lake, self.filtered)
         if len(filtered):
-            positions = pa.array(np.arange(first, first + len(acks)))
+            positions = pa.array(np.arange(first, first + len(ids)))
             is_decided = pc.and_not(is_decided, pc.is_in(positions, filtered))
         return _Fates(first, is_decided, failed, failures)
 

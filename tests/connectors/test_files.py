@@ -4,10 +4,11 @@ import gzip
 import json
 import os
 import sqlite3
+import time
 from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,17 @@ from pydantic import BaseModel
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, TableBatcher
 from pipeline_platform.connectors.files import FileSource, catalog, rows
+from pipeline_platform.control import pace
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
 from pipeline_platform.run.lease import fence_and_release
 from pipeline_platform.sql.database import Database
-from tests.fixtures.flow import handled, received, run
+from tests.fixtures.flow import finish, handled, received, run
 from tests.fixtures.flow import rows as stored
+from tests.fixtures.flow_pipelines import Place
 
 
 class Order(BaseModel):
@@ -195,6 +200,47 @@ def test_a_drain_releases_the_files_with_unstarted_rows_and_their_other_rows_are
     run(flow)
     assert sorted(stored(flow, "lake")["number"]) == [1, 2]
     assert source.backlog().messages == 0
+
+
+class Notified(Orders):
+    """A pipeline whose own `acknowledge` writes each call to a file. Its runs are stopped at number 1; 0 fails."""
+
+    name = "notified"
+    processors = Processors(concurrency=1, max_demand=100)
+    context = Place()
+
+    def handle_message(self, message: Message, context: Place) -> Message:
+        number = message.json()["number"]
+        assert number, "is 0"
+        if number == 1:
+            ControlStore(f"sqlite:///{context.folder}/control.sqlite").drain("notified", "moves", timedelta(0))
+        time.sleep(0.1)
+        return super().handle_message(message, context)
+
+    def acknowledge(self, ack_ref: str, successful: list[Message], failed: list[Message], context: Place) -> None:
+        called = {"successful": successful, "failed": failed}
+        numbers = {how: [message.json()["number"] for message in messages] for how, messages in called.items()}
+        Path(context.folder, ack_ref).write_text(json.dumps(numbers))
+
+
+def test_only_decided_rows_of_a_released_file_are_passed_to_the_pipeline_s_acknowledge(
+    root, source, flow, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(pace, "_LOOK_S", 0.2)
+    flow = replace(flow, producer=BoundProducer(Notified))
+    (root / "a.jsonl").write_bytes(lines(*range(20)))
+
+    def notified(receive: Receive) -> dict[str, list[int]]:
+        return json.loads((tmp_path / receive.receive_id).read_text())  # type: ignore[no-any-return]
+
+    first = handled(flow, context={"folder": str(tmp_path)})
+    finish(flow, first)
+    begun = 1 + stored(flow, "lake").height
+    assert begun < 20
+    assert notified(first) == {"successful": [*range(1, begun)], "failed": [0]}
+
+    flow.control.resume("notified")
+    assert notified(run(flow, context={"folder": str(tmp_path)})) == {"successful": [*range(begun, 20)], "failed": []}
 
 
 def test_a_file_that_is_written_again_is_a_new_version(source, root):

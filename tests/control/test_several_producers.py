@@ -32,6 +32,11 @@ def test_a_backfill_takes_the_room_that_all_of_them_leave_and_they_take_what_it_
     assert claim(store, "coasts/west", "b", 500) == WEST
 
 
+def test_a_retry_between_two_receives_limits_no_producer(store):
+    store.stand_by("coasts", "retry", 60)
+    assert claim(store, "coasts/west", "b", 500) == WEST
+
+
 def test_a_pipeline_whose_name_begins_alike_is_another(store):
     claim(store, "coasts/east", "a", 120)
     claim(store, "coasts_2/east", "b", 150)

@@ -28,8 +28,9 @@ def after_receive(failed, monkeypatch):
 
     def decorate(then):
         def finishing(control, receive_id):
-            finish(control, receive_id)
+            ended = finish(control, receive_id)
             then(control)
+            return ended
 
         monkeypatch.setattr(failed.control.__class__, "finish", finishing)
 
@@ -86,6 +87,15 @@ def test_a_re_execution_continues_a_retry_that_a_pause_ended_red(failed, after_r
     assert resumed.status == SUCCESS
     assert resumed.tags["told/received"] == "5"
     assert failed.rows("failed")["attempt"].sort().to_list() == [1] * 5 + [2] * 5
+
+
+def test_a_retry_that_ends_red_states_the_number_of_failures_that_it_did_not_retry(failed, monkeypatch):
+    monkeypatch.setattr(Told, "max_failed_share", 0.5)
+
+    run = failed.by_hand("failed")
+
+    assert run.status == FAILURE
+    assert "All outcomes are published and acknowledged. 3 open failures were not retried" in failed.log(run)
 
 
 def test_a_retry_without_capacity_for_further_receives_ends_red_with_the_number_that_is_left(

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from pipeline_platform import Backoff, Breaker, Message, Pipeline, Producer, Retry, TableBatcher
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.breaker import BreakerState
+from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
+from pipeline_platform.source.contract import Refused
 from tests.fixtures.flow import rows, run
 from tests.fixtures.flow_pipelines import Place
 from tests.fixtures.small_lake import Row
@@ -63,6 +66,17 @@ def test_runs_receive_nothing_until_an_attempt_with_a_few_messages_succeeds(fill
     run(flow, context=place)
     assert rows(flow, "kept").height == 20
     assert flow.source.backlog().messages == 0
+
+
+def test_failures_of_a_receive_that_a_later_run_acknowledges_count_once(filled, tmp_path, monkeypatch):
+    Path(tmp_path, "down").touch()
+    flow = filled(Bank, [b"7"] * 15)
+    with monkeypatch.context() as refusing:
+        refusing.setattr(TableQueue, "acknowledge", lambda queue, action, ref, ids: [Refused(id_, "no") for id_ in ids])
+        receive = run(flow, context={"folder": str(tmp_path)})
+        assert finish_others(flow) == []
+    assert finish_others(flow) == [receive.receive_id]
+    assert flow.control.breaker("bank") == BreakerState(15, 15)
 
 
 class OneAttempt(Bank):

@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 
+from pipeline_platform import Producer
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.decisions.decision import FencedError
 from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
-from pipeline_platform.run import steps
+from pipeline_platform.run import begin, lease, steps
 from pipeline_platform.run.finish import finish_now, finish_others
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import Phase, ReceiveState
-from tests.fixtures.flow import begun, finish, received, rows, run, worked
+from pipeline_platform.run.work.spark_work import SparkWork
+from pipeline_platform.source.contract import Refused
+from tests.fixtures.flow import begun, finish, no_spark, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.lake.test_decision import SWAP
 
@@ -119,6 +123,49 @@ def test_a_receive_is_finished_from_every_phase(filled, phase):
     assert flow.ledger.unfinished() == []
     run(flow)
     assert_each_once(flow)
+
+
+def test_a_receive_that_its_source_refuses_stays_unfinished(filled, monkeypatch):
+    flow, said = filled(Obedient, PAYLOADS), []
+    receive = worked(flow)
+    publish(flow, receive)
+    flow.control.let_go("test")
+    with monkeypatch.context() as refusing:
+        refusing.setattr(TableQueue, "acknowledge", lambda queue, action, ref, ids: [Refused(id_, "no") for id_ in ids])
+        assert finish_others(flow, said.append) == []
+    assert said[0].startswith(f"Kept receive {receive.receive_id} until its source acknowledges it: ")
+    assert finish_others(flow) == [receive.receive_id]
+    assert_each_once(flow)
+
+
+def test_a_spark_that_cannot_be_asked_keeps_no_receive_from_being_finished(filled, monkeypatch):
+    flow, said = filled(Obedient, PAYLOADS), []
+    receive = worked(flow)
+    flow.control.let_go("test")
+    monkeypatch.setattr(SparkWork, "interrupt", no_spark)
+    assert finish_others(flow, said.append) == [receive.receive_id]
+    assert said[0].startswith(f"Could not interrupt Spark tasks of receive {receive.receive_id}: AssertionError: ")
+
+
+class InTurn(Obedient):
+    """One run at a time."""
+
+    name = "in_turn"
+    producer = Producer(source="queue", max_runs=1)
+    partition_by = lambda message: "all"  # noqa: E731
+
+
+def test_a_run_in_turn_keeps_its_claim_while_it_finishes_earlier_receives(filled, monkeypatch):
+    flow = filled(InTurn, PAYLOADS)
+    monkeypatch.setattr(lease, "CLAIM_S", 1.0)
+
+    def finishing_slowly(flow: Flow, log: Any) -> list[str]:
+        time.sleep(2 * len(flow.control.in_flight("in_turn")))
+        return []
+
+    monkeypatch.setattr(begin, "finish_others", finishing_slowly)
+    receive = begun(flow)
+    assert [claim.receive_id for claim in flow.control.in_flight("in_turn")] == [receive.receive_id]
 
 
 class Quick(Obedient):

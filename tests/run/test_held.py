@@ -18,6 +18,7 @@ from pipeline_platform import (
     Retry,
     TableBatcher,
 )
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failures.closing import close
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.failure_events import Selection
@@ -25,7 +26,7 @@ from pipeline_platform.lake.failures.held import waits_for
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.testing import test_batch
 from tests.fixtures.flow import kinds, rows, run
-from tests.fixtures.flow_pipelines import Word
+from tests.fixtures.flow_pipelines import Place, Word
 
 
 def account(message: Message) -> int:
@@ -156,6 +157,29 @@ def test_a_rate_limit_does_not_end_a_hold(filled):
     flow = filled(Limited, payloads(24, at_4="fail"))
     run(flow)
     assert numbers(flow) == {"0": [*range(0, 24, 3)], "1": [1], "2": [*range(2, 24, 3)]}
+
+
+class Stopping(Limited):
+    """A pipeline whose runs are stopped while they handle the payload that fails."""
+
+    name = "stopping"
+    processors = Processors(concurrency=1, on_failure="hold")
+    producer = Producer(source="queue", rate_limiting=RateLimiting(allowed_messages=4, interval=timedelta(seconds=1)))
+    context = Place()
+
+    def handle_message(self, message: Message, context: Place) -> Message:
+        if message.data.endswith(b"fail"):
+            ControlStore(f"sqlite:///{context.folder}/control.sqlite").drain(self.name, "moves", timedelta(0))
+        return super().handle_message(message, context)
+
+
+def test_a_stopped_run_releases_what_waits_for_a_failure_behind_released_messages(filled, tmp_path):
+    flow = filled(Stopping, [f"{n % 2} {n}".encode() + b" fail" * (n == 0) for n in range(8)])
+
+    run(flow, context={"folder": str(tmp_path)})
+
+    assert kinds(flow) == {"0 0 fail": "ValueError"}
+    assert flow.source.backlog().messages == 7
 
 
 class HeldFamilies(HeldBatches):

@@ -15,16 +15,20 @@ from pipeline_platform.run.receive_state import Phase
 from pipeline_platform.run.stopping import acknowledged, is_to_end
 
 
-def further_retries(context: dg.AssetExecutionContext, flow: Flow, first: Receive, *, ignore_pause: bool) -> str | None:
+def further_retries(
+    context: dg.AssetExecutionContext, flow: Flow, first: Receive, red: str | None, *, ignore_pause: bool
+) -> str | None:
     """Retry the failures that did not fit into the first receive of a run, each once, and report each receive.
+
+    A receive for which the run fails is the last. `red` is the reason of the first receive.
 
     Returns:
         The reason why the run fails although its receives are published and acknowledged; None if it succeeds.
     """
-    red, done, left = None, first.demand, intake_of(flow, first).left(first)
+    done, left = first.demand, intake_of(flow, first).left(first)
     # A message that fails again in this run is not retried once more.
     selection = first.selection.model_copy(update={"failed_before": first.started_at})
-    while left and red is None:
+    while left and not red:
         context.log.info(f"Retried {done:,} of {done + left:,} failures")
         not_retried = f"{left:,} open failures were not retried"
         if is_to_end():
@@ -54,4 +58,4 @@ def further_retries(context: dg.AssetExecutionContext, flow: Flow, first: Receiv
         acknowledged(receive)
         done, left = done + receive.demand, receive.asked - receive.demand
         context.instance.add_run_tags(context.run.run_id, {RunTags.of(flow.pipeline).received: str(done)})
-    return red
+    return f"{red.rstrip('.')}. {left:,} open failures were not retried. Retry them again" if red and left else red

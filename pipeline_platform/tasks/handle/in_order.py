@@ -220,7 +220,9 @@ class HandleInOrder(Handle):
 
     def _hold(self, window: str, rows: pa.RecordBatch, recording: Recording) -> list[int]:
         """Record the rows whose partition waits for a failure. Return their indexes."""
-        failures = [] if recording.report.released else held_by(rows, recording.report)
+        # Once a message was released, later messages of its partition are released, too.
+        is_over = recording.report.released or (self.pace is not None and self.pace.is_over)
+        failures = [] if is_over else held_by(rows, recording.report)
         held = [row for row, failure in enumerate(failures) if failure is not None]
         if held:
             some = rows_at(rows, held)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from pipeline_platform.lake.reader import RowRange, row_groups
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.writer import FILTERED_TABLE
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
 from pipeline_platform.model.partition import PARTITION_BY
@@ -23,8 +24,6 @@ _BEFORE = (ONLY, "receive_messages", PARTITION_BY, "repair")
 """Stages of failures that perhaps no predicate has let through: too large, held, or with an unknown outcome."""
 FILTERED = "filtered by `only`"
 """Reason of messages for which a predicate returns False."""
-FILTERED_TABLE = "_filtered"
-"""Table of the positions of filtered messages; see `receive_table`."""
 _POSITIONS = pa.schema([("position", pa.int64())])
 
 
