@@ -17,7 +17,11 @@ SHORTEST = 3
 """Least characters of a text to search: a shorter text is in most payloads."""
 QUOTES = ("reason", "traceback")
 """Columns of `failed` that may quote another message of the same batch."""
-_NOT_SEARCHED = {*SYSTEM_COLUMNS, *QUOTES, "first_receive_id", "state", "stage", "kind", "batcher"} - {"batch_key"}
+_IDS = {*SYSTEM_COLUMNS} - {"batch_key"}
+_NOT_SEARCHED = {"failed": {*_IDS, *QUOTES, "first_receive_id", "state", "stage", "kind", "batcher"}}
+"""Columns that are not searched, other than `_IDS`. The table of a batcher may have columns of these names."""
+_SHORT = {'"': '"', "\\": "\\", "/": "/", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
+"""Characters with a short escape in JSON."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class ErasureChoice:
         if self.where:
             return [*MESSAGE_KEY, *self.values[table]] if table in self.values else []
         if self.containing:
-            texts = [field.name for field in schema if _is_text(field.type) and field.name not in _NOT_SEARCHED]
+            left_out = _NOT_SEARCHED.get(table, _IDS)
+            texts = [field.name for field in schema if _has_text(field.type) and field.name not in left_out]
             return [*MESSAGE_KEY, *texts] if table != "outcomes" else []
         return list(MESSAGE_KEY)
 
@@ -128,14 +133,25 @@ class ErasureChoice:
 
 
 def contain(column: pa.ChunkedArray, text: str) -> pa.ChunkedArray:
-    """Return whether each value of a text or binary column contains a text, in UTF-8 or escaped as in JSON."""
-    forms = dict.fromkeys((text, escaped(text)))
-    return pc.fill_null(reduce(pc.or_, (pc.match_substring(column, form) for form in forms)), False)
+    """Return whether each value of a column contains a text: in UTF-8 or with any escapes of JSON, also nested."""
+    if pa.types.is_nested(column.type):
+        values = (json.dumps(value, ensure_ascii=False, default=_as_text) for value in column.to_pylist())
+        column = pa.chunked_array([pa.array(values, pa.string())])
+    return pc.fill_null(pc.match_substring_regex(column, "".join(map(_forms, text))), False)
 
 
-def escaped(text: str) -> str:
-    """Return a text as JSON escapes it, without quotes."""
-    return json.dumps(text)[1:-1]
+def _forms(character: str) -> str:
+    """Return a regular expression for a character and its escapes in JSON, for RE2."""
+    codes = character.encode("utf-16-be").hex()
+    escapes = "".join(rf"\\u(?i:{codes[place : place + 4]})" for place in range(0, len(codes), 4))
+    forms = [f"\\x{{{ord(character):x}}}" if character < "\x80" else character, escapes]
+    if short := _SHORT.get(character):
+        forms.append(rf"\\\x{{{ord(short):x}}}")
+    return f"(?:{'|'.join(forms)})"
+
+
+def _as_text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _pairs(where: Sequence[str]) -> dict[str, str]:
@@ -181,7 +197,10 @@ def _value(table: str, column: pa.Field, text: str) -> pa.Scalar:
         ) from None
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def _has_text(kind: pa.DataType) -> bool:
+    """Whether values of a type contain text or bytes."""
+    if pa.types.is_nested(kind):
+        return any(_has_text(kind.field(place).type) for place in range(kind.num_fields))
     return any(check(kind) for check in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string))
 
 
