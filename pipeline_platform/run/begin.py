@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from pipeline_platform.lake.decisions.decision import sink_columns
 from pipeline_platform.lake.decisions.ledger import Origin, Receive
 from pipeline_platform.lake.failures.failure_events import ALL, Selection
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -83,7 +84,7 @@ def begin(
         _check_lake(flow)
         flow.tables.ensure()
         for name, sink in flow.sinks.items():
-            ensure = partial(sink.ensure, flow.pipeline.name, name, flow.tables[name].schema)
+            ensure = partial(sink.ensure, flow.pipeline.name, name, sink_columns(flow.tables[name]))
             patiently(ensure, sink.patience, SinkAwayError)
     if _is_held_back(flow, log, ignore_pause=ignore_pause):
         return receive

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any, ClassVar
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from pipeline_platform import Message, Pipeline, Producer, TableBatcher
 from pipeline_platform.run import steps
@@ -86,6 +87,36 @@ def test_a_replay_replaces_the_rows_of_its_window(filled, warehouse):
     replayed = run(flow, "messages")
     assert stored(warehouse) == [("1", replayed.receive_id), ("2", replayed.receive_id)]
     assert len(rows(flow, "lines")) == 2
+
+
+class Priced(BaseModel):
+    price: Decimal
+
+
+class ShortPriced(BaseModel):
+    price: Decimal = Field(max_digits=10, decimal_places=2)
+
+
+def test_a_sink_gets_the_columns_of_the_table_in_the_lake(filled, warehouse):
+    """The table keeps its digits when the field gets other limits."""
+
+    class Prices(Lines):
+        name = "prices"
+        batchers: ClassVar[Any] = {"lines": TableBatcher(schema=Priced)}
+
+        def handle_message(self, message: Message, context: Any) -> Message:
+            return message.put({"price": Decimal(message.data.decode())}, batcher="lines")
+
+    class ShortPrices(Prices):
+        name = "prices"
+        batchers: ClassVar[Any] = {"lines": TableBatcher(schema=ShortPriced, sink="warehouse")}
+
+    run(filled(Prices, [b"1.5"]))
+    sink, store = warehouse
+    flow = with_sink(filled(ShortPrices, [b"2.125"]), sink)
+    run(flow)
+    assert rows(flow, "lines")["price"].sort().to_list() == [Decimal("1.5"), Decimal("2.125")]
+    assert [row["price"] for row in store.read(sink, "prices", "lines")] == [Decimal("2.125")]
 
 
 def test_a_text_that_a_sink_cannot_store_fails_its_message_alone(filled, warehouse):

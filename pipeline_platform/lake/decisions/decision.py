@@ -18,8 +18,9 @@ from deltalake import DeltaTable
 from pipeline_platform.lake.decisions.ledger import Ledger, Receive
 from pipeline_platform.lake.decisions.rewriting import OthersDecisions, Reopened, Replacement, published
 from pipeline_platform.lake.manifest import File, Manifest
-from pipeline_platform.lake.reader import filled, receive_ids, row_groups
+from pipeline_platform.lake.reader import receive_ids, row_groups
 from pipeline_platform.lake.removed_batchers import removed_batchers
+from pipeline_platform.lake.schema_changes import merged
 from pipeline_platform.lake.table_properties import SURELY_KEPT
 from pipeline_platform.lake.tables import DECIDED, FENCED, CommitConflictError, Table, Tables, side_by_side
 from pipeline_platform.sinks.contract import Publication, SinkAwayError
@@ -171,18 +172,25 @@ def publish(tables: Tables, receive: Receive, manifest: Manifest) -> dict[str, i
     )
     for name, sink in tables.sinks.items():
         if (receive.replaces and manifest.rows("outcomes")) or manifest.rows(name):
-            rows = partial(_rows_of, tables[name], manifest.of_table(name))
+            columns = sink_columns(tables[name])
+            rows = partial(_rows_of, tables[name], manifest.of_table(name), columns)
             of = (receive.started_at, receive.windows, receive.replaces, rows)
-            publication = Publication(receive.receive_id, receive.pipeline, name, tables[name].schema, *of)
+            publication = Publication(receive.receive_id, receive.pipeline, name, columns, *of)
             patiently(partial(sink.publish, publication), sink.patience, SinkAwayError)
     return {name: manifest.rows(name) for name in (*tables.names, *published(manifest)) if name != "outcomes"}
 
 
-def _rows_of(table: Table, files: Sequence[File]) -> Iterator[pa.RecordBatch]:
+def sink_columns(table: Table) -> pa.Schema:
+    """Return the columns of a batcher's rows in its sink: with the Decimal digits and nested fields of its table."""
+    with table.look() as handle:
+        return merged(table.schema, handle)
+
+
+def _rows_of(table: Table, files: Sequence[File], columns: pa.Schema) -> Iterator[pa.RecordBatch]:
+    stored = pa.schema([column for column in columns if column.name != "window"])
     for file in files:
-        for rows in row_groups(table.lake, table.path(file.path)):
-            windows = pa.repeat(file.window, rows.num_rows)
-            yield from filled(rows, table.schema).append_column("window", windows).to_batches(_SINK_ROWS)
+        for rows in row_groups(table.lake, table.path(file.path), stored):
+            yield from rows.append_column("window", pa.repeat(file.window, rows.num_rows)).to_batches(_SINK_ROWS)
 
 
 def is_published(tables: Tables, receive: Receive, manifest: Manifest) -> bool:
