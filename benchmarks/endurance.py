@@ -88,8 +88,12 @@ class Feed:
 
     def account(self, deployment: Deployment) -> tuple[dict[str, int], str]:
         """Count the outcomes of the messages, and return the errors."""
-        tables = [deployment.rows(self.name, table) for table in ("even", "odd")]
-        kept = pl.concat([table["n"] for table in tables if "n" in table.columns] or [pl.Series("n", [], pl.Int64)])
+        tables = (deployment.rows(self.name, table) for table in ("even", "odd"))
+        columns = {"n": pl.Int64, "message_id": pl.String}
+        rows = pl.concat(
+            [pl.DataFrame(schema=columns), *(some.select(columns) for some in tables if "n" in some.columns)]
+        )
+        kept = rows["n"]
         failed = pl.Series(
             "n", [json.loads(data)["n"] for data in deployment.rows(self.name, "failed")["data"]], pl.Int64
         )
@@ -97,7 +101,8 @@ class Feed:
             "sent": self.sent,
             "kept": len(kept),
             "failed": failed.n_unique(),
-            "twice": len(kept) - kept.n_unique(),
+            # By id: a message whose send timed out is sent again, and the source may have two messages then.
+            "twice": len(kept) - rows["message_id"].n_unique(),
             "lost": self.sent - pl.concat([kept, failed]).n_unique(),
         }
         wrong = [f"{counts[what]} {what}" for what in ("twice", "lost") if counts[what]]
