@@ -36,6 +36,7 @@ from benchmarks.recovery_deployment import Deployment, deployed
 from benchmarks.recovery_sources import SERVERS, SOURCES, Ground
 from pipeline_platform.sinks.iceberg import IcebergSink
 from pipeline_platform.source.patience import patiently
+from pipeline_platform.source.pauses import Patience
 from pipeline_platform.spark import server as spark_server
 from servers import postgres
 
@@ -47,6 +48,8 @@ FIRST_HALF = ["daemon", "spark", "run", "host", "source", "stall"]
 SECOND_HALF = ["run", "host", "source", "stall"]
 STEADY = 1.25
 """Highest ratio between the end and the halfway point for a value that must not grow."""
+_SENDING = Patience(within_s=600)
+"""Patience of the senders: a local server may not answer for a while on a busy machine."""
 MAY_GROW = "files of a window"
 """Value that grows until maintenance compacts files."""
 
@@ -69,7 +72,7 @@ class Feed:
             payloads = [json.dumps({"n": n, "text": "x" * 200}).encode() for n in range(self.sent, upto)]
             if payloads:
                 with self.quiet:
-                    patiently(lambda some=payloads: self.ground.send(some))  # type: ignore[misc]
+                    patiently(lambda some=payloads: self.ground.send(some), _SENDING)  # type: ignore[misc]
             self.sent = upto
             time.sleep(0.2)
 
@@ -90,9 +93,8 @@ class Feed:
         """Count the outcomes of the messages, and return the errors."""
         tables = (deployment.rows(self.name, table) for table in ("even", "odd"))
         columns = {"n": pl.Int64, "message_id": pl.String}
-        rows = pl.concat(
-            [pl.DataFrame(schema=columns), *(some.select(columns) for some in tables if "n" in some.columns)]
-        )
+        parts = [some.select(columns) for some in tables if "n" in some.columns]
+        rows = pl.concat([pl.DataFrame(schema=columns), *parts])
         kept = rows["n"]
         failed = pl.Series(
             "n", [json.loads(data)["n"] for data in deployment.rows(self.name, "failed")["data"]], pl.Int64
