@@ -6,8 +6,9 @@ from contextlib import nullcontext
 from typing import Any
 
 import pytest
+from pika.channel import Channel
 
-from pipeline_platform.connectors.rabbitmq import RabbitmqSource, rabbitmq_source
+from pipeline_platform.connectors.rabbitmq import RabbitmqSource
 from pipeline_platform.connectors.rabbitmq.rabbitmq_options import ACK_ACTIONS
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.rabbitmq_source import acknowledged, numbers
@@ -17,7 +18,7 @@ from tests.fixtures.received import received
 @pytest.mark.parametrize(
     ("word", "waiting", "dead", "after_close"),
     [("ack", 0, 0, 0), ("reject", 0, 3, 0), ("reject_and_requeue", 3, 0, 3),
-     ("reject_and_requeue_once", 3, 0, 3), ("noop", 0, 0, 3)],
+     ("reject_and_requeue_once", 3, 0, 3), ("release", 3, 0, 3), ("noop", 0, 0, 3)],
 )  # fmt: skip
 def test_each_ack_action_has_its_effect(rabbitmq, rabbitmq_queue, word, waiting, dead, after_close):
     letters = rabbitmq()
@@ -48,30 +49,39 @@ def test_reject_and_requeue_once_rejects_the_second_time():
     ("word", "first", "then", "told"),
     [
         # Outstanding messages without a gap are acknowledged at once; messages after a gap separately.
-        ("ack", [], range(1, 101), [(100, True)]),
-        ("ack", [50], [*range(1, 50), *range(51, 101)], [(100, True)]),
-        ("reject", [], [1, 2, 3, 50, 51], [(3, True), (50, False), (51, False)]),
-        ("ack", range(1, 11), [12, 11, 14], [(12, True), (14, False)]),
+        ("ack", [], range(1, 101), [("ack", 100, True)]),
+        ("ack", [50], [*range(1, 50), *range(51, 101)], [("ack", 100, True)]),
+        ("reject", [], [1, 2, 3, 50, 51], [("nack", 3, True), ("nack", 50, False), ("nack", 51, False)]),
+        ("release", range(1, 11), [12, 11, 14], [("nack", 12, True), ("nack", 14, False)]),
+        # From RabbitMQ 4.3 on, a delivery limit counts basic.reject and does not count basic.nack.
+        ("reject_and_requeue", [], [1, 2, 50], [("reject", 1, False), ("reject", 2, False), ("reject", 50, False)]),
+        ("reject_and_requeue_once", [1], [2, 3], [("reject", 2, False), ("reject", 3, False)]),
     ],
 )
 def test_messages_up_to_the_first_gap_are_acknowledged_in_one_frame(rabbitmq, monkeypatch, word, first, then, told):
-    source, frames = rabbitmq(), list[tuple[int, bool]]()
+    source, frames = rabbitmq(), list[tuple[str, int, bool]]()
     source.send(numbers(100))
     rows = received(source)
     if first:
-        acknowledged(source, "reject_and_requeue", [rows[tag - 1] for tag in first])
-    tell = rabbitmq_source._CALLS[word]
+        acknowledged(source, "release", [rows[tag - 1] for tag in first])
 
-    def spy(channel: Any, tag: int, multiple: bool) -> None:
-        frames.append((tag, multiple))
-        tell(channel, tag, multiple)
+    def spy_on(name: str) -> None:
+        call = getattr(Channel, f"basic_{name}")
 
-    monkeypatch.setitem(rabbitmq_source._CALLS, word, spy)  # type: ignore[arg-type]
+        def spy(channel: Channel, tag: int, multiple: bool = False, **options: Any) -> None:
+            frames.append((name, tag, multiple))
+            call(channel, tag, *[multiple] * (name != "reject"), **options)
+
+        monkeypatch.setattr(Channel, f"basic_{name}", spy)
+
+    for name in "ack", "nack", "reject":
+        spy_on(name)
     assert acknowledged(source, word, [rows[tag - 1] for tag in then]) == []
     source.close()
 
     assert frames == told
-    assert source.backlog().messages == 100 - len(then), "all others are back, and no other is gone"
+    removed = len(then) if ACK_ACTIONS[word].ends else 0
+    assert source.backlog().messages == 100 - removed, "all others are back, and no other is gone"
 
 
 def test_acknowledging_twice_is_harmless_and_has_no_effect_on_another_connection(rabbitmq, caplog):

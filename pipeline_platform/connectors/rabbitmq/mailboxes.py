@@ -144,18 +144,20 @@ class Inbox:
         self.channel.close()
         return True
 
-    def acknowledge(self, tags: Collection[int], call: Callable[[Any, int, bool], None]) -> None:
+    def acknowledge(
+        self, tags: Collection[int], call: Callable[[Any, int, bool], None], *, multiple: bool = True
+    ) -> None:
         """Acknowledge messages and wait until the server has done so. Messages already acknowledged are skipped.
 
         `call` is pika's method: for a single tag or, if its last argument is true, for all unacknowledged tags up to
-        it.
+        it. With `multiple=False` each tag gets a call of its own.
         """
 
         def act(channel: Any, done: Future[Any]) -> None:
             mine = self._outstanding.keys() & set(tags)
             last = 0
             for tag in self._outstanding:
-                if tag not in mine:
+                if tag not in mine or not multiple:
                     break
                 last = tag
             if last:

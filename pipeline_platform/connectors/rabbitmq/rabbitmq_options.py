@@ -36,10 +36,12 @@ STREAM = (
 ACK_ACTIONS: AckActions = {
     "ack": AckAction(ends=True),
     "reject": AckAction(ends=True),
-    "reject_and_requeue": AckAction(ends=False, gives_back=True),
+    "reject_and_requeue": AckAction(ends=False),
     "reject_and_requeue_once": AckAction(ends=False, again="reject"),
+    "release": AckAction(ends=False, gives_back=True),
     "noop": AckAction(ends=False),
 }
+"""Quorum queues count `reject_and_requeue` as a failed delivery; from RabbitMQ 4.3 on, they do not count `release`."""
 
 
 class Declare(BaseModel, extra="forbid", frozen=True):

@@ -37,9 +37,12 @@ LOOK_S = 15.0
 _CALLS: Mapping[str, Callable[[Any, int, bool], None]] = {
     "ack": lambda channel, tag, multiple: channel.basic_ack(tag, multiple),
     "reject": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=False),
-    "reject_and_requeue": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
-    "reject_and_requeue_once": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
+    "reject_and_requeue": lambda channel, tag, _: channel.basic_reject(tag, requeue=True),
+    "reject_and_requeue_once": lambda channel, tag, _: channel.basic_reject(tag, requeue=True),
+    "release": lambda channel, tag, multiple: channel.basic_nack(tag, multiple, requeue=True),
 }
+_SINGLE = frozenset({"reject_and_requeue", "reject_and_requeue_once"})
+"""Actions that take a frame per message: from RabbitMQ 4.3 on, only `basic.reject` counts towards a delivery limit."""
 
 CLOSED = "the connection that received the messages is closed"
 _NAMELESS = "?"
@@ -136,7 +139,8 @@ class RabbitmqSource(RabbitmqOptions):
         if inbox is not None:
             try:
                 with self._explaining():
-                    inbox.acknowledge([int(ack_id.removesuffix(_NAMELESS)) for ack_id in ack_ids], _CALLS[action])
+                    tags = [int(ack_id.removesuffix(_NAMELESS)) for ack_id in ack_ids]
+                    inbox.acknowledge(tags, _CALLS[action], multiple=action not in _SINGLE)
             except SourceError as error:
                 lost = str(error)
         if lost and ack_ref not in self._opened.lost:
