@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _SETTLE_S = 2.0
 _MISSING_S = 600
-"""Seconds until a file that is missing is looked for again."""
+"""Seconds until a file that is missing or unreadable is tried again."""
 MOST_FILES = 10_000
 """Maximum number of files of one receive: their names are part of its record."""
 _MOST_NOTIFICATIONS = 1_000
@@ -180,7 +180,11 @@ class FileSource(LeaseOptions, WholeReceiveSource):
                 logger.error(text, self.name, path, _MISSING_S)
                 self._catalog.release(receive_id, [file], _MISSING_S)
             except (SourceAwayError, OSError) as error:
-                raise self.error(f"{self.root}/{path} {error}", away=True) from None
+                if not self._is_unreadable(path):
+                    raise self.error(f"{self.root}/{path} {error}", away=True) from None
+                text = "%s: %s %s. Grant read access, restore it from an archive, or remove it; trying again in %d s"
+                logger.error(text, self.name, path, error, _MISSING_S)
+                self._catalog.release(receive_id, [file], _MISSING_S)
             self._catalog.count_rows(file, receive_id, count)
 
     def give_back(self, receive_id: str, not_begun: LeasedIds, begun: LeasedIds) -> None:
@@ -228,6 +232,24 @@ class FileSource(LeaseOptions, WholeReceiveSource):
         found = self._version(path)
         if found is None or found.id != file:
             raise FileNotFoundError(path)
+
+    def _is_unreadable(self, path: str) -> bool:
+        """Whether the storage answers, but a file cannot be read: access may be denied, or the object be archived."""
+        if not any(self._answers(place) for place in ("", path)):
+            return False
+        try:
+            with self._files.open_input_file(path) as file:
+                file.read(1)
+        except OSError:
+            return True
+        return False
+
+    def _answers(self, path: str) -> bool:
+        try:
+            self._files.get_file_info(path)
+        except OSError:
+            return False
+        return True
 
     def _version(self, path: str) -> Found | None:
         info = self._files.get_file_info(path)
