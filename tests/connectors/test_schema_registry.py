@@ -77,6 +77,7 @@ def test_schemas_that_refer_to_others_are_decoded(fake_schema_registry, registry
     [
         (b"", "the payload has no header of Confluent's wire format: it has 0 bytes"),
         (b'{"text": "hunter2"}', "the payload has no header of Confluent's wire format: its first byte is 123 instead"),
+        (framed(2**31, b"\x02"), "the payload has no header of Confluent's wire format: 2147483648 is not a schema id"),
         (framed(100, b"\x0chunter"), "schema 100: the payload is not Avro of this schema: EOFError"),
         (framed(101, b"\x02"), "schema 101 is of the type JSON, but AVRO is expected"),
         (framed(102, b"\x02"), "schema 102: Row: text: Input should be a valid string"),

@@ -15,6 +15,8 @@ from pipeline_platform.model.formats.payload import QUOTED, decoder, has_struct
 
 HEADER = 5
 """Bytes of the zero byte and the id."""
+_LARGEST_ID = 2**31 - 1
+"""Largest id of a schema. A registry answers to a larger id as to a wrong path."""
 _unpacked = Struct(">BI").unpack_from
 
 
@@ -41,14 +43,16 @@ def schema_id_of(data: Any) -> int:
     """Return the id of a payload's schema.
 
     Raises:
-        PayloadError: The payload has no header.
+        PayloadError: The payload has no header, or its id cannot be the id of a schema.
         TypeError: It is not bytes.
     """
     check_bytes(data)
     if len(data) < HEADER or data[0]:
         why = f"its first byte is {data[0]} instead of 0" if data and data[0] else f"it has {len(data)} bytes"
         raise PayloadError(f"the payload has no header of Confluent's wire format: {why}")
-    return int(_unpacked(data)[1])
+    if (schema_id := int(_unpacked(data)[1])) > _LARGEST_ID:
+        raise PayloadError(f"the payload has no header of Confluent's wire format: {schema_id} is not a schema id")
+    return schema_id
 
 
 def checked(schema_id: int, schema: Any, kind: str) -> Any:
