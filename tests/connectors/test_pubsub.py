@@ -210,6 +210,16 @@ def test_attributes_count_in_the_size_of_a_request():
     assert [len(request) for request in requests] == [49, 49, 49, 49, 4]
 
 
+def test_a_request_has_one_ordering_key():
+    source = PubsubSource(name="p", subscription="projects/p/subscriptions/s")
+    keys = ["A", "A", "B", None, None, "A"]
+
+    requests = requests_of([(b"%d" % n, {"ordering_key": key}) for n, key in enumerate(keys)], source)
+
+    sent = [[(message["data"], message["ordering_key"]) for message in request] for request in requests]
+    assert sent == [[(b"0", "A"), (b"1", "A")], [(b"2", "B")], [(b"3", ""), (b"4", "")], [(b"5", "A")]]
+
+
 @pytest.mark.parametrize("metadata", [{"attributes": {"n": 1}}, {"attributes": {1: "n"}}, {"ordering_key": 7}])
 def test_invalid_metadata_is_refused_with_the_number_of_the_message(subscribed, metadata):
     with pytest.raises(SourceError, match="message 1 has invalid metadata"):

@@ -5,6 +5,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, Self
 
 import pyarrow as pa
@@ -361,9 +363,13 @@ def _metadata(received: Any) -> dict[str, Any]:
 def requests_of(
     pairs: Iterable[tuple[bytes, Mapping[str, Any]]], source: PubsubSource
 ) -> Iterator[list[dict[str, Any]]]:
-    """Divide messages into publish requests, in order; raise `SourceError` if metadata cannot be published."""
+    """Divide messages into publish requests, in order; raise `SourceError` if metadata cannot be published.
+
+    A request has one ordering key: Pub/Sub refuses several keys.
+    """
     messages = (_message(n, *pair, source) for n, pair in enumerate(pairs))
-    return portions(messages, _bytes, PUBLISH_BYTES, PUBLISH_MESSAGES)
+    for _, of_key in groupby(messages, itemgetter("ordering_key")):
+        yield from portions(of_key, _bytes, PUBLISH_BYTES, PUBLISH_MESSAGES)
 
 
 def _bytes(message: Mapping[str, Any]) -> int:
