@@ -1,6 +1,7 @@
 """Kinesis as a source: expired iterators and positions, throttling, and refused messages, on a fake of its API."""
 
 import logging
+import time
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -156,23 +157,41 @@ def test_messages_that_stay_refused_are_an_error(faked, codes):
         faked(FakeClient(*codes)).send([b"1", b"2"])
 
 
+def stop_reading(source: KinesisSource, for_s: float) -> None:
+    """Change the position of the only shard as if its messages had not been read for some time."""
+    (name, place), *_ = source.positions.places("kinesis").items()
+    old = Mark.of(place.mark).model_copy(update={"since": datetime.now(UTC).timestamp() - for_s})
+    source._shard_positions.remark({name: (place.mark, old)})
+
+
+def test_a_clock_that_is_ahead_moves_no_position_past_later_messages(kinesis_source, monkeypatch):
+    source, time_of = kinesis_source(), time.time
+    assert source.backlog().messages == 0
+    stop_reading(source, 2 * HOUR)
+    monkeypatch.setattr(time, "time", lambda: time_of() + HOUR)
+
+    source.backlog()
+
+    (place,) = source.positions.places("kinesis").values()
+    assert -HOUR < Mark.of(place.mark).since - datetime.now(UTC).timestamp() < 0
+
+
+def test_messages_count_as_redelivered_if_the_clock_is_15_minutes_behind_at_their_release():
+    assert Mark().released(NOW - 15 * 60).again_to >= NOW
+
+
 def test_messages_older_than_the_retention_are_reported_once_or_while_messages_wait(kinesis_source, caplog):
     source = kinesis_source()
     source.send([b"one"])
     rows = received(source, "a")
     source.finish("a", lambda: [(rows[0]["ack_ref"], [rows[0]["ack_id"]])])
 
-    def stop_reading_for_25_hours():
-        (name, place), *_ = source.positions.places("kinesis").items()
-        old = Mark.of(place.mark).model_copy(update={"since": datetime.now(UTC).timestamp() - 25 * HOUR})
-        source._shard_positions.remark({name: (place.mark, old)})
-
     def losses():
         return ["may have lost messages that arrived between" in source.backlog().lost for _ in range(2)]
 
-    stop_reading_for_25_hours()
+    stop_reading(source, 25 * HOUR)
     assert losses() == [True, False]
-    stop_reading_for_25_hours()
+    stop_reading(source, 25 * HOUR)
     source.send([b"two"])
     assert losses() == [True, True]
     with caplog.at_level(logging.ERROR):

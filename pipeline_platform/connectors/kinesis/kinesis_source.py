@@ -187,9 +187,8 @@ class KinesisSource(KinesisOptions):
             is_first = not any(name.startswith(f"{self.stream_name}:") for name in places)
             positions.begin({name: self._first(shard, now) if is_first else Mark() for name, shard in fresh.items()})
             places = positions.places()
-        looked = self._looks.look(
-            shards, {name: place for name, place in places.items() if name.startswith(prefix)}, most
-        )
+        mine = {name: place for name, place in places.items() if name.startswith(prefix)}
+        looked = self._looks.look(shards, mine, most, now)
         positions.remark(looked.changed)
         return looked
 

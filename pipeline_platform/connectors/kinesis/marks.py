@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-_MARGIN_S = 60.0
-"""Largest difference of clocks between Kinesis, this machine and others."""
+_MARGIN_S = 900.0
+"""Maximum lag of this machine's clock behind Kinesis' clock (docs/understand/guarantees.md)."""
 
 
 class Mark(BaseModel, frozen=True):
@@ -69,7 +69,7 @@ class Mark(BaseModel, frozen=True):
         )
 
     def caught_up(self, now: float) -> Mark:
-        """Return the mark after no message was waiting at `now`."""
+        """Return the mark after no message was waiting at `now`, by the server's clock."""
         return self.model_copy(update={"since": now - _MARGIN_S})
 
     def is_late(self, now: float, retention_s: float) -> bool:

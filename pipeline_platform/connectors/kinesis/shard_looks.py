@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -42,15 +41,16 @@ class ShardLooks:
         self._api = api
         self._cursors: dict[str, tuple[str, ShardCursor]] = {}
 
-    def look(self, shards: Mapping[str, Shard], places: Mapping[str, Place], most: int) -> Looked:
+    def look(self, shards: Mapping[str, Shard], places: Mapping[str, Place], most: int, now: float) -> Looked:
         """Look at the shards that no receive has leased, after all messages of their parents are acknowledged.
 
         Args:
             shards: Shards that have not expired, by their permanent names; their parents by the same names.
             places: Positions of these shards, and of expired shards of the stream.
             most: Records to look for in each shard.
+            now: Time by the server's clock: with a later time, messages would be skipped.
         """
-        found, now, retention_s = Looked(shards), time.time(), self._api.stream().retention_s
+        found, retention_s = Looked(shards), self._api.stream().retention_s
         marks = {name: Mark.of(places[name].mark) for name in shards}
         ended = {name for name, mark in marks.items() if mark.ended}
         left = {name for name in shards if name not in ended and not places[name].spans}
