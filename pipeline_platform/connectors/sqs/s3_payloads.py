@@ -32,6 +32,8 @@ _CONNECTIONS = 100
 """Maximum open connections of a callback process: enough for the usual numbers of threads."""
 _BLOCK_BYTES = 256 * 2**20
 """Maximum bytes of the fetched payloads of a block."""
+_OF_AN_OBJECT = ("AccessDenied", "InvalidObjectState")
+"""Codes of forbidden requests that concern the object, not the credentials. An archived object has an invalid state."""
 _PER_CALL = 1_000
 """Maximum objects of one call to delete (S3 API, DeleteObjects)."""
 
@@ -227,7 +229,7 @@ class S3Payloads(Options):
             code, reply = code_of(error), getattr(error, "response", None) or {}
             status = reply.get("ResponseMetadata", {}).get("HTTPStatusCode")
             # AWS's text is left out: it may quote rejected credentials.
-            if re.fullmatch(NO_CREDENTIALS, code) or (status == 403 and code != "AccessDenied"):
+            if re.fullmatch(NO_CREDENTIALS, code) or (status == 403 and code not in _OF_AN_OBJECT):
                 raise S3Error(f"S3: no valid credentials ({code}). Provide or renew them.") from None
             if code == "ParamValidationError":
                 raise MissingPayloadError(f"{where}: is not a valid object") from None
