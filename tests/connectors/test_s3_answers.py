@@ -5,10 +5,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from pipeline_platform.connectors.sqs import S3Payloads
-from pipeline_platform.connectors.sqs.s3_payloads import MissingPayloadError
+from pipeline_platform.connectors.sqs import S3Payloads, s3_payloads
+from pipeline_platform.connectors.sqs.s3_payloads import MissingPayloadError, S3AwayError
 from servers.sqs import ENVIRONMENT
-from tests.connectors.test_s3_payloads import message_of, pointer
+from tests.connectors.test_s3_payloads import SHORT, message_of, pointer
 
 
 @pytest.fixture
@@ -42,3 +42,11 @@ def test_an_archived_object_fails_its_message(answering):
 
     with pytest.raises(MissingPayloadError, match="cannot be read: InvalidObjectState"):
         archived.resolve(message_of(pointer("a-bucket", "key")))
+
+
+def test_a_payload_with_a_wrong_checksum_is_not_used(answering, monkeypatch):
+    monkeypatch.setattr(s3_payloads, "USUAL", SHORT)
+    damaged = answering(200, b"damaged", x_amz_checksum_crc32="AAAAAA==")
+
+    with pytest.raises(S3AwayError, match="FlexibleChecksumError"):
+        damaged.resolve(message_of(pointer("a-bucket", "key")))

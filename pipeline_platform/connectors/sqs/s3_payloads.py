@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -153,7 +153,7 @@ class S3Payloads(Options):
 
         def fetch() -> bytes:
             reply = self._client.get_object(Bucket=bucket, Key=key)
-            with reply["Body"] as body:
+            with closing(reply["Body"]) as body:  # as a context, it would skip the check of its length and checksum
                 if (size := int(reply["ContentLength"])) > self.max_bytes:
                     too_large = f"has {size:,} bytes, and max_bytes allows {self.max_bytes:,}"
                     raise PayloadError(f"{_place(bucket, key)}: {too_large}")
