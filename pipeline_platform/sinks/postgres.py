@@ -55,6 +55,7 @@ class PostgresSink(Sink):
         """Create a table, or add its new columns."""
         wanted = self._table(pipeline, table, columns)
         with self._database.writing() as connection:
+            self._expect_utf_8(connection)
             # Two runs may do this at the same time.
             connection.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext("pipeline_platform"))))
             self._receives.metadata.create_all(connection)
@@ -161,6 +162,14 @@ class PostgresSink(Sink):
                     )
             sa.Index(None, *(made.c[column] for column in self.key), unique=True, postgresql_nulls_not_distinct=True)
         return made
+
+    def _expect_utf_8(self, connection: sa.Connection) -> None:
+        """Refuse a database that cannot store every text, because such a row would keep its receive unpublished."""
+        if (encoding := connection.exec_driver_sql("SHOW server_encoding").scalar_one()) != "UTF8":
+            raise SinkError(
+                f"sink {self.name!r}: the database has the encoding {encoding}, which cannot store every text. Use a "
+                "database with UTF8"
+            )
 
     def _ensure_key(self, inspector: sa.Inspector, connection: sa.Connection, table: sa.Table) -> None:
         """Create the unique index of the key; refuse others, because rows that violate one would block all runs."""

@@ -20,7 +20,7 @@ from pipeline_platform.run.flow import Flow
 from pipeline_platform.sinks.contract import Publication, SinkError
 from pipeline_platform.sinks.postgres import PostgresSink
 from tests.fixtures.flow import run
-from tests.fixtures.postgres import administrator, cut_all_others
+from tests.fixtures.postgres import administrator, cut_all_others, new_database
 
 
 class Colour(enum.Enum):
@@ -151,6 +151,15 @@ def test_sessions_that_the_server_ends_are_opened_again(filled, warehouse, postg
 def test_an_unsuitable_address_is_refused(url):
     with pytest.raises(SinkError, match="warehouse"):
         PostgresSink(name="warehouse", url=url).is_published("typed", "values", "a")
+
+
+def test_a_database_that_cannot_store_every_text_is_refused(postgres_server):
+    with (
+        new_database(postgres_server, "LATIN1") as url,
+        closing(PostgresSink(name="warehouse", url=url)) as sink,
+        pytest.raises(SinkError, match="the database has the encoding LATIN1, which cannot store every text"),
+    ):
+        sink.ensure("changes", "rows", CHANGES)
 
 
 CHANGES = pa.schema(
