@@ -23,6 +23,8 @@ WAYS_OUT: Final = {
     "attempt or the next run repeats it",
     "unsupported startup parameter": "A pooler rejects the session's timeouts. Add options to its "
     "ignore_startup_parameters, and set lock_timeout and idle_in_transaction_session_timeout for the user in url",
+    "read-only transaction": "The server may be a standby, for example after a failover; the call is retried. "
+    "Set url to the primary server, and let the user write to the database",
     "invalid byte sequence": "The database has the encoding SQL_ASCII, and contains text that is not UTF-8. Convert "
     "the text, or use a bytea column for payloads",
     "password authentication failed": "Check the user and the password in url",
@@ -36,9 +38,11 @@ WAYS_OUT: Final = {
 }  # fmt: skip
 """Fixes by words of an error's reason; the first match applies."""
 
-_PASSING_STATES: Final = ("08", "40001", "40P01", "25P03", "53300", "55P03", "57P01", "57P02", "57P03", "57P05")
+_PASSING_STATES: Final = (
+    "08", "25006", "25P03", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05",
+)  # fmt: skip
 """SQLSTATEs, or their prefixes, of temporary errors: lost or too many connections, deadlocks, timeouts of locks and
-idle sessions, and servers that start or stop."""
+idle sessions, and servers that start or stop, or are a standby after a failover."""
 _PASSING_REFUSALS: Final = re.compile(
     "starting up|shutting down|recovery mode|not yet accepting|too many (clients|connections)|slots are reserved"
 )

@@ -101,6 +101,13 @@ def test_a_planner_waits_for_another_planner_no_longer_than_the_timeout(postgres
             queue.plan(1, 1, "next")
 
 
+def test_a_server_that_became_a_standby_counts_as_unavailable(postgres_url):
+    filled(postgres_url)
+    queue = TableQueue(name="flights", url=f"{postgres_url}?options=-c%20default_transaction_read_only%3Don")
+    with pytest.raises(SourceAwayError, match=r"read-only transaction\. The server may be a standby"):
+        queue.plan(1, 1, "a")
+
+
 @pytest.mark.usefixtures("fresh_tables")
 def test_an_interrupted_read_can_be_repeated(postgres_url, monkeypatch):
     monkeypatch.setattr(queue_reading, "ROWS_PER_BATCH", 1)
