@@ -175,23 +175,22 @@ class IcebergSink(Sink):
         except Exception as error:
             secrets = secrets_in({**self.properties, **getattr(self.__dict__.get("_catalog"), "properties", {})})
             reason = redacted(" ".join(f"{type(error).__name__}: {error}".split()), secrets)
-            kind = SinkAwayError if isinstance(error, _temporary()) else SinkError
+            kind = SinkAwayError if _is_temporary(error) else SinkError
             raise kind(f"sink {self.name!r} cannot be used: {reason}. Check its catalog and its properties") from None
 
 
-def _temporary() -> tuple[type[Exception], ...]:
-    """Errors of an unavailable catalog or warehouse."""
-    from botocore.exceptions import BotoCoreError
+def _is_temporary(error: Exception) -> bool:
+    """Whether the catalog or the warehouse is unavailable."""
+    from botocore.exceptions import BotoCoreError, ClientError
     from pyiceberg import exceptions as rest
     from sqlalchemy.exc import InterfaceError, OperationalError
 
-    of_rest = (
-        rest.CommitStateUnknownException,
-        rest.ServerError,
-        rest.ServiceUnavailableError,
-        rest.TooManyRequestsError,
-    )
-    return OSError, OperationalError, InterfaceError, BotoCoreError, *of_rest
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return status >= 500 or status == 429 or "Throttl" in error.response["Error"]["Code"]
+    of_rest = rest.CommitStateUnknownException, rest.ServerError, rest.ServiceUnavailableError
+    others = OSError, OperationalError, InterfaceError, BotoCoreError, rest.TooManyRequestsError
+    return isinstance(error, (*of_rest, *others))
 
 
 def _has(table: Table, receive_id: str) -> bool:

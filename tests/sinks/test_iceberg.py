@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import duckdb
 import polars as pl
 import pytest
+from botocore.exceptions import ClientError
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError
 from pyiceberg.table import Table
@@ -94,6 +96,23 @@ def test_an_unavailable_catalog_is_waited_for_and_a_wrong_one_is_refused(propert
         IcebergSink(name="warehouse", namespace="a", properties=properties).ensure("orders", "lake", COLUMNS)
     assert raised.type is error
     assert "secret-token" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        ("ThrottlingException", 400, SinkAwayError),
+        ("SlowDown", 503, SinkAwayError),
+        ("InternalServiceException", 500, SinkAwayError),
+        ("AccessDeniedException", 400, SinkError),
+    ],
+)
+def test_a_busy_service_of_aws_is_waited_for(warehouse, monkeypatch, code, status, error):
+    answer = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "GetTable")
+    monkeypatch.setattr(type(warehouse._catalog), "load_table", Mock(side_effect=answer))
+    with pytest.raises((SinkError, SinkAwayError), match=code) as raised:
+        warehouse.ensure("orders", "lake", COLUMNS)
+    assert raised.type is error
 
 
 def test_a_warehouse_on_s3_keeps_the_promises(tmp_path, s3):
