@@ -54,7 +54,7 @@ def test_an_unreadable_file_waits_and_does_not_stop_other_files(source, root, mo
     monkeypatch.setitem(source.__dict__, "_files", Failing(files, "a.jsonl"))
 
     assert read_files(source) == ["b.jsonl"]
-    assert "a.jsonl cannot be read: Failed to open a.jsonl. Grant read access" in caplog.text
+    assert "a.jsonl cannot be read, trying again in 600 s: Failed to open a.jsonl. Grant read access" in caplog.text
     assert source.backlog().messages == 0, "it is tried again later"
 
     monkeypatch.setitem(source.__dict__, "_files", files)

@@ -181,9 +181,9 @@ class FileSource(LeaseOptions, WholeReceiveSource):
                 self._catalog.release(receive_id, [file], _MISSING_S)
             except (SourceAwayError, OSError) as error:
                 if not self._is_unreadable(path):
-                    raise self.error(f"{self.root}/{path} {error}", away=True) from None
-                text = "%s: %s %s. Grant read access, restore it from an archive, or remove it; trying again in %d s"
-                logger.error(text, self.name, path, error, _MISSING_S)
+                    raise self.error(f"{self.root}/{path} cannot be read: {error}", away=True) from None
+                text = "%s: %s cannot be read, trying again in %d s: %s. Grant read access, restore it, or remove it"
+                logger.error(text, self.name, path, _MISSING_S, error)
                 self._catalog.release(receive_id, [file], _MISSING_S)
             self._catalog.count_rows(file, receive_id, count)
 

@@ -82,7 +82,7 @@ class _Stored(io.RawIOBase):
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise SourceAwayError(f"cannot be read: {error}") from None
+            raise SourceAwayError(str(error)) from None
 
     def readable(self) -> bool:
         return True
