@@ -213,6 +213,51 @@ def test_a_backlog_that_is_too_old_stays_reported_while_its_source_does_not_answ
     assert webhook.texts() == [f"Resolved: {unanswered}", f"Resolved: {text}"]
 
 
+def test_a_loss_is_reported_although_the_wait_before_it_was_reported(place, webhook):
+    class Retained(TableQueue):
+        lost: str = ""
+
+        def backlog(self) -> Backlog:
+            return Backlog(1, datetime.now(UTC) - timedelta(hours=1), lost=self.lost)
+
+    queue = Retained(name="queue", url=place.queue.url)
+    tick(place, queue=queue)
+    assert [alert["about"] for alert in webhook.posted] == ["backlog"]
+    webhook.posted.clear()
+
+    retained = queue.model_copy(update={"lost": "offsets 3 to 8"})
+    tick(place, queue=retained), tick(place, queue=retained)
+
+    (loss,) = webhook.posted
+    assert (loss["about"], loss["of"], loss["text"]) == (
+        "lost",
+        "queue",
+        "queue of asked lost messages: offsets 3 to 8",
+    )
+
+
+def test_open_failures_are_reported_after_an_outage_of_the_lake_and_stay_reported_in_the_next(
+    place, webhook, monkeypatch
+):
+    def outage(_: FailedMessages) -> None:
+        raise TimeoutError
+
+    fail(place, 3)
+    uncounted = "Could not count the failures of asked: TimeoutError."
+    failures = "asked has 3 open failures without an automatic retry, more than the allowed 0."
+    with monkeypatch.context() as patch:
+        patch.setattr(FailedMessages, "by_window", outage)
+        tick(place)
+    assert webhook.texts() == [uncounted]
+    tick(place)
+    assert webhook.texts() == [f"Resolved: {uncounted}", failures]
+    with monkeypatch.context() as patch:
+        patch.setattr(FailedMessages, "by_window", outage)
+        tick(place)
+    tick(place)
+    assert webhook.texts() == [uncounted, f"Resolved: {uncounted}"]
+
+
 def test_what_a_webhook_refuses_is_sent_by_a_later_tick_and_no_log_has_its_address(place, webhook, caplog, capfd):
     place.queued(tags(5), RED)
     webhook.status = 500

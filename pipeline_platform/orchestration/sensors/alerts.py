@@ -40,7 +40,7 @@ _ENDED = [dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE]
 _RED = [dg.DagsterRunStatus.FAILURE]
 
 
-About: TypeAlias = Literal["runs", "failures", "dead", "backlog", "source"]
+About: TypeAlias = Literal["runs", "failures", "dead", "backlog", "lost", "source"]
 
 
 class Alert(NamedTuple):
@@ -49,9 +49,10 @@ class Alert(NamedTuple):
     Attributes:
         pipeline: Name of the pipeline.
         about: `runs`: a run failed. `failures`: more failures are open than allowed. `dead`: more failures are dead
-            than allowed. `backlog`: messages wait longer than `oldest_allowed`, or were lost. `source`: the source does
-            not answer.
-        of: Origin of the runs (`source`, `failed`, `messages`, or `maintenance`), or the key of the source.
+            than allowed. `backlog`: messages wait longer than `oldest_allowed`. `lost`: the source lost messages.
+            `source`: the source does not answer.
+        of: Origin of the runs (`source`, `failed`, `messages`, or `maintenance`); the key of the source; or `lake`, if
+            failures cannot be counted.
         text: Description of the problem.
         since: Time when the sensor first found the problem.
         over: Whether the problem has ended.
@@ -245,9 +246,10 @@ def _of_failures(
     pipeline: type[Pipeline], by_window: Mapping[str, Counts] | Exception, options: Alerts
 ) -> Iterator[_Look]:
     name = pipeline.name
-    if isinstance(by_window, Exception):  # other checks go on
-        yield _Look(name, "failures", "", f"Could not count the failures of {name}: {_kind(by_window)}.")
+    if isinstance(by_window, Exception):  # the results about the numbers stay as they were
+        yield _Look(name, "failures", "lake", f"Could not count the failures of {name}: {_kind(by_window)}.")
         return
+    yield _Look(name, "failures", "lake", None)
     dead = sum(counts.dead for counts in by_window.values())
     # Without `retry`, failures that were scheduled when the class still had it are never retried.
     scheduled = sum(counts.scheduled for counts in by_window.values()) if pipeline.retry else 0
@@ -271,7 +273,9 @@ def _of_source(producer: BoundProducer, waiting: Backlog | Exception) -> Iterato
         yield _Look(name, "source", source, f"{source} of {name} {problem}: {why}")
         return
     yield _Look(name, "source", source, None)
-    passed, words = judged(waiting, producer.options.oldest_allowed)
+    # A loss is a problem of its own: the alert for messages that wait too long was often sent before.
+    yield _Look(name, "lost", source, f"{source} of {name} lost messages: {waiting.lost}" if waiting.lost else None)
+    passed, words = judged(waiting._replace(lost=""), producer.options.oldest_allowed)
     yield _Look(name, "backlog", source, None if passed else f"{source} of {name}: {words}")
 
 
