@@ -134,6 +134,35 @@ def test_the_web_server_listens_on_loopback_unless_another_address_is_given(depl
     assert started.stdout.split() == ["-h", host, "-p", "3000", "-w", "workspace.yaml"]
 
 
+def test_a_changed_dagster_yaml_arrives_at_the_next_start_unless_the_file_in_dagster_home_is_the_operators(
+    deploy, tmp_path
+):
+    (program := tmp_path / "dagster-webserver").write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    source, home = deploy.parent / "dagster.yaml", tmp_path / "home"
+    home.mkdir()
+    there = home / "dagster.yaml"
+    here = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DAGSTER_HOME": str(home), "DEPLOY_HOST": "here"}
+    before = source.read_text()
+
+    def started():
+        subprocess.run([deploy / "start", "webserver"], env=here, check=True)
+        return there.read_text()
+
+    try:
+        first = started()
+        source.write_text(before.replace("max_concurrent_runs: 8", "max_concurrent_runs: 9"))
+        assert "max_concurrent_runs: 8" in first
+        second = started()
+        assert "max_concurrent_runs: 9" in second
+        own = second.partition("\n")[2].replace("runs: 9", "runs: 3")
+        there.write_text(own)
+        assert started() == own
+        assert [file.name for file in home.iterdir()] == ["dagster.yaml"]
+    finally:
+        source.write_text(before)
+
+
 def test_compose_publishes_only_the_web_server_and_on_loopback():
     services = yaml.safe_load((PROJECT / "deploy" / "compose.yaml").read_text())["services"]
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
