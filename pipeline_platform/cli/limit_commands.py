@@ -17,8 +17,8 @@ from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.status.status_data import RateLimit
 from pipeline_platform.cli.status.status_gathering import requests_of
 from pipeline_platform.cli.terminal import duration, say
+from pipeline_platform.control.drain import DrainCancelledError, under_way
 from pipeline_platform.control.drain import drain as drain_and_wait
-from pipeline_platform.control.drain import under_way
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.strict_options import PipelineError
@@ -134,18 +134,25 @@ def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "", as_jso
     """Pause a pipeline, stop its active runs, and wait until they have ended.
 
     Runs start messages for another `shutdown` (an option of the pipeline). Handled messages are batched, published and
-    acknowledged. Other messages are released to the source. The pipeline stays paused until `resume`.
+    acknowledged. Other messages are released to the source. The pipeline stays paused until `resume`. Exits with 1 if
+    the pipeline is resumed or paused during the drain.
     """
     with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
         control, key = opened.control, of.key
         reason = reason or control.paused(key) or "drained on the command line"
         record(opened, key, "drain", reason)  # before, because the command waits, and may be interrupted
-        say(drain_and_wait(control, of, reason, log=lambda text: say(text, err=as_json)), err=as_json)
+        cancelled = None
+        try:
+            say(drain_and_wait(control, of, reason, log=lambda text: say(text, err=as_json)), err=as_json)
+        except DrainCancelledError as error:
+            cancelled = error
         if as_json:
             paused, crashed = control.paused(key), len(control.over(key, of_all="/" not in key))
             active = len(under_way(control, key))
             state: Literal["active", "paused"] = "active" if paused is None else "paused"
             print_json(DrainOutput(key=key, state=state, reason=paused, active_runs=active, crashed_runs=crashed))
+        if cancelled is not None:
+            raise cancelled
 
 
 def limit(

@@ -8,6 +8,11 @@ from pipeline_platform.control.claims import Claim
 from pipeline_platform.control.demand import count
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
+from pipeline_platform.model.strict_options import PipelineError
+
+
+class DrainCancelledError(PipelineError):
+    """A pipeline was resumed or paused during its drain, so that its runs may still be active."""
 
 
 def drain(
@@ -27,6 +32,9 @@ def drain(
 
     Returns:
         The result in words.
+
+    Raises:
+        DrainCancelledError: The pipeline was resumed or paused meanwhile.
     """
     key = producer.key
     store.drain(key, reason, producer.pipeline.shutdown)
@@ -34,14 +42,16 @@ def drain(
     while live := under_way(store, key):
         now, stops_at = datetime.now(UTC), store.draining(key)
         if stops_at is None:
-            return f"{key}: the drain was cancelled by a resume or a pause; {_held(live)} still active"
+            raise DrainCancelledError(
+                f"{key}: the drain was cancelled by a resume or a pause; {_held(live)} still active. Drain it again"
+            )
         remaining_s = (stops_at - now).total_seconds()
         until = f"may start messages for {remaining_s:.0f} s more" if remaining_s > 0 else "may start no more messages"
         if before != (before := f"{_held(live)}; they {until}"):
             log(f"Draining {key}: {before}")
         sleep(1.0)
     if store.paused(key) is None:
-        return f"{key}: no active runs, but it was resumed during the drain"
+        raise DrainCancelledError(f"{key}: no active runs, but it was resumed during the drain. Drain it again")
     store.pause(key, reason)
     crashed = store.over(key, of_all="/" not in key)
     left = f"; {_held(crashed)} crashed; the first run after `resume` finishes their receives" if crashed else ""

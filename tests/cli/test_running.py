@@ -127,6 +127,17 @@ def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
     assert printed == {"key": "told", "state": "paused", "reason": "moves", "active_runs": 0, "crashed_runs": 0}
 
 
+@pytest.mark.parametrize("arguments", [[], ["--json"]])
+def test_a_drain_that_somebody_cancels_fails_and_counts_the_active_runs(cli, control, monkeypatch, arguments):
+    control.claim("told", "r1", "run", wanted=5, capacity=10, lease_s=600)
+    monkeypatch.setattr(control, "draining", lambda _: None)  # as after a resume
+    answer = cli("drain", "told", *arguments)
+    assert answer.exit_code == 1
+    assert "5 messages in 1 run still active" in str(answer.exception)
+    if arguments:
+        assert json.loads(answer.stdout)["active_runs"] == 1
+
+
 def test_status_tells_since_when_no_message_begins(cli, control):
     control.drain("told", "moves", timedelta(seconds=30))
     assert f"paused: moves; draining: runs start no messages after {control.draining('told'):%H:%M:%S} UTC" in (

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from pipeline_platform.control.drain import drain
+from pipeline_platform.control.drain import DrainCancelledError, drain
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -144,8 +144,8 @@ def test_a_drain_reports_crashed_runs_and_ends_on_resume(sqlite, clock):
     said = drain(sqlite, BoundProducer(Coasts, "east"), "moves", log=print)
     assert said.endswith("; 3 messages in 1 run crashed; the first run after `resume` finishes their receives")
     sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
-    said = drain(sqlite, BoundProducer(Coasts), "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
-    assert said == "coasts: the drain was cancelled by a resume or a pause; 2 messages in 1 run still active"
+    with pytest.raises(DrainCancelledError, match="by a resume or a pause; 2 messages in 1 run still active"):
+        drain(sqlite, BoundProducer(Coasts), "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
 
 
 def test_a_resume_during_the_last_run_is_kept(sqlite):
@@ -155,8 +155,6 @@ def test_a_resume_during_the_last_run_is_kept(sqlite):
         sqlite.resume("told")
         sqlite.end("a")
 
-    assert (
+    with pytest.raises(DrainCancelledError, match="told: no active runs, but it was resumed during the drain"):
         drain(sqlite, BoundProducer(Told), "moves", log=print, sleep=sleep)
-        == "told: no active runs, but it was resumed during the drain"
-    )
     assert sqlite.paused("told") is None

@@ -8,6 +8,7 @@ import dagster as dg
 import pytest
 from pydantic import ValidationError
 
+from pipeline_platform.control.drain import DrainCancelledError
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.options import Overrides, RateLimiting
 from pipeline_platform.model.strict_options import PipelineError
@@ -102,6 +103,14 @@ def test_a_drain_without_a_reason_keeps_that_of_the_pause(tmp_path, reason, kept
     change(Told, store, LimitsConfig(pause=True, reason="moves"), print)
     change(Told, store, LimitsConfig(drain=True, reason=reason), print)
     assert store.paused("told") == kept
+
+
+def test_a_drain_that_somebody_cancels_fails(tmp_path, monkeypatch):
+    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
+    store.claim("told", "r1", "run", wanted=5, capacity=10, lease_s=600)
+    monkeypatch.setattr(store, "draining", lambda _: None)
+    with pytest.raises(DrainCancelledError, match="5 messages in 1 run still active"):
+        change(Told, store, LimitsConfig(drain=True), print)
 
 
 def test_a_run_of_it_is_recorded_with_its_user_and_options(tmp_path):
