@@ -42,6 +42,16 @@ def test_a_sensor_that_is_off_asks_for_nothing(instance):
     assert not_asked_for(BoundProducer(Told), instance) == "told_producer is turned off in Dagster"
 
 
+@pytest.mark.parametrize("is_on", [True, False])
+def test_the_state_of_a_location_that_was_renamed_does_not_count(instance, is_on):
+    beat(instance, "SENSOR")
+    running, stopped = InstigatorStatus.RUNNING, InstigatorStatus.STOPPED
+    then, now = (stopped, running) if is_on else (running, stopped)
+    turn(instance, "told_producer", InstigatorType.SENSOR, now, "new_location", ticked_at=2_000.0)
+    turn(instance, "told_producer", InstigatorType.SENSOR, then, "former_location", ticked_at=1_000.0)
+    assert not_asked_for(BoundProducer(Told), instance) == (None if is_on else "told_producer is turned off in Dagster")
+
+
 def test_a_schedule_asks_in_the_sensor_s_place_and_its_sensor_once_it_is_on(instance):
     beat(instance, "SENSOR")
     assert "has never run" in str(not_asked_for(BoundProducer(ByClock), instance)), "the scheduler has not"

@@ -1,11 +1,13 @@
 """The producer sensor of a pipeline with continuous runs."""
 
 import threading
+import time
 from datetime import timedelta
 from unittest import mock
 
 import dagster as dg
 import pytest
+from dagster._core.scheduler.instigation import SensorInstigatorData
 
 from pipeline_platform.model.options import Producer
 from pipeline_platform.orchestration.jobs import RunTags
@@ -67,8 +69,10 @@ def test_a_tick_waits_for_a_first_message_that_is_worth_a_run_if_a_thread_is_lef
     ],
 )
 def test_a_thread_is_left_if_the_daemon_has_more_than_producers(settings, producing, is_left):
-    on = mock.Mock(is_running=True, instigator_name="flights_producer")
+    ticked, removed = (SensorInstigatorData(last_tick_timestamp=at) for at in (time.time(), time.time() - 3_600))
+    on = mock.Mock(is_running=True, instigator_name="flights_producer", instigator_data=ticked)
     others = [
+        mock.Mock(is_running=True, instigator_name="removed_producer", instigator_data=removed),
         mock.Mock(is_running=False, instigator_name="b_producer"),
         mock.Mock(is_running=True, instigator_name="b"),
     ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import dagster as dg
 
@@ -10,6 +11,14 @@ from pipeline_platform.model.pipeline import Pipeline
 
 _SILENT_AFTER = timedelta(minutes=2)
 """Dagster's daemon writes a heartbeat every 30 s."""
+_TIMES = (
+    "last_tick_timestamp",
+    "last_tick_start_timestamp",
+    "last_sensor_start_timestamp",
+    "last_iteration_timestamp",
+    "start_timestamp",
+)
+"""Times in the states of sensors and schedules."""
 
 
 def not_asked_for(producer: BoundProducer, instance: dg.DagsterInstance) -> str | None:
@@ -51,6 +60,15 @@ def is_silent(seen: datetime | None) -> bool:
     return seen is None or datetime.now(UTC) - seen > _SILENT_AFTER
 
 
+def last_active(state: Any) -> datetime:
+    """Return the time of the last tick of a sensor or a schedule, or of its start if that is later.
+
+    Dagster keeps the states of code locations that were removed or renamed.
+    """
+    found = (getattr(state.instigator_data, name, None) or 0.0 for name in _TIMES)
+    return datetime.fromtimestamp(max(found), UTC)
+
+
 def _askers(producer: BoundProducer) -> dict[str, tuple[str, bool]]:
     """Return the sensor and the schedule of a producer by name: Dagster's kind, and whether it is on by default."""
     by_clock = producer.options.schedule is not None
@@ -60,7 +78,8 @@ def _askers(producer: BoundProducer) -> dict[str, tuple[str, bool]]:
 
 def _off(askers: dict[str, tuple[str, bool]], instance: dg.DagsterInstance) -> list[str]:
     """Return the sensors and schedules that are off, by their stored states and their defaults."""
-    states = {state.instigator_name: state.status.value for state in instance.all_instigator_state()}
+    newest_last = sorted(instance.all_instigator_state(), key=last_active)
+    states = {state.instigator_name: state.status.value for state in newest_last}
     return [
         name
         for name, (_, is_on) in askers.items()

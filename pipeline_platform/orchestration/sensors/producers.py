@@ -2,7 +2,7 @@
 
 import zlib
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
 from pipeline_platform.orchestration.jobs import refuse_changed_models, run_request
 from pipeline_platform.orchestration.resources.source_resources import source_of
+from pipeline_platform.orchestration.sensors.asking import last_active
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.orchestration.sensors.runs_under_way import left_claims, limits, reason_to_wait, with_other_runs
 from pipeline_platform.orchestration.sensors.timely_calls import WITHIN_S, is_late, timely
@@ -25,6 +26,8 @@ from pipeline_platform.telemetry.spans import Span, span
 
 _SENSOR = "_producer"
 """End of the names of producer sensors."""
+_TICKED_WITHIN = timedelta(minutes=5)
+"""Sensors without a tick for this time are not evaluated: their code location was removed or renamed."""
 _TICK_WAITS_S = 4.0
 """Longest wait of a tick for a first message; Dagster evaluates sensors every 5 s."""
 
@@ -135,6 +138,9 @@ def _is_thread_left(instance: dg.DagsterInstance) -> bool:
     sensors = instance.get_settings("sensors") or {}
     if not sensors.get("use_threads"):
         return False
-    states = instance.all_instigator_state()
-    producers = sum(state.is_running and state.instigator_name.endswith(_SENSOR) for state in states)
+    since = datetime.now(UTC) - _TICKED_WITHIN
+    producers = sum(
+        state.is_running and state.instigator_name.endswith(_SENSOR) and last_active(state) >= since
+        for state in instance.all_instigator_state()
+    )
     return producers < (sensors.get("num_workers") or 1)
