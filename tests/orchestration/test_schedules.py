@@ -71,6 +71,22 @@ def test_the_redriving_schedule_asks_for_a_run_per_contiguous_range_of_open_fail
     assert driven == {"state": "waiting"}, "dead ones are left to people"
 
 
+def test_the_retry_schedule_merges_the_nearest_ranges_instead_of_requesting_many_runs(place, monkeypatch):
+    monkeypatch.setattr(schedules, "_AT_ONCE", 2)
+    hours = (0, 2, 3, 10, 12, 14)
+    waiting = {f"2025-03-01T{hour:02}00": 2 for hour in hours}
+    with mock.patch.object(schedules.FailedMessages, "chosen_by_window", return_value=waiting):
+        requests = scheduled("clocked_retry_schedule", place).run_requests
+    bounds = [
+        [request.tags[f"dagster/asset_partition_range_{bound}"][-4:] for bound in ("start", "end")]
+        for request in requests
+    ]
+    assert bounds == [["0000", "0300"], ["1000", "1400"]]
+    assert [request.tags[TAGS.demand] for request in requests] == ["6", "6"]
+    receives = [request.run_config["ops"]["clocked"]["ops"]["receive_messages"]["config"] for request in requests]
+    assert [receive["demand"] for receive in receives] == [200, 300], "as many as a run for each range"
+
+
 def test_the_tables_are_seen_to_each_night_and_in_an_hour_in_which_one_is_crowded(place, monkeypatch):
     night = datetime(2025, 3, 2, 2, 30, tzinfo=UTC)
 

@@ -1,6 +1,7 @@
 """Schedules for pulls, retries and maintenance, and the sensor that retries due failures."""
 
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 import dagster as dg
 
@@ -14,6 +15,7 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.windows import WINDOW_FORMAT
 from pipeline_platform.orchestration.asset_windows import NoWindowError, contiguous, window_now
 from pipeline_platform.orchestration.jobs import run_request, tags_of
 from pipeline_platform.orchestration.sensors.runs_under_way import (
@@ -59,7 +61,11 @@ def pull_schedule(producer: BoundProducer, cron: str) -> dg.ScheduleDefinition:
 
 
 def retry_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition:
-    """Build a schedule that retries failures that are not dead, with one run per contiguous range of windows."""
+    """Build a schedule that retries failures that are not dead, with one run per contiguous range of windows.
+
+    Instead of more than `_AT_ONCE` runs, it requests runs that include windows without failures. Left to the next tick,
+    ranges might never be retried, because failures of the ranges before them may fail again.
+    """
 
     @dg.schedule(
         name=f"{pipeline.name}_retry_schedule",
@@ -76,7 +82,7 @@ def retry_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition
         waiting = _failed(pipeline, context.resources.lake, chosen)
         if not waiting:
             return dg.SkipReason("there are no open failures to retry")
-        return _to_drive(pipeline, context.resources.control, waiting, chosen, tick)
+        return _to_drive(pipeline, context.resources.control, waiting, chosen, tick, _AT_ONCE)
 
     return retry
 
@@ -115,7 +121,7 @@ def _held_back(key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason
 
 LOOKS_EVERY = timedelta(seconds=30)
 _AT_ONCE = 10
-"""Maximum number of runs that a tick requests, each for neighbouring windows. Later ticks request the others."""
+"""Maximum number of runs that a tick requests, each for a range of windows."""
 
 
 def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
@@ -152,6 +158,7 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         runs = failed_in_a_row(BoundProducer(pipeline), context.instance, now, origin="failed")
         if held_back := hold_back(runs, LOOKS_EVERY, now):
             return dg.SkipReason(held_back)
+        # Later ticks request the others: failures that fail again are due later.
         return _to_drive(pipeline, control, waiting, Selection(state="due"))[:_AT_ONCE]
 
     return look
@@ -165,22 +172,50 @@ def _failed(pipeline: type[Pipeline], lake: Lake, chosen: Selection) -> dict[str
 
 
 def _to_drive(
-    pipeline: type[Pipeline], control: ControlStore, waiting: dict[str, int], chosen: Selection, tick: str = ""
+    pipeline: type[Pipeline],
+    control: ControlStore,
+    waiting: dict[str, int],
+    chosen: Selection,
+    tick: str = "",
+    at_once: int | None = None,
 ) -> list[dg.RunRequest]:
-    """Request a run for each range of windows. Failures beyond the limit of a run are left to later ticks."""
+    """Request a run for each range of windows. Failures beyond the limit of a run are left to later ticks.
+
+    With `at_once`, a run gets several of the nearest ranges if there are more, and may retry more failures accordingly.
+    """
     most = control.processors_of(pipeline).per_run
+    ranges = contiguous(pipeline, waiting)
+    groups = _groups(ranges, len(ranges) if at_once is None else at_once)
     return [
         run_request(
             BoundProducer(pipeline),
             "failed",
             windows,
             expected=min(most, sum(waiting[window] for window in windows)),
-            demand=most,
+            demand=most * len(group),
             run_key=f"{tick} {windows[0]}" if tick else None,
             selection=chosen,
         )
-        for windows in contiguous(pipeline, waiting)
+        for group in groups
+        for windows in [list(chain.from_iterable(group))]
     ]
+
+
+def _groups(ranges: list[list[str]], most: int) -> list[list[list[str]]]:
+    """Put the nearest of some ranges of windows into the same group, so that there are at most `most` groups."""
+
+    def gap(number: int) -> timedelta:
+        before, after = ranges[number - 1][-1], ranges[number][0]
+        return datetime.strptime(after, WINDOW_FORMAT) - datetime.strptime(before, WINDOW_FORMAT)
+
+    nearest = sorted(range(1, len(ranges)), key=gap)[: max(0, len(ranges) - most)]
+    groups: list[list[list[str]]] = []
+    for number, windows in enumerate(ranges):
+        if number in nearest:
+            groups[-1].append(windows)
+        else:
+            groups.append([windows])
+    return groups
 
 
 def _driving(pipeline: type[Pipeline], instance: dg.DagsterInstance, control: ControlStore) -> str | None:
