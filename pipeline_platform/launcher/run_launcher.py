@@ -42,7 +42,7 @@ competed for the CPU. A run of one message takes 1.5 to 2 s.
 """
 
 _TERMINATE_TAG = ".dagster/pipeline_platform/terminate"
-"""Tag of a run that another host must terminate: the launcher that started it polls this tag."""
+"""Tag of a run whose process this process cannot reach: the launcher that started the run polls this tag."""
 _LOOK_S = 5
 """Seconds between two polls of that tag."""
 
@@ -91,7 +91,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         return standby
 
     def terminate(self, run_id: str) -> bool:
-        """Send SIGTERM to the process of a run, directly or by its host; return whether it was requested."""
+        """Send SIGTERM to the process of a run, directly or by its launcher; return whether it was requested."""
         run = self._instance.get_run_by_id(run_id)
         process = RunProcess.of(run) if run else None
         if run is None or process is None:
@@ -99,16 +99,14 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         if run.is_finished:
             return False
         self._instance.report_run_canceling(run)
-        if not process.is_here:
-            self._instance.add_run_tags(run_id, {_TERMINATE_TAG: run_id})
-            text = f"The daemon on {process.host} will terminate process {process.pid} within {_LOOK_S} s."
-            self._instance.report_engine_event(text, run, cls=type(self))
-            return True
-        if process.lives:
+        if process.is_here and process.lives:
             os.kill(process.pid, signal.SIGTERM)
             return True
-        self._instance.report_engine_event(f"Process {process.pid} has already ended.", run, cls=type(self))
-        return False
+        # Its process is on another host, has ended, or is hidden from this process, as between two units of systemd.
+        self._instance.add_run_tags(run_id, {_TERMINATE_TAG: run_id})
+        text = f"The daemon on {process.host} will terminate process {process.pid} within {_LOOK_S} s if it is alive."
+        self._instance.report_engine_event(text, run, cls=type(self))
+        return True
 
     @property
     def supports_check_run_worker_health(self) -> bool:
@@ -161,7 +159,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         self._report_death(run_id, how)
 
     def _is_terminated_elsewhere(self, run_id: str) -> bool:
-        """Whether another host requested the termination of the run; errors count as no until the next poll."""
+        """Whether another process requested the termination of the run; errors count as no until the next poll."""
         with suppress(Exception):
             run = self._instance.get_run_by_id(run_id) if self.has_instance else None
             return run is not None and not run.is_finished and run.tags.get(_TERMINATE_TAG) == run_id

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from dagster._core.launcher import WorkerStatus
 
-from pipeline_platform.launcher import run_launcher
+from pipeline_platform.launcher import run_launcher, run_process
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
 from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
 from pipeline_platform.process import born
@@ -171,7 +171,9 @@ def test_another_process_terminates_a_run_by_its_tag(launching):
     launching.until("its process has ended", lambda: not process.lives)
 
 
-def test_a_web_server_on_another_host_terminates_a_run(launching, monkeypatch):
+@pytest.mark.parametrize("hidden", [("socket.gethostname", "elsewhere"), (f"{run_process.__name__}.born", None)])
+def test_a_web_server_that_does_not_see_the_process_terminates_a_run(launching, monkeypatch, hidden):
+    """It is on another host, or systemd hides the processes of the daemon from it."""
     monkeypatch.setattr(run_launcher, "_LOOK_S", 0.1)
     launcher, run_id = launching.launcher, launching.instance.add_run(dg.DagsterRun("sleeping", status=STARTED)).run_id
     monkeypatch.setitem(launcher._waiting, "any", None)
@@ -181,7 +183,7 @@ def test_a_web_server_on_another_host_terminates_a_run(launching, monkeypatch):
         attending = threading.Thread(target=launcher._attend, args=watched)
         attending.start()
         with dg.DagsterInstance.from_ref(launching.instance.get_ref()) as other, monkeypatch.context() as there:
-            there.setattr("socket.gethostname", lambda: "elsewhere")
+            there.setattr(hidden[0], lambda *_: hidden[1])
             assert other.run_launcher.terminate(run_id)
         attending.join()
     assert process.returncode == -signal.SIGTERM
