@@ -10,6 +10,7 @@ from dagster._core.definitions.run_request import InstigatorType
 from pipeline_platform import Backlog, Producer, Retry, SourceAwayError
 from pipeline_platform.cli.status import status_command
 from pipeline_platform.cli.waiting import Wait, delay_s
+from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.failures import event, record
@@ -167,6 +168,44 @@ def test_watch_looks_again_until_it_is_interrupted(beside, alive, control, monke
             json.loads(line)["pipelines"]["keeping"]["producers"][""]["pause"] for line in answer.stdout.splitlines()
         ]
         assert states == [None, {"reason": "moves", "draining_until": None}]
+
+
+@pytest.mark.parametrize(("as_json", "looks", "code"), [(False, 2, 2), (True, 3, 0)], ids=["in it", "after it"])
+def test_watch_goes_on_after_an_outage_of_the_control_store(beside, alive, control, monkeypatch, as_json, looks, code):
+    cli, sleeps, in_flight = beside(Keeping, memory=Memory()), [], control.in_flight
+
+    def away(*_, **__):
+        raise ControlStoreError("the control store does not answer")
+
+    def sleep(seconds):
+        sleeps.append(seconds)
+        monkeypatch.setattr(control, "in_flight", away if len(sleeps) == 1 else in_flight)
+        if len(sleeps) == looks:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(status_command.time, "sleep", sleep)
+    answer = cli("status", "--watch", *(["--json"] if as_json else []))
+    assert answer.exit_code == code
+    assert "the control store does not answer" in (answer.stderr if as_json else answer.stdout)
+    if as_json:
+        assert len(answer.stdout.splitlines()) == 2
+
+
+def test_an_outage_of_dagsters_storage_is_an_error_of_the_runs_whatever_it_raises(beside, alive, monkeypatch):
+    """`dagster_postgres` raises `DagsterPostgresException`, which is not an error of SQLAlchemy."""
+
+    class DagsterPostgresException(Exception):  # noqa: N818
+        pass
+
+    def away(*_, **__):
+        raise DagsterPostgresException("too many retries for DB connection")
+
+    for method in ("get_runs", "get_run_records", "all_instigator_state", "get_daemon_heartbeats"):
+        monkeypatch.setattr(dg.DagsterInstance, method, away)
+    answer = beside(Keeping, memory=Memory())("status", "--json")
+    assert answer.exit_code == 2
+    error = json.loads(answer.stdout)["pipelines"]["keeping"]["runs"]["error"]
+    assert error == "unavailable: DagsterPostgresException: too many retries for DB connection"
 
 
 def test_what_is_waited_for_is_shown_a_second_after_the_start_of_the_command(monkeypatch):

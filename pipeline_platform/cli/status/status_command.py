@@ -16,7 +16,7 @@ from rich.text import Text
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
-from pipeline_platform.cli.errors import BROKEN, exiting_with
+from pipeline_platform.cli.errors import BROKEN, exiting_with, line_of
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, OptionalName
 from pipeline_platform.cli.output import print_json
@@ -68,14 +68,22 @@ def status(
             found = gather(opened, instance, chosen, looking_at=wait.look)
 
         def look() -> StatusOutput:
+            nonlocal instance
+            if isinstance(instance, str):  # Dagster may answer by now
+                instance = stack.enter_context(dagster_instance())
             return gather(opened, instance, chosen)
 
         if watch and as_json:
-            _each(found, look, print_json)
+            _each(found, look, print_json, lambda line: say(line, err=True))
         elif watch:
             say(_places(found))
             with Live(console=Console(), auto_refresh=False) as live:
-                _each(found, look, lambda each: live.update(_page(each, details=details), refresh=True))
+                _each(
+                    found,
+                    look,
+                    lambda each: live.update(_page(each, details=details), refresh=True),
+                    lambda line: live.update(Text(plain(line), style="red"), refresh=True),
+                )
         elif as_json:
             print_json(found)
         else:
@@ -84,15 +92,30 @@ def status(
     raise typer.Exit(found.state.exit_code)
 
 
-def _each(found: StatusOutput, look: Callable[[], StatusOutput], show: Callable[[StatusOutput], object]) -> NoReturn:
-    """Show the state, and look again, until Ctrl-C."""
+def _each(
+    found: StatusOutput,
+    look: Callable[[], StatusOutput],
+    show: Callable[[StatusOutput], object],
+    show_error: Callable[[str], object],
+) -> NoReturn:
+    """Show the state, or why it is unknown, and look again, until Ctrl-C."""
+    code = found.state.exit_code
     try:
+        show(found)
         while True:
-            show(found)
             time.sleep(_EVERY_S)
-            found = look()
+            try:
+                found = look()
+            except Exception as error:
+                if (line := line_of(error)) is None:
+                    raise
+                code = BROKEN
+                show_error(line)
+            else:
+                code = found.state.exit_code
+                show(found)
     except KeyboardInterrupt:
-        raise typer.Exit(found.state.exit_code) from None
+        raise typer.Exit(code) from None
 
 
 def _places(found: StatusOutput) -> str:

@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, known, unavailable
 from pipeline_platform.cli.status.failed_runs import failed_runs
@@ -34,7 +32,7 @@ from pipeline_platform.cli.status.status_data import (
     worst,
 )
 from pipeline_platform.cli.status.status_problems import problems_of
-from pipeline_platform.control.store import ControlStore
+from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.failure_events import time_of
@@ -132,7 +130,9 @@ def _asking(instance: Instance, look: Callable[[dg.DagsterInstance | None], T]) 
     """Return the result of a function that uses Dagster if it answers. Otherwise `DagsterRuns.error` has the reason."""
     try:
         return look(known(instance))
-    except SQLAlchemyError:
+    except ControlStoreError:
+        raise
+    except Exception:  # any error of the instance's storage; PostgreSQL's is not of SQLAlchemy
         return look(None)
 
 
