@@ -28,6 +28,7 @@ from pipeline_platform.orchestration.runs.run_receive import (
     flow_of,
     has_one_process,
     interrupted_retry,
+    producer_of,
     receive_of,
     working_step,
 )
@@ -280,8 +281,7 @@ def _further_rounds_op(pipeline: type[Pipeline], tables: Iterable[str]) -> dg.Op
         config, tags = config_of(pipeline, context), RunTags.of(pipeline)
         if config.rounds:
             with _failing_with_reason(context):
-                name = config.producer or context.run.tags.get(tags.producer, "")
-                flow = flow_of(BoundProducer(pipeline, name), context)
+                flow = flow_of(producer_of(pipeline, context, config), context)
                 if red := Rounds(context, flow, config.overrides()).perform():
                     context.instance.add_run_tags(context.run.run_id, {tags.published: context.run.run_id})
                     raise dg.Failure(red, allow_retries=False)

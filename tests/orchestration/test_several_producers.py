@@ -1,19 +1,31 @@
 """A pipeline with two producers: whole runs in Dagster, each from one queue, and features of both together."""
 
 import sqlite3
-from typing import Any
+from typing import Any, ClassVar
 
 import dagster as dg
 import pytest
 
+from pipeline_platform import Producer
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.rounds.rounds import Rounds
 from pipeline_platform.run import steps
 from tests.fixtures.dagster import NEXT, WINDOW, Location, figures
-from tests.fixtures.pipelines_under_test import Coasts
+from tests.fixtures.pipelines_under_test import PIPELINES, Coasts
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 TAGS = RunTags.of(Coasts)
+
+
+class Shores(Coasts):
+    """The pipeline with continuous runs."""
+
+    name = "shores"
+    producers: ClassVar[dict[str, Producer]] = {
+        "east": Producer(source="queue"),
+        "west": Producer(source="beside_queue"),
+    }
 
 
 @pytest.fixture
@@ -76,6 +88,16 @@ def test_a_pull_that_names_no_producer_takes_the_one_with_the_most_waiting_and_s
     assert texts(location) == ["one west", "two west"]
     assert "Chose producer 'west'" in location.log(run)
     assert {"backlog_east", "backlog_west"} <= location.checks(run).keys()
+
+
+def test_the_rounds_of_a_pull_that_names_no_producer_read_the_queue_of_its_first_receive(location, west, monkeypatch):
+    rounds_of: list[str] = []
+    monkeypatch.setitem(PIPELINES, Shores.name, Shores)
+    monkeypatch.setattr(Rounds, "perform", lambda rounds: rounds_of.append(rounds.flow.producer.name))
+    west.enqueue([b"one west"])
+
+    assert location.run("shores_pull", rounds=True).status == SUCCESS
+    assert rounds_of == ["west"]
 
 
 def test_a_source_that_does_not_answer_is_not_chosen(location, west):

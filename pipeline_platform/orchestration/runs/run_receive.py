@@ -148,6 +148,12 @@ def interrupted_retry(flow: Flow, context: dg.AssetExecutionContext, config: Rec
     return receive.model_copy(update={"asked": done + left})
 
 
+def producer_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig) -> BoundProducer:
+    """Return the producer of a run: of its config, or of the tags that its first step has set."""
+    inherited = ChainMap(*(dict(run.tags) for run in _lineage(context)))
+    return BoundProducer(pipeline, config.producer or inherited.get(RunTags.of(pipeline).producer, ""))
+
+
 def _start_worker(pipeline: type[Pipeline], context: dg.AssetExecutionContext, config: ReceiveConfig) -> None:
     """Start the local worker if a run needs no Spark: the worker loads its modules while the run loads its own."""
     worker = context.resources.spark.local_worker
