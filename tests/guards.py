@@ -95,7 +95,7 @@ run/lease.py: run/test_finish.py run/test_lease.py
 run/lease.py: run/test_steps_again.py
     if not has_claim:
 orchestration/runs/run_receive.py: orchestration/test_reexecuted_steps.py
-    finish_now(flow, receive, context.log.info)
+    finish_now(flow, receive, context.log.info, partial(report_finished, context, flow))
     if state.is_decided:
 run/lease.py: run/test_lease.py
     if every_s => if False

@@ -13,7 +13,7 @@ from pipeline_platform.lake.failures.failure_events import ALL, Selection
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import lease
-from pipeline_platform.run.finish import finish_others
+from pipeline_platform.run.finish import Report, finish_others, no_report
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.intake import INTAKES, Intake
 from pipeline_platform.run.run_events import emitting_begin
@@ -37,6 +37,7 @@ def begin(
     ignore_pause: bool = False,
     is_further: bool = False,
     log: Callable[[str], None] = _LOG.info,
+    report: Report = no_report,
 ) -> Receive:
     """Begin a receive: check everything that could refuse it later, finish earlier receives, and claim capacity.
 
@@ -54,6 +55,7 @@ def begin(
         is_further: Whether the run has had a receive before. What cannot change during a run is not checked again,
             and earlier receives are not finished: the caller does so from time to time.
         log: Gets the receives that were finished, and the reason if the demand is less than wanted.
+        report: Gets the receives of earlier runs that are published here; see `finish_others`.
 
     Raises:
         PipelineError: The context, the windows, the producer or the selection is invalid; there is no capacity for a
@@ -91,7 +93,7 @@ def begin(
     if not is_further:
         if INTAKES[origin].is_outside:
             patiently(flow.source.check_ready, flow.source.patience)
-        finish_others(flow, log)
+        finish_others(flow, log, report)
     selection = selection.at(datetime.now(UTC))
     receive_id = receive.receive_id
     try:
@@ -114,7 +116,7 @@ def begin(
             found = []
             if granted and intake.is_alone:
                 with lease.claimed(flow, receive):
-                    found = finish_others(flow, log)
+                    found = finish_others(flow, log, report)
             if not (found and intake.is_whole):
                 break
             flow.control.end(receive_id)  # there are more messages to replay now

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import TypeAlias
 
 from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -13,10 +14,28 @@ from pipeline_platform.run.lease import fence_and_release
 from pipeline_platform.run.receive_state import ReceiveState
 
 _LOG = logging.getLogger(__name__)
+Report: TypeAlias = Callable[[Receive], object]
+"""Reports a published receive, for example to Dagster."""
 
 
-def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
-    """Finish a receive of a run that does not work on it any more; `log` gets the reason if it cannot be finished yet.
+def no_report(receive: Receive) -> None:
+    """Report nothing."""
+
+
+def finish(
+    flow: Flow,
+    receive: Receive,
+    log: Callable[[str], None] = _LOG.info,
+    report: Report = no_report,
+) -> bool:
+    """Finish a receive of a run that does not work on it any more.
+
+    Args:
+        flow: The pipeline and its resources.
+        receive: The receive.
+        log: Gets the reason if the receive cannot be finished yet.
+        report: Gets a decided receive after it is published, unless its own run has reported it. If it raises, the
+            receive stays unfinished, and the next attempt reports it.
 
     Returns:
         Whether the receive is finished. If not, a later run tries again.
@@ -25,6 +44,7 @@ def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info)
     if decided is None:
         return True
     steps.publish(flow, decided)
+    _report(flow, decided, report)
     answer = steps.acknowledge(flow, decided)
     letters, not_taken = answer.letters, answer.not_taken
     if letters.error:
@@ -36,8 +56,22 @@ def finish(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info)
     return not answer.is_kept
 
 
-def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.info) -> bool:
+def _report(flow: Flow, published: Receive, report: Report) -> None:
+    # A run reports a receive after its acknowledgement, which notes that an unfinished receive is published.
+    if not flow.ledger.was_published(published):
+        report(published)
+        flow.ledger.note_published(published)
+
+
+def finish_now(
+    flow: Flow,
+    receive: Receive,
+    log: Callable[[str], None] = _LOG.info,
+    report: Report = no_report,
+) -> bool:
     """Finish a receive whose run may still be alive. Its claim ends first, so that the run decides nothing more.
+
+    Arguments are those of `finish`.
 
     Returns:
         As `finish`.
@@ -48,14 +82,14 @@ def finish_now(flow: Flow, receive: Receive, log: Callable[[str], None] = _LOG.i
     _expect_here(flow, receive)
     if flow.control.end(receive.receive_id):
         _interrupt(flow, receive.receive_id, log)
-    return finish(flow, receive, log)
+    return finish(flow, receive, log, report)
 
 
-def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[str]:
+def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info, report: Report = no_report) -> list[str]:
     """Finish the receives that crashed, failed and terminated runs left; return the ids of those that are finished.
 
     Receives of another producer are only published: acknowledging them takes that producer's source. `log` gets a
-    line for each receive that cannot be finished, which stays as it is.
+    line for each receive that cannot be finished, which stays as it is. `report` gets published receives, see `finish`.
     """
     # Retries and replays have no producer: any run may finish them.
     expired = [claim.receive_id for claim in flow.control.over(flow.quota.key, flow.pipeline.name)]
@@ -66,7 +100,7 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info) -> list[st
     finished = []
     for receive_id in unfinished:
         try:
-            if _finish_other(flow, receive_id, log):
+            if _finish_other(flow, receive_id, log, report):
                 finished.append(receive_id)
         except Exception as error:  # one bad receive must not keep runs from starting
             log(steps.unfinishable(receive_id, error))
@@ -89,7 +123,7 @@ def _interrupt(flow: Flow, receive_id: str, log: Callable[[str], None]) -> None:
         log(f"Could not interrupt Spark tasks of receive {receive_id}: {type(error).__name__}: {error}")
 
 
-def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bool:
+def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None], report: Report) -> bool:
     state = ReceiveState(flow, receive_id)
     is_live, record = state.is_live, state.receive
     if record is None:
@@ -97,13 +131,13 @@ def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None]) -> bo
             flow.ledger.remove(receive_id)  # files that a task wrote after the receive was finished
         return False
     if not is_live and _is_ours(flow, record):
-        return finish(flow, record, log)
+        return finish(flow, record, log, report)
     if decided := state.unfinished:
         # Of a live run, too: what this run looks up or replays must be published before it is acknowledged here.
         steps.publish(flow, decided)
     if not is_live:
         if decided:
-            flow.ledger.note_published(decided)
+            _report(flow, decided, report)
         _expect_other_run(flow, record)
     return False
 

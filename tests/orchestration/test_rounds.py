@@ -5,10 +5,11 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dagster as dg
 import pytest
@@ -208,6 +209,44 @@ def test_a_run_that_is_terminated_while_it_waits_for_messages_leaves_no_claim(lo
     assert run(location).status == FAILURE
     assert location.control.in_flight("steady") + location.control.over("steady") == []
     assert (texts(location), location.waiting()) == (["first"], 0)
+
+
+@pytest.mark.parametrize("end", ["terminated", "failed"])
+def test_a_run_that_ends_between_two_rounds_reports_the_rounds_before(location, monkeypatch, end):
+    monkeypatch.setattr(rounds, "_REPORTS", rounds.Backoff(first=timedelta(seconds=60), most=timedelta(seconds=60)))
+    waits: list[float] = []
+
+    def wait(_: TableQueue, seconds: float) -> bool:
+        waits.append(seconds)
+        if len(waits) == 1:
+            location.enqueue("second")
+        elif end == "failed":
+            raise OSError("No space left on device")
+        else:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(30)
+        return True
+
+    monkeypatch.setattr(TableQueue, "wait", wait)
+    location.enqueue("first")
+    made = run(location)
+
+    assert made.status == FAILURE
+    assert texts(location) == ["first", "second"]
+    first, second = location.materialisations(made, "lines", "steady")
+    assert (first.tags or {})["dagster/data_version"] != (second.tags or {})["dagster/data_version"]
+
+
+@pytest.mark.parametrize("fault", [OSError("Dagster's storage is unavailable"), KeyboardInterrupt()])
+def test_a_report_that_fails_after_an_error_does_not_replace_it(monkeypatch, fault):
+    performing = rounds.Rounds(Mock(), Mock(), {})
+    monkeypatch.setattr(rounds, "standing_by", lambda *_: nullcontext())
+    monkeypatch.setattr(rounds, "RoundsEnd", Mock())
+    monkeypatch.setattr(performing, "_perform_until", Mock(side_effect=fault))
+    monkeypatch.setattr(performing, "_report", Mock(side_effect=OSError("another")))
+    with pytest.raises(type(fault)) as raised:
+        performing.perform()
+    assert raised.value is fault
 
 
 @pytest.mark.faults

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from pipeline_platform import Producer
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.lake.decisions.decision import FencedError
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.lake.tables import DECIDED, CommitConflictError, Table
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.message import Message
@@ -20,7 +22,7 @@ from pipeline_platform.run.finish import finish_now, finish_others
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.run.work.spark_work import SparkWork
-from pipeline_platform.source.contract import Refused
+from pipeline_platform.source.contract import Refused, SourceError
 from tests.fixtures.flow import begun, finish, no_spark, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.lake.test_decision import SWAP
@@ -115,9 +117,11 @@ def test_a_receive_is_finished_from_every_phase(filled, phase):
     if phase == "published":
         steps.publish(flow, receive)
     flow.control.let_go("test")
+    reported: list[Receive] = []
 
-    assert finish_others(flow) == [receive.receive_id]
+    assert finish_others(flow, report=reported.append) == [receive.receive_id]
 
+    assert reported == ([receive] if phase in ("decided", "published") else [])
     ended = Phase.ACKNOWLEDGED if phase in ("decided", "published") else Phase.FENCED
     assert ReceiveState(flow, receive.receive_id).phase is ended
     assert flow.ledger.unfinished() == []
@@ -159,13 +163,36 @@ def test_a_run_in_turn_keeps_its_claim_while_it_finishes_earlier_receives(filled
     flow = filled(InTurn, PAYLOADS)
     monkeypatch.setattr(lease, "CLAIM_S", 1.0)
 
-    def finishing_slowly(flow: Flow, log: Any) -> list[str]:
+    def finishing_slowly(flow: Flow, *_: Any) -> list[str]:
         time.sleep(2 * len(flow.control.in_flight("in_turn")))
         return []
 
     monkeypatch.setattr(begin, "finish_others", finishing_slowly)
     receive = begun(flow)
     assert [claim.receive_id for claim in flow.control.in_flight("in_turn")] == [receive.receive_id]
+
+
+def test_a_receive_whose_report_fails_is_reported_by_the_next_attempt_and_once(filled):
+    flow = filled(Obedient, PAYLOADS)
+    receive = worked(flow)
+    steps.decide(flow, receive)
+    flow.control.let_go("test")
+    attempts: list[Receive] = []
+    log: list[str] = []
+
+    def report(published: Receive) -> None:
+        attempts.append(published)
+        if len(attempts) == 1:
+            raise OSError("the storage of Dagster is unavailable")
+
+    assert finish_others(flow, log.append, report) == []
+    assert log[0].endswith("OSError: the storage of Dagster is unavailable")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(steps, "acknowledge", Mock(side_effect=SourceError("the queue is unavailable")))
+        assert finish_others(flow, log.append, report) == []
+    assert finish_others(flow, log.append, report) == [receive.receive_id]
+    assert attempts == [receive] * 2
+    assert_each_once(flow)
 
 
 class Quick(Obedient):

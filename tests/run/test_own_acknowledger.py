@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline_platform import Message, Pipeline, Processors, Producer, Share, TableBatcher
+from pipeline_platform.lake.decisions.ledger import Receive
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import notifying, steps
 from pipeline_platform.run.finish import finish_others
@@ -159,12 +160,14 @@ def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_t
     assert [claim.receive_id for claim in groups.control.over("marking")] == [receive.receive_id], "the sensor sees it"
 
     log: list[str] = []
-    finish_others(groups, log.append)
+    reported: list[Receive] = []
+    finish_others(groups, log.append, reported.append)
     why = "acknowledge of 3 messages of a: ValueError: as told"
     assert [(receive.receive_id in line, line.endswith(why)) for line in log] == [(True, True)]
 
     (tmp_path / "refuse").unlink()
-    assert finish_others(groups, log.append) == [receive.receive_id]
+    assert finish_others(groups, log.append, reported.append) == [receive.receive_id]
+    assert reported == [], "its own run has reported it"
     assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"
     assert {*acknowledged(groups)} == {f"ack-m{number}" for number in range(6)}
     assert groups.ledger.unfinished() == []

@@ -141,6 +141,23 @@ def failed_too_often(flow: Flow, results: Results) -> str | None:
     return f"{failed:,} of {received:,} messages failed, {bound}. All outcomes are published and acknowledged."
 
 
+def report_finished(context: dg.AssetExecutionContext, flow: Flow, receive: Receive) -> None:
+    """Report a decided receive that its run left, so that the data versions of its windows change."""
+    manifest, results = flow.ledger.manifest(receive), Results()
+    results.add(receive, manifest, stages_of(flow, receive), steps.Acknowledgement(0, 0, 0, []))
+    windows = [window for window in receive.windows if results.rows["messages"][window]]
+    tables = ["messages", *flow.pipeline.batchers, "failed"]
+    if not receive.replaces:
+        tables = [name for name in tables if results.rows[name]]
+    red, replaces = failed_too_often(flow, results), receive.receive_id if receive.replaces else ""
+    run = {
+        "origin": receive.origin,
+        "receive_id": receive.receive_id,
+        "finished for run": dg.MetadataValue.dagster_run(receive.run_id),
+    }
+    report(context, flow, results, run, tables, windows=windows, is_red=red is not None, replaces=replaces)
+
+
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
     """Report the checks `backlog`: after a materialisation, Dagster shows earlier evaluations as outdated."""
     for producer in BoundProducer.all_of(flow.pipeline):
@@ -157,14 +174,16 @@ def report(
     run: Mapping[str, Any],
     tables: Sequence[str],
     *,
+    windows: Sequence[str] | None = None,
     is_red: bool = False,
     replaces: str = "",
 ) -> None:
-    """Report a materialisation of tables for each window of a run, and the checks that it outdates.
+    """Report a materialisation of tables for each window of a run, or of `windows`, and the checks that it outdates.
 
     `run` is metadata of the run, which fails if it `is_red`, and `replaces` the id of a receive that replaced rows.
     """
-    windows, batchers, totals = context.partition_keys, list(flow.pipeline.batchers), results.totals
+    windows = context.partition_keys if windows is None else windows
+    batchers, totals = list(flow.pipeline.batchers), results.totals
     open_failures = count_failures(flow.pipeline, flow.lake)
     received, failures = results.rows["messages"], of_failures(totals)
     skipped = {"reasons of skipped messages": _by_cause(totals.skip_reasons)} if totals.skip_reasons else {}

@@ -1,10 +1,12 @@
 """Rounds: a run of a producer with `idle_timeout` continues after its first receive, with one receive per round."""
 
+import logging
 import math
 import sys
 import time
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -15,7 +17,13 @@ from pipeline_platform.lake.maintenance.compaction import UnreadableFileError, c
 from pipeline_platform.lake.maintenance.maintenance import CROWDED
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
-from pipeline_platform.orchestration.reports.reporting import Results, failed_too_often, log_output, report
+from pipeline_platform.orchestration.reports.reporting import (
+    Results,
+    failed_too_often,
+    log_output,
+    report,
+    report_finished,
+)
 from pipeline_platform.orchestration.reports.run_checks import evaluation, figures_of, judge_answer
 from pipeline_platform.orchestration.reports.stage_figures import stages_of
 from pipeline_platform.orchestration.rounds.rounds_end import RoundsEnd
@@ -31,6 +39,7 @@ from pipeline_platform.run.receive_state import Phase
 from pipeline_platform.run.stopping import acknowledged
 from pipeline_platform.source.contract import SourceError
 
+_LOG = logging.getLogger(__name__)
 _LOOK_S = 1.0
 """Longest wait for a message before the run checks whether it is to end."""
 _HINDERED_S = 0.25
@@ -77,21 +86,31 @@ class Rounds:
         Returns:
             The reason for which the run is to fail although everything is published and acknowledged, or None.
         """
-        end, red = RoundsEnd(self.context, self.flow), None
+        end = RoundsEnd(self.context, self.flow)
         with standing_by(self.flow, self.context.run.run_id):
-            while red is None and (reason := end.reason()) is None:
-                if time.monotonic() - self._finished >= _FINISH_EVERY_S:
-                    finish_others(self.flow, self.context.log.info)
-                    self._finished = time.monotonic()
-                if ask := self._ask(end):
-                    self._perform(ask)
-                    if not self._empty:
-                        end.defer()
-                if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
-                    red = self._report()
+            try:
+                red, reason = self._perform_until(end)
+            except BaseException:  # their rows are published: downstream assets must see another data version
+                self._report_before_error()
+                raise
             red = red or self._report()
             self.context.log.info(f"Ended after {self.done} rounds: {red or reason}")
             return red
+
+    def _perform_until(self, end: RoundsEnd) -> tuple[str | None, str | None]:
+        """Perform rounds; return the reason for which the run is to fail, or the reason for which the rounds end."""
+        red = None
+        while red is None and (reason := end.reason()) is None:
+            if time.monotonic() - self._finished >= _FINISH_EVERY_S:
+                finish_others(self.flow, self.context.log.info, partial(report_finished, self.context, self.flow))
+                self._finished = time.monotonic()
+            if ask := self._ask(end):
+                self._perform(ask)
+                if not self._empty:
+                    end.defer()
+            if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
+                red = self._report()
+        return red, reason
 
     def _ask(self, end: RoundsEnd) -> int:
         """Return the demand of a round, or 0 after a short wait."""
@@ -136,6 +155,7 @@ class Rounds:
             context=self.overrides,
             is_further=True,
             log=context.log.info,
+            report=partial(report_finished, context, flow),
         )
         with working_step(flow, receive, context):
             steps.receive_messages(flow, receive)
@@ -172,6 +192,12 @@ class Rounds:
             except UnreadableFileError as error:  # maintenance reports it
                 self.context.log.warning(str(error))
             limit_log(table, needed.get(table.name))
+
+    def _report_before_error(self) -> None:
+        try:
+            self._report()
+        except Exception:  # the error that ends the rounds is the one to raise
+            _LOG.exception("Could not report the last rounds of run %s to Dagster", self.context.run.run_id)
 
     def _report(self) -> str | None:
         """Report the rounds since the last report to Dagster; return the reason for which the run is to fail."""

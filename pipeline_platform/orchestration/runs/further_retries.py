@@ -1,5 +1,7 @@
 """Retry of more failures than fit into one receive: the run continues with further receives."""
 
+from functools import partial
+
 import dagster as dg
 
 from pipeline_platform.lake.decisions.ledger import Receive
@@ -45,6 +47,7 @@ def further_retries(
                 ignore_pause=ignore_pause,
                 is_further=True,
                 log=context.log.info,
+                report=partial(reporting.report_finished, context, flow),
             )
         except PipelineError as error:  # other runs use the capacity, or the pipeline is drained
             return f"{not_retried}: {error}"

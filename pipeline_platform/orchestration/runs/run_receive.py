@@ -4,6 +4,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import dagster as dg
@@ -18,6 +19,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.model.strict_options import shown
 from pipeline_platform.orchestration.jobs import RunTags, producer_tag
+from pipeline_platform.orchestration.reports.reporting import report_finished
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.runs.receive_config import ReceiveConfig, RunOrigin, receive_config_of
@@ -102,7 +104,7 @@ def receive_of(
             flow = flow_of(BoundProducer(pipeline, receive.producer), context)
             if state.is_decided:
                 return flow, receive
-            finish_now(flow, receive, context.log.info)
+            finish_now(flow, receive, context.log.info, partial(report_finished, context, flow))
             context.log.info(f"Released the undecided receive {receive.receive_id} of run {receive.run_id}.")
         elif state.is_decided and config is None:
             context.log.info(f"Receive {earlier} is finished already.")
@@ -125,7 +127,7 @@ def interrupted_retry(flow: Flow, context: dg.AssetExecutionContext, config: Rec
     if not receive_id or inherited.get(tags.origin) != "failed" or not ReceiveState(flow, receive_id).is_decided:
         return None
     end_claims(context.instance, flow.control, flow.pipeline.name)
-    finish_others(flow, context.log.info)
+    finish_others(flow, context.log.info, partial(report_finished, context, flow))
     run_id = next(run.run_id for run in reversed(lineage) if run.tags.get(tags.receive_id) == receive_id)
     record = context.instance.get_run_record_by_id(run_id)
     assert record is not None
@@ -203,6 +205,7 @@ def _received(
         selection=_selection(pipeline, config.failures),
         ignore_pause=config.ignore_pause,
         log=context.log.info,
+        report=partial(report_finished, context, flow),
     )
     begun = {tags.origin: origin, tags.demand: str(receive.demand), tags.receive_id: receive.receive_id}
     begun |= producer_tag(producer) | ({tags.rounds: "0"} if config.rounds else {})
