@@ -25,7 +25,8 @@ _ASKED: dict[str, threading.Timer] = {}
 run must know of it."""
 
 _TO_END: list[str] = []
-"""Receives that were acknowledged after their run was asked to end. Dagster passes no value from a step to its hook."""
+"""Receives that were acknowledged after their run was asked to end, in words. Dagster passes no value from a step to
+its hook."""
 
 
 @contextmanager
@@ -70,7 +71,12 @@ def acknowledged(receive: Receive) -> None:
     """Store that a receive is acknowledged, so that its run can end if it was asked to."""
     if last := _ASKED.pop(receive.receive_id, None):
         last.cancel()
-        _TO_END.append(receive.receive_id)
+        _TO_END.append(f"receive {receive.receive_id}")
+
+
+def end_after_step() -> None:
+    """Store that this run, whose receives are acknowledged, is to end after its step although it got no signal."""
+    _TO_END.append("its last receive")
 
 
 def is_to_end() -> bool:
@@ -82,7 +88,7 @@ def end_if_asked(log: Callable[[str], None]) -> None:
     """End this run by a signal if it was asked to end before its receive was acknowledged."""
     if _TO_END:
         log(
-            f"Stopped as requested: receive {', '.join(_TO_END)} is published and acknowledged. Unstarted messages are "
+            f"Stopped as requested: {', '.join(_TO_END)} is published and acknowledged. Unstarted messages are "
             "released to the source."
         )
         _TO_END.clear()

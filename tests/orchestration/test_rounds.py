@@ -19,7 +19,7 @@ from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource
-from pipeline_platform.orchestration.rounds import rounds
+from pipeline_platform.orchestration.rounds import rounds, rounds_end
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import Share, Source
 from tests.fixtures.dagster import Location, figures
@@ -209,6 +209,23 @@ def test_a_run_that_is_terminated_while_it_waits_for_messages_leaves_no_claim(lo
     assert run(location).status == FAILURE
     assert location.control.in_flight("steady") + location.control.over("steady") == []
     assert (texts(location), location.waiting()) == (["first"], 0)
+
+
+def test_a_run_that_dagster_is_canceling_ends_its_rounds_as_canceled_without_a_signal(location, monkeypatch):
+    def wait(*_: Any) -> bool:
+        (claim,) = location.control.in_flight("steady")
+        active = location.stored(claim.run_id)
+        if active.status is dg.DagsterRunStatus.STARTED:
+            location.instance.report_run_canceling(active)
+        return False
+
+    monkeypatch.setattr(rounds_end, "_LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(TableQueue, "wait", wait)
+    location.enqueue("first")
+    made = run(location)
+
+    assert made.status == dg.DagsterRunStatus.CANCELED
+    assert "Dagster has marked the run as CANCELING" in ended(location, made)
 
 
 @pytest.mark.parametrize("end", ["terminated", "failed"])

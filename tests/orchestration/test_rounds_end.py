@@ -55,6 +55,20 @@ def test_a_request_a_pause_a_new_window_and_a_runtime_near_its_limit_end_a_run(e
     assert end.reason() == "max_runtime of 600 s is near"
 
 
+@pytest.mark.parametrize("status", ["CANCELING", "CANCELED", "FAILURE"])
+def test_a_run_that_dagster_has_marked_as_ended_ends(end, place, run, monkeypatch, status):
+    """The daemon that launched it was restarted, and its process got no signal."""
+    monkeypatch.setattr(stopping, "_TO_END", [])
+    report = {
+        "CANCELING": place.instance.report_run_canceling,
+        "CANCELED": place.instance.report_run_canceled,
+        "FAILURE": place.instance.report_run_failed,
+    }
+    report[status](run)
+    assert end.reason() == f"Dagster has marked the run as {status}"
+    assert stopping.is_to_end(), "otherwise Dagster would mark it as succeeded"
+
+
 def test_an_edit_of_the_code_ends_a_run(end, tmp_path):
     code = tmp_path / "edited.py"
     code.write_text("x = 1")

@@ -12,7 +12,7 @@ from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import tags_of
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_to_lease, runs_with
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.stopping import is_to_end
+from pipeline_platform.run.stopping import end_after_step, is_to_end
 
 _MAX_RUNTIME = "dagster/max_runtime"
 """Tag of a run with a limit of its own."""
@@ -58,7 +58,15 @@ class RoundsEnd:
         if now - self._looked < _LOOK_EVERY_S:
             return None
         self._looked = now
-        return self._changed_code() or self._older_runs() or self._waiting_run()
+        return self._ended_in_dagster() or self._changed_code() or self._older_runs() or self._waiting_run()
+
+    def _ended_in_dagster(self) -> str | None:
+        """Return why a run is to end that Dagster counts as ended, and in whose place it may start another run."""
+        run = self._context.instance.get_run_by_id(self._context.run.run_id)
+        if run is None or not (run.is_finished or run.status is dg.DagsterRunStatus.CANCELING):
+            return None
+        end_after_step()  # by a signal: otherwise Dagster would mark the run as succeeded
+        return f"Dagster has marked the run as {run.status.value}"
 
     def _changed_code(self) -> str | None:
         for file, state in self._files.items():
