@@ -18,6 +18,19 @@ def born(pid: int) -> str | None:
     return None
 
 
+def is_hidden(pid: int) -> bool:
+    """Whether a process exists that this process cannot see, as in another unit of systemd with `ProtectProc`."""
+    if not os.path.exists("/proc/self") or os.path.exists(f"/proc/{pid}"):
+        return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
 def group_lives(group: int) -> bool:
     """Whether a process group has a process that is not a zombie."""
     return any(True for _ in _members(group))

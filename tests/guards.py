@@ -86,7 +86,7 @@ tasks/notify_author.py: connectors/test_files.py
 tasks/handle/in_order.py: run/test_held.py
     or (self.pace is not None and self.pace.is_over) => or False
 run/steps.py: run/test_breaker_runs.py
-    if flow.control.finish(receive.receive_id) and => if [flow.control.finish(receive.receive_id)] and
+    and flow.quota.breaker and state.is_live => and flow.quota.breaker
 run/lease.py: run/test_early.py
     notes.close()
     _keep_forgotten(flow, receive) if acknowledged_early else None => None

@@ -198,24 +198,19 @@ class Claims(Database):
                 forget_stop(connection, receive_id)
             return ended
 
-    def finish(self, receive_id: str) -> bool:
-        """End the claim of an acknowledged receive, and keep its record for `KEEP_ENDED`.
-
-        Returns:
-            Whether the claim had not ended before.
-        """
+    def finish(self, receive_id: str) -> None:
+        """End the claim of an acknowledged receive, and keep its record for `KEEP_ENDED`."""
         columns = [_RECEIVES.c[name] for name in _ENDED.c.keys()[:-1]]
         with self.writing() as connection:
             claim = connection.execute(sa.delete(_RECEIVES).where(_is(receive_id)).returning(*columns)).first()
             if claim is None:
-                return False
+                return
             forget_stop(connection, receive_id)
             now = self.now(connection)
             is_old = _ENDED.c.ended_at < now - round(KEEP_ENDED.total_seconds() * SECOND)
             is_same = _ENDED.c.receive_id == receive_id
             connection.execute(sa.delete(_ENDED).where(is_same | (_ENDED.c.pipeline == claim.pipeline) & is_old))
             connection.execute(sa.insert(_ENDED).values((*claim, now)))
-            return True
 
     def ended(
         self,

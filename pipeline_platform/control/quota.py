@@ -41,24 +41,25 @@ class Quota:
         most = processors.per_run
         if processors.target_run_time is not None:
             most = run_size(processors, rate_of(self.control.ended(self.key, last=RATE_RUNS)))
-        is_attempt = self._breaker is not None and self.control.breaker(self.key).until is not None
+        is_attempt = self.breaker is not None and self.control.breaker(self.key).until is not None
         return min(most, TRIAL) if is_attempt else most
 
     @property
     def paused(self) -> str | None:
         """Reason why runs may receive nothing now: a pause, or a breaker. None: they may."""
         reason = self.control.paused(self.key)
-        if reason is None and self._breaker is not None:
+        if reason is None and self.breaker is not None:
             reason = self.control.breaker(self.key).paused(datetime.now(UTC))
         return reason
 
     def judge(self, messages: int, failed: int) -> None:
-        """Record the messages of an acknowledged receive for the breaker, and how many failed and may be retried."""
-        if messages and (breaker := self._breaker):
+        """Record the messages of a published receive for the breaker, and how many failed and may be retried."""
+        if messages and (breaker := self.breaker):
             self.control.judge(self.key, breaker, messages, failed)
 
     @property
-    def _breaker(self) -> Breaker | None:
+    def breaker(self) -> Breaker | None:
+        """The producer's option; None for the whole pipeline."""
         return None if self.producer.is_whole_pipeline else self.producer.options.breaker
 
     @property

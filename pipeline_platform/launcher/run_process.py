@@ -9,7 +9,7 @@ from typing import Self
 import dagster as dg
 
 from pipeline_platform.control.store import ControlStore
-from pipeline_platform.process import born
+from pipeline_platform.process import born, is_hidden
 
 PROCESS_TAG = ".dagster/pipeline_platform/process"
 """Tag with the process of a run that `run_launcher` started. The UI hides tags with Dagster's own prefix."""
@@ -66,7 +66,7 @@ class RunProcess:
 def is_gone(run: dg.DagsterRun) -> bool | None:
     """Whether the process of a run, or of its launch, has ended; None if this host cannot check it."""
     process = RunProcess.of(run) or RunProcess.of(run, LAUNCHER_TAG)
-    return not process.lives if process and process.is_here else None
+    return not process.lives if process and process.is_here and not is_hidden(process.pid) else None
 
 
 def is_lost(record: dg.RunRecord, now: datetime) -> bool:

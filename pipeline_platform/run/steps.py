@@ -233,6 +233,9 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
         event.add(tasks=tasks_of(written))
         answer = written.totals
         acknowledged, lost = answer.acknowledged, answer.lost
+        # Once, by its own run, and not for retries: old failures that fail again show nothing about new messages.
+        if intake.is_outside and flow.quota.breaker and state.is_live:
+            flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
         is_over = source.acknowledges_by_id or not unpublished
         if not source.acknowledges_by_id and not unpublished and not not_taken.messages:
             acknowledged = messages  # by `finish`
@@ -253,9 +256,7 @@ def acknowledge(flow: Flow, receive: Receive, acknowledger: Acknowledger = ONCE)
             if unhandled := totals.duplicates.total() + totals.released:
                 # They took hardly any time: if they counted, the next run would be sized as if callbacks were faster.
                 flow.control.adjust(receive.receive_id, max(0, totals.received - unhandled))
-            # Once per receive, and not for retries: old failures that fail again show nothing about new messages.
-            if flow.control.finish(receive.receive_id) and intake.is_outside:
-                flow.quota.judge(totals.handled.total() + totals.permanent + totals.retryable, totals.retryable)
+            flow.control.finish(receive.receive_id)
         else:  # its messages do not wait at the source: the expired claim makes the sensor request a run
             flow.control.expire(receive.receive_id)
         losses = [f"lost: {reason}" for reason in sorted(set(answer.losses))]

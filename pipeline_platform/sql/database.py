@@ -198,6 +198,8 @@ class Database:
                 raise self.refusal("psycopg is missing. Install pipeline-platform[postgres]") from None
             if not database_errors.is_of_database(error):
                 raise
+            if database_errors.sqlstate(error) == database_errors.STANDBY:
+                self.close()  # the next connection may lead to the new primary server
             reason = redacted(database_errors.reason(error), secrets_in(self._whole_url))
             way_out = database_errors.way_out(reason, self._ways_out)
             way_out = way_out.replace("{file}", str(self.url.database)).replace("{busy}", f"{BUSY_S:g}")

@@ -38,8 +38,10 @@ WAYS_OUT: Final = {
 }  # fmt: skip
 """Fixes by words of an error's reason; the first match applies."""
 
+STANDBY: Final = "25006"
+"""SQLSTATE of a write on a server that only allows reads."""
 _PASSING_STATES: Final = (
-    "08", "25006", "25P03", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05",
+    "08", STANDBY, "25P03", "40001", "40P01", "53300", "55P03", "57P01", "57P02", "57P03", "57P05",
 )  # fmt: skip
 """SQLSTATEs, or their prefixes, of temporary errors: lost or too many connections, deadlocks, timeouts of locks and
 idle sessions, and servers that start or stop, or are a standby after a failover."""

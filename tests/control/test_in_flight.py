@@ -1,6 +1,7 @@
 """Messages in flight: claims, and runs that may still claim."""
 
 import json
+import os
 import sqlite3
 import subprocess
 from datetime import timedelta
@@ -10,7 +11,8 @@ import pytest
 from dagster._core.events import DagsterEvent
 
 from pipeline_platform.control.demand import InFlight
-from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess
+from pipeline_platform.launcher import run_process
+from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 from tests.fixtures.sensor import TAGS, Asked, Place, tags
@@ -162,6 +164,19 @@ def test_a_run_on_another_host_counts_for_fifteen_minutes(place, at):
     assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight(100, 1, 100)
     at(timedelta(minutes=16))
     assert in_flight(BoundProducer(Asked), place.instance, place.control) == InFlight()
+
+
+def test_a_process_that_is_hidden_from_this_one_may_be_alive(place, process, monkeypatch):
+    """As the processes of another unit of systemd with `ProtectProc=invisible`."""
+    run = place.instance.get_run_by_id(run_in(process, place, STARTED).run_id)
+    exists = os.path.exists
+    monkeypatch.setattr(run_process, "born", lambda pid: None)
+    assert is_gone(run), "a zombie"
+    monkeypatch.setattr(os.path, "exists", lambda path: path != f"/proc/{process.pid}" and exists(path))
+    assert is_gone(run) is None
+    process.kill()
+    process.wait()
+    assert is_gone(run)
 
 
 def test_a_run_whose_launcher_died_before_it_had_a_process_stops_counting(place, process):

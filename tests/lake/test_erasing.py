@@ -103,9 +103,13 @@ def test_a_text_is_found_with_any_escapes_of_json(local, data):
     assert erase(local, containing='zoë+"z"/1').ids == ["z"]
 
 
+class Named(BaseModel):
+    name: str
+
+
 class Note(BaseModel):
     reason: str
-    persons: list[dict[str, str]]
+    persons: list[Named]
 
 
 class Notes(Visits):
@@ -116,6 +120,12 @@ class Notes(Visits):
     def handle_message(self, message: Message, context: Any) -> Any:
         reason, person = message.data.decode().split()
         return message.put({"reason": reason, "persons": [{"name": "x"}, {"name": person}]}, batcher="persons")
+
+
+def test_names_of_nested_fields_are_not_searched(tmp_path):
+    tables = Tables(Lake(root=str(tmp_path)), Notes)
+    receive(tables, "r1", ("a", b"reason-1 person-1")).finish()
+    assert erase(tables, containing="name").ids == []
 
 
 @pytest.mark.parametrize("text", ["reason-1", "person-1"])

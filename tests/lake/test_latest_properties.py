@@ -5,6 +5,7 @@ from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from pipeline_platform import TableBatcher
 from pipeline_platform.lake.latest import keyed_table, latest
 from pipeline_platform.lake.latest.latest import Latest
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Table
 from tests.fixtures.accounts import WINDOWS, Account, Accounts, Ground, newest, of
 
 ROWS = st.builds(
@@ -119,6 +121,25 @@ def test_a_key_of_a_decimal_that_a_float_cannot_represent_has_a_single_row(lake)
             by_price.merge(lake)
 
     assert ground.rows("by_price").select("price", "pair").sort("price").rows() == [(price, 1) for price in prices]
+
+
+class Sized(BaseModel):
+    größe: int  # noqa: PLC2401
+    price: Decimal
+
+
+class SizedChanges(Accounts):
+    batchers = {"changes": TableBatcher(schema=Sized)}
+
+
+def test_readers_find_no_rounded_bounds_of_decimals_whatever_other_columns_are_called(lake):
+    ground = Ground(lake, SizedChanges)
+    ground.store({"größe": 1, "price": Decimal("700000000000.123456789")})
+    Latest(SizedChanges, "changes", "by_size", ("größe",), ("price",), None).merge(lake)
+
+    adds = pa.table(Table(lake, "accounts", "by_size", ground.changes.schema).open().get_add_actions(flatten=True))
+    assert adds.num_rows == 1
+    assert not {"min.price", "max.price"} & {*adds.column_names}
 
 
 def test_a_column_of_each_type_is_a_key(lake):

@@ -1,7 +1,6 @@
 """Messages to erase, as an operator chooses them: by values of columns, by a text in their payload, or by ids."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, Self
@@ -135,7 +134,7 @@ class ErasureChoice:
 def contain(column: pa.ChunkedArray, text: str) -> pa.ChunkedArray:
     """Return whether each value of a column contains a text: in UTF-8 or with any escapes of JSON, also nested."""
     if pa.types.is_nested(column.type):
-        values = (json.dumps(value, ensure_ascii=False, default=_as_text) for value in column.to_pylist())
+        values = ("\0".join(_texts_in(value)) for value in column.to_pylist())
         column = pa.chunked_array([pa.array(values, pa.string())])
     return pc.fill_null(pc.match_substring_regex(column, "".join(map(_forms, text))), False)
 
@@ -150,8 +149,15 @@ def _forms(character: str) -> str:
     return f"(?:{'|'.join(forms)})"
 
 
-def _as_text(value: Any) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+def _texts_in(value: Any) -> Iterator[str]:
+    """Yield the texts in a nested value: those of fields, lists, and of keys and values of maps, which are pairs."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, bytes):
+        yield value.decode(errors="replace")
+    elif isinstance(value, dict | list | tuple):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(inner)
 
 
 def _pairs(where: Sequence[str]) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,6 +28,8 @@ TIDY_EVERY = 32
 _ROW = "row number"
 _ABOUT = "key="
 _BOUNDS = "delta.dataSkippingStatsColumns"
+_PLAIN = re.compile("[A-Za-z0-9_]+")
+"""Names that delta-rs accepts in this property. Another name would make it ignore the property."""
 
 
 def keyed_tables(lake: Lake, pipeline: str) -> list[str]:
@@ -81,7 +84,9 @@ class KeyedTable(Table):
     def _bounds(self) -> dict[str, str]:
         """Return the property of a table with decimals, whose bounds delta-rs rounds: readers would skip files."""
         exact = [field.name for field in self.schema if "decimal" not in str(field.type)]
-        return {_BOUNDS: ",".join(exact)} if len(exact) < len(self.schema) else {}
+        if len(exact) == len(self.schema):
+            return {}
+        return {_BOUNDS: ",".join(filter(_PLAIN.fullmatch, exact))}
 
     def _update_properties(self, handle: DeltaTable) -> None:
         if _BOUNDS not in handle.metadata().configuration and (bounds := self._bounds()):

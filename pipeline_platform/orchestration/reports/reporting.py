@@ -149,13 +149,17 @@ def report_finished(context: dg.AssetExecutionContext, flow: Flow, receive: Rece
     tables = ["messages", *flow.pipeline.batchers, "failed"]
     if not receive.replaces:
         tables = [name for name in tables if results.rows[name]]
-    red, replaces = failed_too_often(flow, results), receive.receive_id if receive.replaces else ""
+    red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, results)
+    replaces = receive.receive_id if receive.replaces else ""
     run = {
         "origin": receive.origin,
         "receive_id": receive.receive_id,
         "finished for run": dg.MetadataValue.dagster_run(receive.run_id),
     }
-    report(context, flow, results, run, tables, windows=windows, is_red=red is not None, replaces=replaces)
+    by_run = context.run.run_id
+    report(
+        context, flow, results, run, tables, windows=windows, is_red=red is not None, replaces=replaces, by_run=by_run
+    )
 
 
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
@@ -177,10 +181,13 @@ def report(
     windows: Sequence[str] | None = None,
     is_red: bool = False,
     replaces: str = "",
+    by_run: str = "",
 ) -> None:
     """Report a materialisation of tables for each window of a run, or of `windows`, and the checks that it outdates.
 
     `run` is metadata of the run, which fails if it `is_red`, and `replaces` the id of a receive that replaced rows.
+    `by_run` is the run that finished a receive of another run. It is part of the data versions, because two runs may
+    report the same receive, and an earlier data version would hide the rows between the two reports.
     """
     windows = context.partition_keys if windows is None else windows
     batchers, totals = list(flow.pipeline.batchers), results.totals
@@ -240,14 +247,14 @@ def report(
             if is_red and name != "messages":
                 context.log_event(dg.AssetObservation(asset, partition=window, metadata=metadata))
             elif received[window] or (asset in context.selected_asset_keys and not is_red):
-                version = versions.get(window) if window in unchanged else receive_id
+                version = versions.get(window) if window in unchanged else "-".join(filter(None, [receive_id, by_run]))
                 tags = {VERSION: version} if version else None
                 context.log_event(dg.AssetMaterialization(asset, partition=window, metadata=metadata, tags=tags))
     if "failed" in tables:
         context.log_event(evaluation(flow.pipeline.name, "failed", "open_failures", judge_failures(open_failures)))
     for batcher in (name for name in flow.pipeline.batchers_with_tables() if name in tables):
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
-    if "messages" in tables:
+    if "messages" in tables and not by_run:  # a run reports the backlog for itself
         _report_backlog(context, flow)
 
 
