@@ -7,6 +7,7 @@ import pytest
 from pipeline_platform import Backoff, Breaker
 from pipeline_platform.control.breaker import BreakerState
 from pipeline_platform.control.store import ControlStore
+from tests.fixtures.control import on_both_databases
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 PAUSES = Backoff(first=timedelta(seconds=30), most=timedelta(seconds=100))
@@ -73,6 +74,7 @@ def test_the_reason_contains_the_counts_and_the_time_of_the_next_attempt():
     assert after((1_000, 812)).paused(NOON) == "812 of the last 1,000 messages failed; next attempt at 12:00:30 UTC"
 
 
+@on_both_databases
 def test_producers_have_their_own_and_resume_ends_the_pauses_of_a_pipeline(control_url):
     now = [NOON.timestamp()]
     store = ControlStore(control_url, now=lambda: now[0])

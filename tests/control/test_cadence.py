@@ -83,13 +83,6 @@ def every(seconds: float, allowed: int = 10) -> RateLimiting:
     return RateLimiting(allowed_messages=allowed, interval=timedelta(seconds=seconds))
 
 
-@pytest.fixture
-def store(tmp_path, clock):
-    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite", now=clock)
-    yield store
-    store.close()
-
-
 def test_ten_in_ten_seconds_are_acknowledged_ten_at_a_time_in_their_own_interval(store, clock):
     done = Simulated(store, clock, every(10)).last(60, waiting=60)
     assert [messages for _, messages in done.acknowledged] == [10] * 6
@@ -97,7 +90,7 @@ def test_ten_in_ten_seconds_are_acknowledged_ten_at_a_time_in_their_own_interval
     assert by_interval(done.handled, 10) == dict.fromkeys(range(6), 10)
 
 
-@pytest.mark.parametrize(("seconds", "least", "lasts"), [(1, 0.85, 40), (3, 0.85, 60), (60, 1.0, 120)])
+@pytest.mark.parametrize(("seconds", "least", "lasts"), [(1, 0.85, 40), (60, 1.0, 120)])
 def test_nearly_all_that_is_allowed_is_handled_and_never_more(store, clock, seconds, least, lasts):
     done = Simulated(store, clock, every(seconds)).last(lasts, waiting=1_000_000)
     counted = by_interval(done.handled, seconds)

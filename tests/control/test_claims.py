@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline_platform.control.claims import KEEP_ENDED
 from pipeline_platform.control.limits import lock
 from pipeline_platform.control.store import ControlStore
-from tests.fixtures.control import MINUTE, NOON, names, one_store_for_all_examples
+from tests.fixtures.control import MINUTE, NOON, names, on_both_databases, one_store_for_all_examples
 
 
 @pytest.fixture
@@ -22,6 +22,7 @@ def claim(store):
     return partial(store.claim, "flights", run_id="run", capacity=100, lease_s=60)
 
 
+@on_both_databases
 def test_live_claims_are_listed(store, clock, claim):
     claim(receive_id="a", wanted=70)
     clock.now += 1
@@ -32,12 +33,14 @@ def test_live_claims_are_listed(store, clock, claim):
     assert store.in_flight("trains") == store.over("flights") == []
 
 
+@on_both_databases
 def test_a_receive_stays_with_its_pipeline(store, claim):
     claim(receive_id="a", wanted=70)
     with pytest.raises(ValueError, match="belongs to pipeline flights, not to trains"):
         store.claim("trains", "a", "run", wanted=1, capacity=1, lease_s=1)
 
 
+@on_both_databases
 def test_a_finished_run_leaves_its_receives_to_the_next_run_and_no_other_claim(store, claim):
     claim(receive_id="a", wanted=70)
     store.stand_by("flights", "run", 60)
@@ -46,6 +49,7 @@ def test_a_finished_run_leaves_its_receives_to_the_next_run_and_no_other_claim(s
     assert [claim.receive_id for claim in store.over("flights")] == ["a"]
 
 
+@on_both_databases
 def test_acknowledged_receives_are_kept_for_some_days(store, clock, claim):
     claim(receive_id="a", wanted=70)
     store.adjust("a", 40)
@@ -142,6 +146,7 @@ def test_claims_never_exceed_the_capacity(store, clock, steps, capacity):
         assert len(in_flight) + len(store.over(pipeline)) == len(model)
 
 
+@on_both_databases
 def test_only_the_owning_run_can_renew_a_claim(store):
     store.claim("flights", "a", "one", wanted=10, capacity=10, lease_s=60)
     assert store.beat("a", 60, run_id="one")

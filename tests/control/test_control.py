@@ -10,7 +10,7 @@ import pytest
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.model.options import RateLimiting
-from tests.fixtures.control import MINUTE, TEN_A_MINUTE, noon
+from tests.fixtures.control import MINUTE, TEN_A_MINUTE, noon, on_both_databases
 from tests.fixtures.processes import PROCESSES
 
 
@@ -24,6 +24,7 @@ def _contend(store: ControlStore, worker: int) -> tuple[int, int, int]:
     return taken, sum(claims), alive - sum(1 for granted in claims if granted)
 
 
+@on_both_databases
 def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(control_url):
     """Each process creates or finds the tables. The clock is fixed, so all use the same interval."""
     store = ControlStore(control_url, now=noon)
@@ -34,6 +35,7 @@ def test_processes_that_start_and_ask_at_once_share_exactly_what_there_is(contro
     assert lost == (0, 0, 0, 0)
 
 
+@on_both_databases
 def test_claims_beats_and_takes_at_the_same_moment_take_turns(control_url):
     store, together = ControlStore(control_url, now=noon), threading.Barrier(8)
 
@@ -53,6 +55,7 @@ def test_claims_beats_and_takes_at_the_same_moment_take_turns(control_url):
     store.close()
 
 
+@on_both_databases
 def test_a_store_can_be_used_on_both_sides_of_a_fork(control_url):
     store = ControlStore(control_url, now=noon)
     store.take({"flights": TEN_A_MINUTE}, 1)
@@ -64,6 +67,7 @@ def test_a_store_can_be_used_on_both_sides_of_a_fork(control_url):
     store.close()
 
 
+@on_both_databases
 def test_a_pickled_store_is_the_same_store(control_url):
     store = ControlStore(control_url)
     store.pause("flights", "why")
@@ -71,6 +75,7 @@ def test_a_pickled_store_is_the_same_store(control_url):
     store.close()
 
 
+@on_both_databases
 def test_times_are_those_of_the_clock_that_all_share(control_url):
     store = ControlStore(control_url)
     before = datetime.now(UTC)

@@ -4,8 +4,6 @@ import sqlite3
 import time
 from contextlib import closing
 
-import pytest
-
 from tests.fixtures.sensor import Place
 from tests.orchestration.test_schedules import scheduled
 
@@ -20,7 +18,7 @@ def damage(place: Place) -> None:
     file.write_bytes(b"not a database, for once" * 100)
 
 
-def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place):
+def test_a_damaged_store_is_a_reason_that_names_the_file_until_it_is_removed(place):
     place.enqueue(100)
     damage(place)
     said = place.skips()
@@ -28,21 +26,12 @@ def test_a_damaged_store_is_a_reason_that_names_the_file_and_the_way_out(place):
     assert "remove it with the -wal and -shm files beside it" in said
     assert "limits set at run time, pauses, claims and the history are lost" in said
 
-
-def test_removing_a_damaged_store_is_all_there_is_to_do(place):
-    place.enqueue(100)
-    damage(place)
-    place.skips()
-    (place.folder / "control.sqlite").unlink()
-    assert place.asked() == [100]
-
-
-@pytest.mark.parametrize("schedule", ["clocked_pull_schedule", "clocked_retry_schedule"])
-def test_a_damaged_store_is_a_reason_for_the_clock_too(place, schedule):
-    damage(place)
-    told = scheduled(schedule, place)
+    told = scheduled("clocked_pull_schedule", place)
     assert not told.run_requests
     assert str(place.folder / "control.sqlite") in str(told.skip_message)
+
+    (place.folder / "control.sqlite").unlink()
+    assert place.asked() == [100]
 
 
 def test_a_look_waits_for_no_writer(place):

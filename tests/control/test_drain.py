@@ -8,19 +8,11 @@ import pytest
 
 from pipeline_platform.control.drain import DrainCancelledError, drain
 from pipeline_platform.control.pace import Pace
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
-from tests.fixtures.control import TEN_A_MINUTE
+from tests.fixtures.control import TEN_A_MINUTE, on_both_databases
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 SOON = timedelta(seconds=30)
-
-
-@pytest.fixture
-def sqlite(tmp_path, clock):
-    store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite", now=clock)
-    yield store
-    store.close()
 
 
 def paced(store, clock, limit=None, stops=("told", "r")):
@@ -96,6 +88,7 @@ def test_a_run_that_is_stopped_stops_alone(store, clock, stops, begins):
     assert paced(store, clock, stops=stops).permitted(9)[0] == begins
 
 
+@on_both_databases
 def test_a_drain_pauses_and_is_lifted_by_a_pause_a_resume_or_the_end_of_the_receive(store, clock):
     store.drain("told", "why", SOON)
     assert store.paused("told") == "why"
@@ -122,39 +115,39 @@ def test_a_drain_applies_to_all_producers_or_to_one(store, clock):
     assert [paced(store, clock, stops=stops).permitted(1)[0] for stops in (east, west, backfill)] == [0, 0, 0]
 
 
-def test_a_drain_waits_for_active_runs_and_logs_them(sqlite, clock):
-    sqlite.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
-    sqlite.claim("told", "b", "run", wanted=5, capacity=100, lease_s=6_000)
+def test_a_drain_waits_for_active_runs_and_logs_them(store, clock):
+    store.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
+    store.claim("told", "b", "run", wanted=5, capacity=100, lease_s=6_000)
     said = []
 
     def sleep(seconds: float) -> None:
         clock.now += seconds
-        sqlite.end("ab"[len(said) - 1])
+        store.end("ab"[len(said) - 1])
 
     assert (
-        drain(sqlite, BoundProducer(Told), "moves", log=said.append, sleep=sleep) == "told is drained and paused: moves"
+        drain(store, BoundProducer(Told), "moves", log=said.append, sleep=sleep) == "told is drained and paused: moves"
     )
     assert said[0].startswith("Draining told: 12 messages in 2 runs; they may start ")
     assert said[1].startswith("Draining told: 5 messages in 1 run; they may start ")
-    assert (sqlite.paused("told"), sqlite.draining("told")) == ("moves", None)
+    assert (store.paused("told"), store.draining("told")) == ("moves", None)
 
 
-def test_a_drain_reports_crashed_runs_and_ends_on_resume(sqlite, clock):
-    sqlite.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
-    said = drain(sqlite, BoundProducer(Coasts, "east"), "moves", log=print)
+def test_a_drain_reports_crashed_runs_and_ends_on_resume(store, clock):
+    store.claim("coasts/east", "dead", "run", wanted=3, capacity=100, lease_s=-1)
+    said = drain(store, BoundProducer(Coasts, "east"), "moves", log=print)
     assert said.endswith("; 3 messages in 1 run crashed; the first run after `resume` finishes their receives")
-    sqlite.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
+    store.claim("coasts/west", "live", "run", wanted=2, capacity=100, lease_s=60)
     with pytest.raises(DrainCancelledError, match="by a resume or a pause; 2 messages in 1 run still active"):
-        drain(sqlite, BoundProducer(Coasts), "moves", log=print, sleep=lambda _: sqlite.resume("coasts"))
+        drain(store, BoundProducer(Coasts), "moves", log=print, sleep=lambda _: store.resume("coasts"))
 
 
-def test_a_resume_during_the_last_run_is_kept(sqlite):
-    sqlite.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
+def test_a_resume_during_the_last_run_is_kept(store):
+    store.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
 
     def sleep(_: float) -> None:
-        sqlite.resume("told")
-        sqlite.end("a")
+        store.resume("told")
+        store.end("a")
 
     with pytest.raises(DrainCancelledError, match="told: no active runs, but it was resumed during the drain"):
-        drain(sqlite, BoundProducer(Told), "moves", log=print, sleep=sleep)
-    assert sqlite.paused("told") is None
+        drain(store, BoundProducer(Told), "moves", log=print, sleep=sleep)
+    assert store.paused("told") is None

@@ -4,9 +4,10 @@ from datetime import timedelta
 
 from pipeline_platform.control import history
 from pipeline_platform.control.history import KEEP_ACTS
-from tests.fixtures.control import MINUTE, NOON
+from tests.fixtures.control import MINUTE, NOON, on_both_databases
 
 
+@on_both_databases
 def test_acts_are_returned_in_order_with_who_why_and_their_options(store, clock):
     store.record_act("told", "pause", "anna@host", "moves", producer="")
     clock.now += 60
@@ -29,6 +30,7 @@ def test_acts_of_a_pipeline_include_those_of_its_producers(store, clock):
     assert [act.name for act in store.acts("told", since=NOON + MINUTE)] == ["pause"]
 
 
+@on_both_databases
 def test_old_acts_and_those_beyond_a_number_are_removed_by_the_next_act(store, clock, monkeypatch):
     monkeypatch.setattr(history, "MOST_ACTS", 3)
     store.record_act("other", "old", "anna@host")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pipeline_platform.control.store import Grant, interval_end
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.model.strict_options import PipelineError
-from tests.fixtures.control import MINUTE, TEN_A_MINUTE, names, one_store_for_all_examples
+from tests.fixtures.control import MINUTE, TEN_A_MINUTE, names, on_both_databases, one_store_for_all_examples
 
 
 def test_without_a_limit_all_is_permitted_for_ever(store):
@@ -32,6 +32,7 @@ def test_a_clock_set_back_finds_the_interval_as_it_was(store, clock):
     assert store.take({"flights": TEN_A_MINUTE}, 1).messages == 0
 
 
+@on_both_databases
 def test_intervals_that_are_over_are_removed(store, clock):
     for _ in range(10):
         store.take({"flights": TEN_A_MINUTE}, 1)
@@ -40,6 +41,7 @@ def test_intervals_that_are_over_are_removed(store, clock):
         assert connection.exec_driver_sql("SELECT count(*) FROM control_intervals").scalar() <= 3
 
 
+@on_both_databases
 def test_spare_counts_the_intervals_that_begin_before_the_horizon(store, clock):
     clock.now += 15
     store.take({"flights": TEN_A_MINUTE}, 4)
@@ -50,6 +52,7 @@ def test_spare_counts_the_intervals_that_begin_before_the_horizon(store, clock):
     assert spare(timedelta(seconds=106)) == 26
 
 
+@on_both_databases
 def test_a_limit_set_at_run_time_holds_until_it_is_set_back(store):
     store.set_rate_limiting("flights", RateLimiting(allowed_messages=2, interval=MINUTE))
     assert store.take({"flights": TEN_A_MINUTE}, 5).messages == 2
@@ -79,6 +82,7 @@ def test_changing_the_length_and_back_does_not_reset_an_interval(store):
     assert store.take({"flights": TEN_A_MINUTE}, 1).messages == 0
 
 
+@on_both_databases
 def test_a_part_of_a_limit_can_be_changed(store):
     store.update_rate_limiting("flights", TEN_A_MINUTE, allowed_messages=3)
     after = store.update_rate_limiting("flights", TEN_A_MINUTE, interval=timedelta(seconds=1))
@@ -96,6 +100,7 @@ def test_a_change_of_nothing_or_to_nothing_is_refused(store):
     assert store.rate_limiting("flights", TEN_A_MINUTE) == TEN_A_MINUTE
 
 
+@on_both_databases
 def test_a_pause_lasts_until_it_is_resumed_and_says_why(store):
     assert store.paused("flights") is None
     store.resume("flights")
@@ -105,11 +110,8 @@ def test_a_pause_lasts_until_it_is_resumed_and_says_why(store):
     assert store.paused("trains") is None
     store.resume("flights")
     assert store.paused("flights") is None
-
-
-def test_a_pause_without_a_reason_is_a_pause(store):
     store.pause("flights", "")
-    assert store.paused("flights")
+    assert store.paused("flights"), "also without a reason"
 
 
 @one_store_for_all_examples

@@ -7,9 +7,11 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides, Processors, Producer
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration.limits_job import LimitsConfig, change
+from tests.fixtures.control import on_both_databases
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 
+@on_both_databases
 def test_changed_options_apply_until_they_are_reset(store):
     store.override(Told, Overrides(concurrency=5, max_runs=3))
     assert store.override(Told, Overrides(max_demand=7)) == Overrides(concurrency=5, max_demand=7, max_runs=3)

@@ -9,6 +9,7 @@ import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source.offsets import Choice, Offsets, Place
+from tests.fixtures.control import on_both_databases
 
 
 @pytest.fixture
@@ -29,6 +30,7 @@ def spans(store: ControlStore, partition: str = "p") -> list[tuple[int, int, str
     return [(span.first, span.past, span.holder) for span in store.places("log")[partition].spans]
 
 
+@on_both_databases
 def test_a_partition_begins_once(store):
     store.begin("log", [Place("p", 7, 9), Place("r", 3, 5)])
     store.begin("log", [])
@@ -38,6 +40,7 @@ def test_a_partition_begins_once(store):
     assert store.places("another log") == {}
 
 
+@on_both_databases
 def test_two_planners_at_once_are_given_different_spans(control_url, store):
     """Each planner reserves free ranges, and reads them during the other's transaction."""
     planners = 4
@@ -64,6 +67,7 @@ def test_two_planners_at_once_are_given_different_spans(control_url, store):
     assert store.places("log")["p"].reached == planners * 50
 
 
+@on_both_databases
 def test_a_position_moves_over_what_is_acknowledged_without_a_gap(store):
     hold(store, "a", ("p", 0, 10), ("q", 0, 5))
     hold(store, "b", ("p", 10, 20))
@@ -89,6 +93,7 @@ def test_acknowledged_ranges_beyond_a_gap_are_merged_into_one_row(store):
     assert store.acknowledge("log", "slow") == {"p": 60}
 
 
+@on_both_databases
 def test_released_ranges_are_free_and_acknowledged_ranges_stay(store):
     hold(store, "a", ("p", 0, 10))
     hold(store, "b", ("p", 10, 20))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline_platform.control.pace import Pace
 from pipeline_platform.model.options import RateLimiting
-from tests.fixtures.control import TEN_A_MINUTE, names, one_store_for_all_examples
+from tests.fixtures.control import TEN_A_MINUTE, names, on_both_databases, one_store_for_all_examples
 
 EAST, WEST, ALL = 200, 100, 300
 """Capacity of each producer, and of both."""
@@ -22,6 +22,7 @@ def claim(store, key, receive_id, wanted):
     return store.claim(key, receive_id, "run", wanted=wanted, capacity=capacity, lease_s=60)
 
 
+@on_both_databases
 def test_a_backfill_takes_the_room_that_all_of_them_leave_and_they_take_what_it_leaves(store):
     claim(store, "coasts/east", "a", 120)
     assert claim(store, "coasts", "backfill", 500) == ALL - 120
@@ -122,6 +123,7 @@ def test_messages_of_all_producers_obey_the_slowest_limit(store, clock):
     assert max(handled.values()) <= 10
 
 
+@on_both_databases
 def test_a_pause_of_the_pipeline_holds_for_each_and_one_of_a_producer_for_it_alone(store):
     store.pause("coasts/east", "moves")
     assert [store.paused(key) for key in ("coasts/east", "coasts/west", "coasts")] == ["moves", None, None]

@@ -4,6 +4,7 @@ import pytest
 
 from pipeline_platform.control.store import _BEFORE, VERSION, ControlStore, ControlStoreError
 from pipeline_platform.sql.database import Database
+from tests.fixtures.control import on_both_databases
 
 
 def set_version(url: str, version: int) -> None:
@@ -18,6 +19,7 @@ def paused(url: str) -> str | None:
 @pytest.mark.parametrize(
     ("version", "fix"), [(VERSION + 1, "Upgrade pipeline-platform"), (_BEFORE - 1, "Upgrade to release 0.3.0 first")]
 )
+@on_both_databases
 def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, version, fix):
     ControlStore(control_url).pause("flights", "why")
     set_version(control_url, version)
@@ -28,6 +30,7 @@ def test_a_store_of_another_version_is_refused_and_stays_unchanged(control_url, 
     assert paused(control_url) == "why"
 
 
+@on_both_databases
 @pytest.mark.parametrize("version", range(_BEFORE, VERSION))
 def test_a_store_of_release_0_3_or_later_gets_the_tables_that_it_lacks(control_url, version):
     ControlStore(control_url).pause("flights", "why")

@@ -4,12 +4,15 @@ from functools import partial
 
 import pytest
 
+from tests.fixtures.control import on_both_databases
+
 
 @pytest.fixture
 def claim(store):
     return partial(store.claim, run_id="run", wanted=10, capacity=100, lease_s=60)
 
 
+@on_both_databases
 def test_a_claim_alone_gets_nothing_beside_another_and_leaves_nothing_to_others(store, claim):
     assert claim("flights", "a") == 10
     assert claim("flights", "b", alone=True) == 0
@@ -31,6 +34,7 @@ def test_a_claim_alone_again_replaces_the_former(claim):
     assert [claim("flights", "a", alone=True), claim("flights", "a", alone=True)] == [10, 10]
 
 
+@on_both_databases
 def test_an_expired_exclusive_claim_is_not_restored_beside_a_live_claim(store, clock, claim):
     claim("flights", "a", alone=True)
     clock.now += 61
