@@ -14,8 +14,7 @@ from msgspec import Struct, defstruct
 from pydantic import BaseModel
 
 from pipeline_platform.model.failure import PayloadError
-from pipeline_platform.model.message import Message
-from tests.fixtures.small_lake import batch_of
+from tests.fixtures.small_lake import message_of
 
 
 def field(name: str, kind: Any) -> dict[str, Any]:
@@ -52,11 +51,6 @@ def encoded(schema: Any, value: Any) -> bytes:
     stream = io.BytesIO()
     schemaless_writer(stream, parse_schema(schema), value)
     return stream.getvalue()
-
-
-def message_of(payload: bytes | None) -> Message:
-    (message,) = Message.each(batch_of(payload))
-    return message
 
 
 class Status(enum.Enum):

@@ -18,7 +18,8 @@ from pipeline_platform.model.formats.wire_format import fitting
 from pipeline_platform.testing import test_batch
 from tests.fixtures import protobuf
 from tests.fixtures.fake_schema_registry import framed
-from tests.model.test_avro import GOOD, TEXT, VALUES, Order, OrderStruct, encoded, message_of
+from tests.fixtures.small_lake import message_of
+from tests.model.test_avro import GOOD, TEXT, VALUES, Order, OrderStruct, encoded
 from tests.model.test_avro import ORDER as SCHEMA
 
 

@@ -68,9 +68,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("kind", "payload", "found"), PLACES)
-@pytest.mark.parametrize("number", [LONG, f"-{LONG}", "1e-400", "0.1", "12345678901234567890", "1.5E+3", "-0.0"])
-def test_a_number_keeps_all_its_digits_wherever_it_is(kind, payload, found, number):
-    assert found(decoder(kind)((payload % number).encode())) == Decimal(number)
+def test_a_number_keeps_all_its_digits_wherever_it_is(kind, payload, found):
+    for number in (LONG, f"-{LONG}", "1e-400", "0.1", "12345678901234567890", "1.5E+3", "-0.0"):
+        assert found(decoder(kind)((payload % number).encode())) == Decimal(number)
 
 
 @given(st.decimals(allow_nan=False, allow_infinity=False))

@@ -66,10 +66,10 @@ allowed_carriers rate_limit sources threshold schedules interval_s backoff_s pat
 """
 
 
-@pytest.mark.parametrize("name", OWN.split())
-def test_other_attributes_are_accepted(name):
-    assert build(**{name: 3})
-    assert build(**{name: timedelta(seconds=3)})
+def test_other_attributes_are_accepted():
+    for name in OWN.split():
+        assert build(**{name: 3})
+        assert build(**{name: timedelta(seconds=3)})
 
 
 def test_a_similar_name_with_a_value_of_another_type_is_accepted():

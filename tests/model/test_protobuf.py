@@ -9,15 +9,9 @@ from msgspec import Struct
 from pydantic import BaseModel
 
 from pipeline_platform.model.failure import PayloadError
-from pipeline_platform.model.message import Message
 from tests.fixtures import protobuf
 from tests.fixtures.fake_schema_registry import framed
-from tests.fixtures.small_lake import batch_of
-
-
-def message_of(payload: bytes | None) -> Message:
-    (message,) = Message.each(batch_of(payload))
-    return message
+from tests.fixtures.small_lake import message_of
 
 
 def order(**more: Any) -> Any:

@@ -36,7 +36,7 @@ def test_definitions_load_with_a_dummy_source_and_their_sensor_skips(tmp_path):
     defined = platform_definitions([Told], resources)
     dg.Definitions.validate_loadable(defined)
     given = {"queue": DummySource(name="queue"), "control": ControlStore(f"sqlite:///{tmp_path}/control.sqlite")}
-    with dg.instance_for_test() as instance:
+    with dg.DagsterInstance.ephemeral() as instance:
         tick = defined.resolve_sensor_def("told_producer").evaluate_tick(
             dg.build_sensor_context(instance=instance, resources=given, definitions=defined)
         )
