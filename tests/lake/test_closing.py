@@ -9,6 +9,7 @@ from pipeline_platform.lake.failures import closing
 from pipeline_platform.lake.failures.inspection import history
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.failures import NOON, event, failures, record
+from tests.fixtures.received import received
 from tests.fixtures.small_lake import Keeping, Memory, Mended, Run, visible
 
 
@@ -52,9 +53,7 @@ def retry(tables: Tables, receive_id: str, pipeline: type[Keeping] = Keeping) ->
 
 
 def given_out(tables: Tables) -> list[tuple[str, int]]:
-    source = failures(tables.lake)
-    rows = [row for share in source.plan(10, 1, "r") for batch in source.read(share, "r") for row in batch.to_pylist()]
-    return [(row["message_id"], row["attempt"]) for row in rows]
+    return [(row["message_id"], row["attempt"]) for row in received(failures(tables.lake))]
 
 
 def events_of(tables: Tables, message_id: str) -> list[tuple[int, str]]:

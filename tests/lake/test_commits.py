@@ -1,7 +1,6 @@
 """Errors of commits: permanent errors name the table, and concurrent commits are conflicts."""
 
 import json
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,17 +13,7 @@ from pipeline_platform.lake.tables import CommitError, Table, Tables
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import Memory, Run, numbered, visible
 
-
-@pytest.fixture(autouse=True)
-def _spins_for_no_longer_than_a_while():
-    def ends(*_: object) -> None:
-        raise AssertionError("it spins")
-
-    before = signal.signal(signal.SIGALRM, ends)
-    signal.alarm(20)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+pytestmark = pytest.mark.timeout(20)  # no commit is repeated forever
 
 
 def forbid(table: Table) -> None:

@@ -14,7 +14,6 @@ from pipeline_platform.lake.maintenance.compaction import UnreadableFileError, c
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.lake.writer import write_rows
-from pipeline_platform.model.strict_options import PipelineError
 from tests.fixtures.erasing import (
     ANNA,
     BEN,
@@ -202,15 +201,6 @@ def test_a_damaged_file_ends_the_erasure_with_the_command_that_repairs_it(local)
     local.lake.write(f"visits/persons/{path}", b"damaged")
     with pytest.raises(UnreadableFileError, match=r"visits/persons: window.* cannot be read: .*repair visits"):
         erase(local, message_ids=["anna-1"])
-
-
-# Options
-
-
-@pytest.mark.parametrize("options", [{}, {"where": ["email=a"], "message_ids": ["anna-1"]}, {"where": ["nothing"]}])
-def test_a_wrong_choice_is_refused(local, options):
-    with pytest.raises(PipelineError):
-        choice(local, **options)
 
 
 def test_a_pipeline_without_tables_has_nothing_to_erase(lake):

@@ -63,11 +63,10 @@ def test_each_failure_stays_in_its_window(lake):
     assert [share.window for share in failures(lake).plan(10, 4, "r")] == [WINDOW, LATER]
 
 
-@pytest.mark.parametrize(("demand", "count"), [(0, 0), (1, 1), (3, 3), (5, 5), (9, 5)])
-def test_no_more_is_given_out_than_asked_for(lake, demand, count):
+def test_no_more_is_given_out_than_asked_for(lake):
     record(lake, "r1", event("a"), event("b"), event("c"))
     record(lake, "r2", event("d"), event("e"), window=LATER)
-    assert len(given_out(failures(lake), demand)) == count
+    assert [len(given_out(failures(lake), demand)) for demand in (0, 1, 3, 5, 9)] == [0, 1, 3, 5, 5]
 
 
 def test_the_original_payload_is_given_out_again(lake):

@@ -13,7 +13,6 @@ from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Row, Run, numbered, visible
-from tests.lake.test_replay import source_of
 
 
 class Renamed(Keeping):
@@ -45,13 +44,3 @@ def test_its_old_windows_are_dropped_and_no_table_of_an_asset_is_touched(lake, t
     assert report["kept"]["dropped"] == 1
     assert [row["text"] for row in visible(tables, "kept")] == ["3"]
     assert "an_asset" not in report
-
-
-def test_a_replay_leaves_no_message_in_both_tables(lake, tables):
-    source = source_of(tables)
-    replay = Run(tables, source, "r2", origin="messages", replaces=source.finished(), base=source.version)
-
-    replay.finish()
-
-    assert [row["text"] for row in visible(tables, "kept")] == []
-    assert sorted(row["text"] for row in visible(tables, "stored")) == ["1", "2"]

@@ -3,7 +3,6 @@
 import os
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow.fs as pafs
@@ -21,13 +20,10 @@ from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Retention
 from pipeline_platform.run.flow import Flow
+from tests.fixtures.flow import no_spark
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, visible
 
 NAMES = ["a=b", "e\N{COMBINING DIAERESIS}", "湖 & 'l\"ac' <1>, b=c+d: $e; f@g!(h)`~ Zoë"]
-
-
-def no_spark() -> Any:
-    raise AssertionError("this needs no Spark")
 
 
 def texts(lake: Lake) -> list[str]:
@@ -86,11 +82,11 @@ def test_a_prefix_may_have_any_of_these_names(tmp_path, s3, name):
     assert lake.names("keeping/_receives") == []
 
 
-@pytest.mark.parametrize("character", [*"%#?*[]{}|^\\", "\n", "\x7f"])
 @pytest.mark.parametrize("place", ["/data", "s3://lake", "gs://lake"])
-def test_names_that_a_client_misreads_are_refused(place, character):
-    with pytest.raises(ValueError, match=r"root must not contain .* Choose a name without"):
-        Lake(root=f"{place}/a{character}b/lake")
+def test_names_that_a_client_misreads_are_refused(place):
+    for character in [*"%#?*[]{}|^\\", "\n", "\x7f"]:
+        with pytest.raises(ValueError, match=r"root must not contain .* Choose a name without"):
+            Lake(root=f"{place}/a{character}b/lake")
 
 
 def test_the_folder_that_a_link_leads_to_is_judged(tmp_path):
