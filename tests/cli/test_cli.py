@@ -24,6 +24,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.orchestration.deployment import Built
+from pipeline_platform.orchestration.resources.lake_resources import ControlResource
 from pipeline_platform.orchestration.resources.source_resources import source_resource
 from tests.fixtures.pipelines_under_test import Lettered, Told
 from tests.fixtures.small_lake import Keeping, Memory, Run
@@ -57,7 +58,7 @@ def fill(home: Path, messages: int) -> None:
     queue.enqueue([b"{}"] * messages)
 
 
-def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
+def test_status_tells_backlog_runs_and_permits_and_which_store_and_lake_it_looks_at(cli, control, tmp_path):
     fill(tmp_path, 1_234)
     limit = RateLimiting(allowed_messages=500, interval=timedelta(days=1))
     control.set_rate_limiting("flights", limit)
@@ -65,10 +66,9 @@ def test_status_tells_backlog_runs_and_permits(variables, control, tmp_path):
     control.claim("flights", "a" * 32, "run-alive", wanted=70, capacity=1_000, lease_s=60)
     control.claim("flights", "b" * 32, "run-dead", wanted=5, capacity=1_000, lease_s=-1)
 
-    command = [sys.executable, "-m", "pipeline_platform.cli.main", "status"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    said = done.stdout
+    said = cli("status").stdout
 
+    assert said.startswith(f"Control store: sqlite:///{tmp_path}/control.sqlite\nLake: {tmp_path}/lake\n")
     assert "1,234 waiting; 70 in flight in run run-aliv; " in said, "as in the sensor's tick and the check"
     assert "1,234 messages in flights_queue" in said
     assert "70 messages in 1 run" in said
@@ -166,16 +166,17 @@ def test_a_lake_that_is_away_or_holds_what_cannot_be_read_is_told_in_a_line(monk
         yield
 
     monkeypatch.setattr(loading, "opened", opened)
-    monkeypatch.setattr(sys, "argv", ["pipeline-platform", "trace", "told", "5"])
-    with pytest.raises(SystemExit) as ended:
+    assert (ended(monkeypatch, "trace", "told", "5"), capsys.readouterr().err) == (1, f"{line or raised}\n")
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Return the exit code of a command."""
+    monkeypatch.setattr(sys, "argv", ["pipeline-platform", *arguments])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(loading, "_CHOSEN", {})
+    with pytest.raises(SystemExit) as left:
         main.main()
-    assert (ended.value.code, capsys.readouterr().err) == (1, f"{line or raised}\n")
-
-
-def test_status_says_which_store_and_lake_it_looks_at(cli, tmp_path):
-    assert cli("status").stdout.startswith(
-        f"Control store: sqlite:///{tmp_path}/control.sqlite\nLake: {tmp_path}/lake\n"
-    )
+    return left.value.code
 
 
 def test_status_counts_runs_that_dagster_has_queued_or_started(cli, control, tmp_path, monkeypatch):
@@ -224,40 +225,34 @@ def test_status_of_a_source_that_is_not_there_says_so_and_tells_the_rest(cli):
     assert "in flight" in answer.stdout
 
 
-def test_a_variable_that_is_not_set_is_named_without_a_traceback():
-    code = (
-        "import dagster as dg\n"
-        "import definitions\n"
-        "from pipeline_platform.cli import main as cli\n"
-        "from pipeline_platform.orchestration.resources.lake_resources import ControlResource\n"
-        "definitions.RESOURCES['control'] = ControlResource(url=dg.EnvVar('NOWHERE_SET'))\n"
-        "cli.main()"
-    )
-    answer = subprocess.run([sys.executable, "-c", code, "status"], capture_output=True, text=True, check=False)
+def test_a_variable_that_is_not_set_is_named_without_a_traceback(cli, monkeypatch, capsys):
+    monkeypatch.setitem(definitions.RESOURCES, "control", ControlResource(url=dg.EnvVar("NOWHERE_SET")))
 
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("the resources of definitions cannot be set up: control.url: ")
-    assert '"NOWHERE_SET" which is not set' in answer.stderr
-    assert len(answer.stderr.splitlines()) == 1
-    assert "Traceback" not in answer.stderr
+    assert ended(monkeypatch, "status") == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("the resources of definitions cannot be set up: control.url: ")
+    assert '"NOWHERE_SET" which is not set' in line
 
 
-def test_a_pipeline_that_cannot_work_is_refused_without_a_traceback(tmp_path):
+def test_a_pipeline_that_cannot_work_is_refused_without_a_traceback(tmp_path, monkeypatch, capsys):
     (tmp_path / "mistaken.py").write_text(
         "from pipeline_platform import Pipeline\nclass Orders(Pipeline):\n    prosessors = 1\n"
     )
-    command = [sys.executable, "-m", "pipeline_platform.cli.main", "-m", "mistaken", "status"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert answer.returncode == 2
-    assert answer.stderr.startswith("Orders.prosessors: is not an option")
-    assert len(answer.stderr.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+
+    assert ended(monkeypatch, "-m", "mistaken", "status") == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Orders.prosessors: is not an option")
 
 
-@pytest.mark.parametrize("interval", ["0", "-1", "nan", "inf", "1e-7", "1e300"])
-def test_an_interval_that_is_none_is_refused(cli, interval):
-    answer = cli("limit", "flights", "--allowed", "5", "--interval", interval)
-    assert answer.exit_code == 2
-    assert "--interval must be 0.001 to" in answer.stderr
+def test_an_interval_that_is_none_is_refused(beside):
+    cli = beside(Told)
+    for interval in ("nan", "1e-7", "1e300"):
+        answer = cli("limit", "told", "--allowed", "5", "--interval", interval)
+        assert answer.exit_code == 2, interval
+        assert "--interval must be 0.001 to" in answer.stderr
 
 
 def test_a_pause_holds_until_it_is_resumed(cli, control, tmp_path):
@@ -295,11 +290,11 @@ def test_a_part_of_a_limit_that_is_not_there_is_refused_with_the_way_out(beside)
     assert "has no rate limit" in told.output
 
 
-@pytest.mark.parametrize("command", ["status", "pause", "resume", "limit"])
-def test_an_unknown_pipeline_is_refused_with_those_there_are(cli, command):
-    answer = cli(command, "flihgts")
-    assert answer.exit_code == 2
-    assert "there is no pipeline 'flihgts'. The pipelines are flights." in answer.stderr
+def test_an_unknown_pipeline_is_refused_with_those_there_are(cli):
+    for command in ("status", "pause"):
+        answer = cli(command, "flihgts")
+        assert answer.exit_code == 2, command
+        assert "there is no pipeline 'flihgts'. The pipelines are flights." in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
 """`pipeline-platform failures`: list, show, retry, close and reopen failures."""
 
 import json
-from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -36,23 +34,6 @@ def cli(lake, beside, tmp_path, monkeypatch):
     call = beside(Keeping, memory=Memory())
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     return lambda *arguments: call("failures", *arguments)
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Run config and tags of the launched runs."""
-    runs: list[tuple[Any, Any]] = []
-
-    def launch_one(config, tags):
-        runs.append((config["ops"]["keeping"]["ops"]["receive_messages"]["config"], tags))
-        return f"run-{len(runs)}"
-
-    def launching(job, module):
-        assert (job, module) == ("keeping_retry", None)
-        return nullcontext(launch_one)
-
-    monkeypatch.setattr(planned_runs, "launching", launching)
-    return runs
 
 
 def listed(answer: Result) -> list[tuple[str, int, str]]:
@@ -95,9 +76,8 @@ def test_in_80_columns_reasons_and_ids_are_whole(cli, lake):
     assert max(map(len, said.splitlines())) <= 80
 
 
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
+def test_failures_are_listed_by_criteria_for_programs(cli):
+    for options, expected in (
         ([], {"a": "due", "b": "waiting", "gone": "dead", "later": "waiting"}),
         (["--state", "waiting"], {"a": "due", "b": "waiting", "later": "waiting"}),
         (["--state", "due"], {"a": "due"}),
@@ -110,11 +90,9 @@ def test_in_80_columns_reasons_and_ids_are_whole(cli, lake):
         (["--window", LATER], {"later": "waiting"}),
         (["--window", LATER, "--window", WINDOW, "--state", "dead"], {"gone": "dead"}),
         (["--window", "2030-01-01T0000"], {}),
-    ],
-)
-def test_failures_are_listed_by_criteria_for_programs(cli, options, expected):
-    groups = listed(cli("list", "keeping", "--json", *options))
-    assert {message_id: state for state, _, message_id in groups} == expected
+    ):
+        groups = listed(cli("list", "keeping", "--json", *options))
+        assert {message_id: state for state, _, message_id in groups} == expected, options
 
 
 def test_what_a_list_leaves_out_is_said(cli):
@@ -160,9 +138,8 @@ def test_a_message_that_has_not_failed_is_not_there(cli):
     assert "keeping has no failure of message 'nobody'" in answer.output
 
 
-@pytest.mark.parametrize(
-    ("options", "selection", "messages"),
-    [
+def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, launched):
+    for options, selection, messages in (
         (["--id", "gone"], {"message_id": "gone"}, [1]),
         (["--kind", "KeyError"], {"kind": "KeyError"}, [1]),
         (["--reason", "no price"], {"reason": "no price"}, [3]),
@@ -172,15 +149,15 @@ def test_a_message_that_has_not_failed_is_not_there(cli):
         (["--window", LATER], {}, [1]),
         (["--all"], {}, [4]),
         (["--id", "done"], {}, []),
-    ],
-)
-def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, launched, options, selection, messages):
-    answer = cli("retry", "keeping", *options)
-    assert answer.exit_code == 0, answer.output
-    assert [int(tags["keeping/demand"]) for _, tags in launched] == messages
-    for config, tags in launched:
-        assert config == {"origin": "failed", **({"failures": selection} if selection else {})}
-        assert tags["keeping/origin"] == "failed"
+    ):
+        launched.clear()
+        answer = cli("retry", "keeping", *options)
+        assert answer.exit_code == 0, answer.output
+        assert [int(tags["keeping/demand"]) for _, _, tags in launched] == messages, options
+        for job, config, tags in launched:
+            assert job == "keeping_retry"
+            assert config == {"origin": "failed", **({"failures": selection} if selection else {})}
+            assert tags["keeping/origin"] == "failed"
 
 
 def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):
@@ -191,7 +168,7 @@ def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):
         "run run-2 retries 1 failure of 2026-01-02T0000",
         "5 failures in 2 runs.",
     ]
-    (_, first), (_, second) = launched
+    (_, _, first), (_, _, second) = launched
     assert first["dagster/asset_partition_range_end"] == LATER
     assert second["dagster/partition"] == "2026-01-02T0000"
 
@@ -217,7 +194,7 @@ def test_without_an_instance_nothing_is_launched(cli, monkeypatch):
 def test_python_does_the_same(cli, launched):
     (run,) = launch.retry_failures("keeping", kind="KeyError", windows=[WINDOW])
     assert run == launch.Launched("run-1", [WINDOW], 1)
-    assert launched[0][0]["failures"] == {"kind": "KeyError"}
+    assert launched[0][1]["failures"] == {"kind": "KeyError"}
     assert launch.retry_failures("keeping", message_id="nobody") == []
 
 
@@ -232,7 +209,7 @@ def test_of_an_id_that_several_sources_have_the_source_has_to_be_said(cli, lake,
     assert "1 failure in 1 run." in cli("retry", "keeping", "--id", "gone").stdout, "what is closed is not driven"
     assert "1 failure in 1 run." in cli("retry", "keeping", "--source", "other").stdout
     assert "No matching failures" in cli("retry", "keeping", "--id", "a", "--source", "third").stdout
-    assert [config["failures"] for config, _ in launched] == [
+    assert [config["failures"] for _, config, _ in launched] == [
         {"message_id": "a", "source": "other"},
         {"message_id": "gone"},
         {"source": "other"},
@@ -315,7 +292,7 @@ def small(beside, tmp_path, monkeypatch):
 @pytest.mark.parametrize("retried", [2, 0], ids=["retried", "paused"])
 def test_one_command_retries_more_failures_than_a_run_may(small, lake, launched, monkeypatch, retried):
     def follow(pipeline: object, run_ids: list[str], *, err: bool) -> dict[str, str]:
-        _, tags = launched[-1]
+        _, _, tags = launched[-1]
         ends = [tags.get(f"dagster/asset_partition_range_{end}") for end in ("start", "end")]
         windows = [WINDOW, LATER] if ends[0] else [tags["dagster/partition"]]
         close_some(lake, windows, retried)
@@ -337,7 +314,7 @@ def test_one_command_retries_more_failures_than_a_run_may(small, lake, launched,
         "2 failures in 1 run.",
         "Retried 4 of 4 failures.",
     ]
-    first, second = (config for config, _ in launched)
+    first, second = (config for _, config, _ in launched)
     assert first == second
     assert first["demand"] == 2
     assert first["failures"].keys() == {"failed_before"}

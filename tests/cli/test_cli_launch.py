@@ -40,11 +40,10 @@ def cli(tmp_path):
     return call
 
 
-@pytest.mark.parametrize("where", [[], ["-m", "definitions"]], ids=["workspace", "module"])
-def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path, where):
+def test_failures_are_driven_by_a_run_in_the_queue_of_the_instance(cli, tmp_path):
     window, lake = window_now(Flights, datetime.now(UTC)), Lake(root=str(tmp_path / "lake"))
     record(lake, "r1", event("a", kind="KeyError"), event("b"), window=window, pipeline="flights")
-    said = cli(*where, "failures", "retry", "flights", "--kind", "KeyError")
+    said = cli("failures", "retry", "flights", "--kind", "KeyError")
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
     assert said.splitlines() == [f"run {run.run_id} retries 1 failure of {window}", "1 failure in 1 run."]
@@ -80,8 +79,7 @@ code_location_target_module = "definitions"
 """
 
 
-@pytest.mark.parametrize("where", [[], ["-m", "definitions"]], ids=["found", "module"])
-def test_in_a_project_of_dg_the_daemon_finds_the_run_by_the_name_of_dg(cli, tmp_path, monkeypatch, where):
+def test_in_a_project_of_dg_the_daemon_finds_the_run_by_the_name_of_dg(cli, tmp_path, monkeypatch):
     (project := tmp_path / "shop").mkdir()
     (project / "pyproject.toml").write_text(DG)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -93,13 +91,8 @@ def test_in_a_project_of_dg_the_daemon_finds_the_run_by_the_name_of_dg(cli, tmp_
         pipeline="flights",
     )
 
-    cli(*where, "failures", "retry", "flights", "--all", cwd=project)
+    cli("failures", "retry", "flights", "--all", cwd=project)
 
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         (run,) = instance.get_runs()
     assert run.remote_job_origin.location_name == "shop"
-
-
-def test_a_module_that_is_named_is_the_one_that_is_loaded(cli):
-    with pytest.raises(AssertionError, match="there is no module elsewhere in "):
-        cli("-m", "elsewhere", "status")

@@ -1,33 +1,13 @@
 """`pipeline-platform pull`: what one run from the source would lease, and its launch."""
 
 import json
-from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from pipeline_platform.cli.runs import planned_runs
 from pipeline_platform.orchestration.asset_windows import window_now
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory, numbered
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Job, receive config and tags of each launched run."""
-    runs: list[tuple[str, Any, Any]] = []
-
-    def launching(job, module):
-        def launch_one(config, tags):
-            (of_pipeline,) = config["ops"].values()
-            runs.append((job, of_pipeline["ops"]["receive_messages"]["config"], tags))
-            return f"run-{len(runs)}"
-
-        return nullcontext(launch_one)
-
-    monkeypatch.setattr(planned_runs, "launching", launching)
-    return runs
 
 
 @pytest.fixture

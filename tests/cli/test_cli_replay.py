@@ -1,13 +1,11 @@
 """`pipeline-platform replay` and `--since`: the runs that are planned, launched and followed."""
 
 import json
-from contextlib import nullcontext
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
-from pipeline_platform.cli.runs import planned_runs, replay_command
+from pipeline_platform.cli.runs import replay_command
 from pipeline_platform.cli.time_range import windows_between
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -22,22 +20,6 @@ def cli(beside, tmp_path, monkeypatch):
     call = beside(Keeping, memory=Memory())
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     return call
-
-
-@pytest.fixture
-def launched(monkeypatch):
-    """Job, receive config and tags of each launched run."""
-    runs: list[tuple[str, Any, Any]] = []
-
-    def launching(job, module):
-        def launch_one(config, tags):
-            runs.append((job, config["ops"]["keeping"]["ops"]["receive_messages"]["config"], tags))
-            return f"run-{len(runs)}"
-
-        return nullcontext(launch_one)
-
-    monkeypatch.setattr(planned_runs, "launching", launching)
-    return runs
 
 
 @pytest.fixture

@@ -1,9 +1,7 @@
 """`--set`: fields of the context that callbacks of the launched runs get, and no others."""
 
 import re
-from contextlib import nullcontext
 from datetime import date
-from typing import Any
 
 import pytest
 import typer
@@ -11,7 +9,6 @@ from pydantic import BaseModel
 
 from pipeline_platform import Pipeline, PipelineError
 from pipeline_platform.cli.launch import retry_failures
-from pipeline_platform.cli.runs import planned_runs
 from pipeline_platform.cli.runs.context_settings import settings_of
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.asset_windows import window_now
@@ -77,36 +74,28 @@ def test_an_unknown_field_or_a_wrong_value_is_refused(pipeline, given, text):
 
 
 @pytest.fixture
-def launched(monkeypatch, tmp_path):
-    """Receive config of each launched run."""
-    configs: list[Any] = []
-
-    def launch_one(config, tags):
-        configs.append(config["ops"]["told"]["ops"]["receive_messages"]["config"])
-        return f"run-{len(configs)}"
-
-    monkeypatch.setattr(planned_runs, "launching", lambda job, module: nullcontext(launch_one))
+def failed(tmp_path):
+    """A lake with an open failure."""
     record(Lake(root=str(tmp_path / "lake")), "r1", event("a"), pipeline="told", window=window_now(Told))
-    return configs
 
 
-def test_a_retry_with_a_setting_changes_the_context_of_its_runs(beside, launched, monkeypatch, tmp_path):
+def test_a_retry_with_a_setting_changes_the_context_of_its_runs(beside, failed, launched, monkeypatch, tmp_path):
     cli = beside(Told, queue=Memory())
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     refused = cli("failures", "retry", "told", "--since", "2h", "--set", "forgivng=true")
     assert (refused.exit_code, launched) == (2, [])
     answer = cli("failures", "retry", "told", "--since", "2h", "--set", "forgiving=true")
     assert answer.exit_code == 0, answer.output
-    assert launched == [{"origin": "failed", "context": {"forgiving": True}}]
+    assert [config for _, config, _ in launched] == [{"origin": "failed", "context": {"forgiving": True}}]
     acts = cli("history", "told").stdout
     assert "set forgiving" in acts, "the name, because a value may be personal data"
     assert Told.context.forgiving is False
 
 
-def test_python_retries_with_a_setting(beside, launched, monkeypatch, tmp_path):
+def test_python_retries_with_a_setting(beside, failed, launched, monkeypatch, tmp_path):
     beside(Told, queue=Memory())
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     with pytest.raises(PipelineError):
         retry_failures("told", settings={"forgivng": True})
     retry_failures("told", settings={"forgiving": True})
-    assert launched == [{"origin": "failed", "context": {"forgiving": True}}]
+    assert [config for _, config, _ in launched] == [{"origin": "failed", "context": {"forgiving": True}}]

@@ -89,9 +89,9 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("case", SETTINGS)
-def test_a_setting_that_matters_is_found(tmp_path, case):
+def test_a_setting_that_matters_is_found(tmp_path, new_home, case):
     check, settings, state, text = SETTINGS[case]
-    (tmp_path / "dagster.yaml").write_text(f"telemetry: {{enabled: false}}\n{settings}\n")
+    new_home(tmp_path, f"telemetry: {{enabled: false}}\n{settings}\n")
     with dg.DagsterInstance.from_config(str(tmp_path)) as instance:
         arguments = [instance] if check == "retention" else [instance, [Slow]]
         found = getattr(dagster_checks, check)(*arguments)

@@ -67,11 +67,9 @@ def test_an_erasure_that_is_not_complete_exits_with_1(cli, tables, control):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["keeping"], "exactly one of --where, --containing and --message-id"),
         (["keeping", "--where", "txt=a"], "no table of a batcher has all of the columns txt"),
         (["coasts", "--message-id", "1"], "erase.source: must be set"),
         (["unknown", "--message-id", "1"], "there is no pipeline 'unknown'"),
-        (["keeping", "--message-id", "1", "--timeout", "-1"], "--timeout"),
     ],
 )
 def test_a_wrong_option_is_refused(cli, options, said):

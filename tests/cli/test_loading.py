@@ -1,5 +1,7 @@
 """Tests of how the command line finds the deployment: `workspace.yaml`, a project of `dg`, `-m`."""
 
+import sys
+
 import pytest
 
 from pipeline_platform.cli import loading
@@ -55,6 +57,9 @@ def test_without_a_workspace_a_project_of_dg_is_the_deployment(tmp_path, monkeyp
     assert loading.location_of(None) == loading.location_of(module) == loading.location_of(name)
     assert loading.location_of(None)[:2] == (module, name)
     assert loading.location_of("elsewhere")[:2] == ("elsewhere", "elsewhere")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(loading.SetUpError, match="there is no module elsewhere in "):
+        loading.load("elsewhere")
 
 
 def test_the_only_file_that_calls_platform_definitions_is_the_deployment(tmp_path, monkeypatch):

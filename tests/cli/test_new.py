@@ -6,7 +6,9 @@ import sys
 from typing import get_args
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline_platform.cli.main import app
 from pipeline_platform.connectors.new_pipeline import SourceKind
 from tests.fixtures.keeper import PROJECT
 
@@ -22,6 +24,7 @@ def checkout(tmp_path, monkeypatch):
         copy(PROJECT / name, tmp_path / name)
     for variable in ("PIPELINE_PLATFORM_HOME", "DAGSTER_HOME"):
         monkeypatch.delenv(variable, raising=False)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
@@ -30,14 +33,14 @@ def python(checkout, *arguments):
     return subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=60, check=False)
 
 
-def new(checkout, *arguments):
-    return python(checkout, "-m", "pipeline_platform.cli.main", "new", *arguments)
+def new(*arguments):
+    return CliRunner().invoke(app, ["new", *arguments])
 
 
 def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(checkout):
     kinds = get_args(SourceKind)
     for kind in kinds:
-        assert new(checkout, f"from_{kind}", "--source", kind).returncode == 0
+        assert new(f"from_{kind}", "--source", kind).exit_code == 0
     listed = "from definitions import defs; print(*(key.to_user_string() for key in defs.resolve_all_asset_keys()))"
 
     loaded, tested = (
@@ -55,15 +58,15 @@ def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(che
 
 def test_a_name_that_is_taken_and_a_deployment_of_another_shape_are_refused_and_nothing_is_written(checkout):
     definitions = checkout / "definitions.py"
-    taken = new(checkout, "flights")
-    assert taken.returncode == 1
-    assert "pipelines/flights.py, resources/flights_queue.py already exist" in taken.stderr
+    taken = new("flights")
+    assert taken.exit_code == 1
+    assert "pipelines/flights.py, resources/flights_queue.py already exist" in str(taken.exception)
     before = definitions.read_text().replace("RESOURCES = {", "RESOURCES = dict() or {")
     definitions.write_text(before)
 
-    other = new(checkout, "orders")
+    other = new("orders")
 
-    assert other.returncode == 1
-    assert "no file was written. Add these lines manually:" in other.stderr
-    assert 'from resources.orders_queue import orders_queue\n"orders_queue": orders_queue' in other.stderr
+    assert other.exit_code == 1
+    assert "no file was written. Add these lines manually:" in str(other.exception)
+    assert 'from resources.orders_queue import orders_queue\n"orders_queue": orders_queue' in str(other.exception)
     assert (definitions.read_text(), (checkout / "pipelines/orders.py").exists()) == (before, False)

@@ -21,9 +21,9 @@ def told_replay():
 
 
 @pytest.fixture
-def instance(tmp_path, monkeypatch):
+def instance(tmp_path, monkeypatch, new_home):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
-    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}")
+    new_home(tmp_path, "telemetry: {enabled: false}")
     with dg.DagsterInstance.get() as instance:
         yield instance
 

@@ -126,9 +126,10 @@ def test_a_step_that_is_executed_again_after_the_decision_is_not_counted_again(h
     assert [len(named(heard, name)) for name in ("handle", "batcher")] == [2, 2]
 
 
-def test_a_sensor_emits_its_demand_and_that_its_source_is_unavailable(place, heard):
+def test_a_sensor_emits_its_backlog_its_demand_and_that_its_source_is_unavailable(place, heard, exported):
     place.enqueue(130)
     place.tick()
+    assert exported.metrics()["backlog"] == 130
     place.tick(source=TableQueue(name="queue", url=f"sqlite:///{place.folder}/elsewhere.sqlite"))
     known = {"pipeline": "asked", "producer": "", "source": "queue"}
     start, (phase, fields), *unavailable = named(heard, "ask")
@@ -138,7 +139,9 @@ def test_a_sensor_emits_its_demand_and_that_its_source_is_unavailable(place, hea
     assert unavailable == [("start", known), ("exception", known | {"kind": "SourceError"})]
 
 
-def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here, exported):
+def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step_and_metrics_count_each_message_once(
+    here, exported
+):
     run(here(Obedient, PAYLOADS))
 
     assert len({span.context.trace_id for span in exported.spans}) == 1
@@ -154,6 +157,13 @@ def test_the_spans_of_a_run_are_one_trace_with_each_task_under_its_step(here, ex
             assert parent.start_time <= span.start_time <= span.end_time
             assert "pipeline_platform.seconds" in span.attributes
 
+    found = exported.metrics()
+    counts = {name: found[f"messages.{name}"] for name in ("received", "handled", "failed", "acknowledged")}
+    assert counts == {"received": 6, "handled": 4, "failed": 2, "acknowledged": 6}
+    assert (found["rounds"], found["latency"]) == (1, 6)
+    assert {found[f"duration {step}"] for step in ("begin", "receive", "handle", "batcher", "decide")} == {1}
+    assert found["duration handle.task"] == 2
+
 
 def test_another_process_continues_the_trace_of_the_receive(here, exported):
     flow = here(Obedient, PAYLOADS)
@@ -166,22 +176,6 @@ def test_another_process_continues_the_trace_of_the_receive(here, exported):
     assert handle.parent.span_id == begun.context.span_id
     assert handle.parent.is_remote
     assert handle.attributes["pipeline_platform.run_id"] == "test"
-
-
-def test_metrics_count_each_message_once(here, exported):
-    run(here(Obedient, PAYLOADS))
-    found = exported.metrics()
-    counts = {name: found[f"messages.{name}"] for name in ("received", "handled", "failed", "acknowledged")}
-    assert counts == {"received": 6, "handled": 4, "failed": 2, "acknowledged": 6}
-    assert (found["rounds"], found["latency"]) == (1, 6)
-    assert {found[f"duration {step}"] for step in ("begin", "receive", "handle", "batcher", "decide")} == {1}
-    assert found["duration handle.task"] == 2
-
-
-def test_the_sensor_reports_the_backlog(place, exported):
-    place.enqueue(7)
-    place.tick()
-    assert exported.metrics()["backlog"] == 7
 
 
 def test_an_exception_sets_the_status_of_its_span(here, exported, monkeypatch):
