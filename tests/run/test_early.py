@@ -11,7 +11,7 @@ from pipeline_platform.lake.tables import CommitConflictError
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import begin as beginning
 from pipeline_platform.run import lease, steps
-from pipeline_platform.run.finish import finish_now, finish_others
+from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
 from tests.fixtures.early import POINTS, Early, handle_here, killed
 from tests.fixtures.flow import received, rows, run
@@ -59,17 +59,6 @@ def test_a_task_that_lives_while_its_receive_is_given_up_tells_the_source_nothin
     monkeypatch.setattr(decision, "fence", lambda *given: handle_here(flow, stalled) or fence(*given))
     assert finish_others(flow) == [stalled.receive_id]
     assert flow.source.backlog().messages == 1
-
-
-def test_a_message_that_was_acknowledged_early_is_an_open_failure_once_its_receive_is_finished(filled):
-    flow = filled(Early, [b"early"])
-    stale = received(flow)
-    handle_here(flow, stale)
-    finish_now(flow, stale)
-    assert acknowledged(flow) == {"early": ["failed"]}
-    assert rows(flow, "outcomes")["action"].to_list() == ["acknowledged early"]
-    assert rows(flow, "failed")["state"].to_list() == ["open"]
-    assert set(rows(flow, "messages")["receive_id"]) == set(rows(flow, "outcomes")["receive_id"]) != {stale.receive_id}
 
 
 @pytest.mark.parametrize("moment", ["KeepForgotten", "decide", "acknowledge"])
@@ -125,6 +114,10 @@ def test_what_a_dead_run_acknowledged_early_is_an_open_failure(filled, moment):
         failed = rows(flow, "failed")
         assert set(failed["data"]) == forgotten
         assert set(zip(failed["state"], failed["kind"], strict=True)) == {("open", "not decided")}
+        failures = rows(flow, "outcomes").filter(outcome="failed")
+        assert failures["action"].to_list() == ["acknowledged early"]
+    assert {*rows(flow, "messages")["receive_id"]} == {*rows(flow, "outcomes")["receive_id"]}
+    assert dead not in rows(flow, "messages")["receive_id"]
     assert flow.source.backlog().messages == 0
     assert flow.ledger.unfinished() == []
 

@@ -139,11 +139,6 @@ def test_a_message_that_damages_its_process_fails_alone(lake):
     assert kept == ["1", "2", "3", "5", "6", *["7"] * 4, "8"]
 
 
-def test_a_damaged_message_object_fails_alone(lake):
-    manifest = in_callback_process(lake, b"1", b"broken", b"3")
-    assert outcomes(lake, "hostile", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
-
-
 def test_a_batch_that_damages_its_process_fails_and_no_other(lake):
     payloads = [*[b"handle_batch"] * 5, b"handle_batch spoil json", *[b"handle_batch"] * 4]
     manifest = returned(batching(lake, Hostile, in_callback_process(lake, *payloads), "called")(0))

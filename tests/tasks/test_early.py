@@ -71,17 +71,6 @@ def test_a_chunk_is_told_in_one_call_by_status(lake):
     assert outcomes(lake, "together", manifest) == {"m0": "handled", "m1": "returned", "m2": "handled"}
 
 
-@pytest.mark.parametrize("careful", [False, True])
-def test_whatever_comes_later_nothing_is_told_twice_and_no_failure_is_lost(lake, careful):
-    source = Memory(deliveries_=numbered(b"early", b"early raise", b"early return"))
-    manifest = early(lake, Early, source, careful=careful)
-    assert set(actions(lake, manifest)) == {"acknowledged early"}
-    assert outcomes(lake, "early", manifest) == {"m0": "handled", "m1": "failed", "m2": "failed"}
-    assert len(rows_of(lake, "early", manifest, "failed")) == 2
-    if not careful:  # a fork's calls are its own
-        assert source.told == [("ack", "q", [f"ack-m{number}"]) for number in range(3)]
-
-
 def test_threads_acknowledge_each_message_once(lake):
     class AtOnce(Early):
         name = "early"

@@ -205,7 +205,7 @@ def odd(where: str, attribute: str, value: Any, *, raises: bool = False) -> type
 
 
 @pytest.mark.parametrize("raises", [False, True])
-@pytest.mark.parametrize("where", ["transform", "prepare_messages", "handle_message"])
+@pytest.mark.parametrize("where", ["prepare_messages", "handle_message"])
 @pytest.mark.parametrize(("attribute", "value", "reason"), ODD)
 def test_an_odd_value_that_a_callback_sets_fails_its_message_alone(lake, where, attribute, value, reason, raises):
     manifest = handled(lake, odd(where, attribute, value, raises=raises), b"1", b"odd", b"3")

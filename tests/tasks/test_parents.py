@@ -103,13 +103,6 @@ def test_a_retried_failure_is_closed_with_its_parent(lake):
     assert states == {"m0": "closed", "m1": "open"}
 
 
-@pytest.mark.parametrize("tasks", [1, 3])
-def test_each_parent_is_recorded_by_one_task(lake, tasks):
-    manifest = ended(lake, *(b"left=a right=b" for _ in range(10)), careful=False, tasks=tasks)
-    ids = [row["message_id"] for row in rows_of(lake, "fragile", manifest, "outcomes")]
-    assert sorted(ids) == sorted(f"m{number}" for number in range(10))
-
-
 def test_a_task_keeps_a_bounded_number_of_ends_of_children(lake, monkeypatch):
     held: list[int] = []
     real = parents.that_count

@@ -98,24 +98,6 @@ def test_a_block_with_such_a_value_fails_that_row_alone(lake, column):
     assert pl.read_parquet(lake.uri("blocks", "kept", file.path))["text"].to_list() == ["1", "3"]
 
 
-class Rows(Pipeline):
-    """Makes a row of each message; for the payload `text`, with text that is not valid Unicode."""
-
-    name = "rows"
-    producer = Producer(source="memory")
-    batchers = {"kept": TableBatcher(schema=Line)}
-
-    def handle_message(self, message: Any, context: Any) -> Any:
-        text = "\ud800" if message.data == b"text" else message.data.decode()
-        return message.put({"text": text, "day": date.min, "inner": []}, batcher="kept")
-
-
-def test_a_row_with_such_a_value_fails_alone(lake):
-    manifest = handled(lake, Rows, b"1", b"text", b"3")
-
-    assert outcomes(lake, "rows", manifest) == {"m0": "handled", "m1": "failed", "m2": "handled"}
-
-
 class Broken(Memory):
     """Delivers metadata that is not valid text."""
 
