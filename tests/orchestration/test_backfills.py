@@ -7,7 +7,7 @@ from pipeline_platform.lake.failures.failed import Counts
 from pipeline_platform.orchestration.reports import run_checks
 from pipeline_platform.run import lease
 from pipeline_platform.run.intake import Intake
-from tests.fixtures.dagster import LAST, NEXT, WINDOW, figures, rows_of
+from tests.fixtures.dagster import LAST, NEXT, WINDOW, figures, rows_of, versions
 
 SUCCESS = dg.DagsterRunStatus.SUCCESS
 
@@ -19,10 +19,11 @@ def short_waits(monkeypatch):
     monkeypatch.setattr(Intake, "room_within_s", 2.0)
 
 
-def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(location):
+def test_a_backfill_of_three_windows_is_one_run_with_figures_and_a_data_version_for_each_window(location):
+    pulls = list[dg.DagsterRun]()
     for window, payloads in ((WINDOW, ["fail 1", "one"]), (NEXT, ["fail 2", "fail 3"]), (LAST, ["letter x", "two"])):
         location.enqueue(*payloads)
-        pulled = location.run("told_pull", window)
+        pulls.append(pulled := location.run("told_pull", window))
         assert pulled.status == SUCCESS
     assert location.open_failures() == {WINDOW: 1, NEXT: 2, LAST: 1}
     warned = location.checks(pulled)["open_failures"]
@@ -32,9 +33,20 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
     idle = location.checks(location.run("told_pull", LAST))["open_failures"]
     assert not idle.passed, "a run that received nothing hides nothing either"
 
+    nothing = versions(location, location.run("told_retry", WINDOW, LAST))
+    assert nothing == {
+        WINDOW: versions(location, pulls[0])[WINDOW],
+        NEXT: None,
+        LAST: versions(location, pulls[2])[LAST],
+    }
+    assert None not in (nothing[WINDOW], nothing[LAST])
+
     run = location.run("told_retry", WINDOW, LAST, context={"forgiving": True})
 
     assert run.status == SUCCESS
+    forgiven = versions(location, run)
+    assert forgiven[WINDOW] not in (None, nothing[WINDOW])
+    assert (forgiven[NEXT], forgiven[LAST]) == (forgiven[WINDOW], nothing[LAST])
     events = location.materialisations(run, "lines")
     told = {event.partition: figures(event) for event in events}
     assert [event.partition for event in events] == [WINDOW, NEXT, LAST]
@@ -55,12 +67,15 @@ def test_a_backfill_of_three_windows_is_one_run_with_figures_for_each_window(loc
     events_of = location.rows("failed").sort("message_id", "attempt")
     last = events_of.group_by("message_id", maintain_order=True).last()
     assert sorted(zip(last["state"], last["attempt"], strict=True)) == [
-        ("closed", 2),
-        ("closed", 2),
-        ("closed", 2),
-        ("open", 2),
+        ("closed", 3),
+        ("closed", 3),
+        ("closed", 3),
+        ("open", 3),
     ]
     assert not location.checks(run)["open_failures"].passed
+
+    replayed = versions(location, location.run("told_replay", WINDOW, NEXT))
+    assert replayed[WINDOW] != forgiven[WINDOW], "all rows are replaced"
 
 
 def test_of_many_windows_with_open_failures_the_oldest_are_named():

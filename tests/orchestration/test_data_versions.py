@@ -1,45 +1,13 @@
 """The data version of a window changes with its rows, and every window of a run is materialised."""
 
 import dagster as dg
-import pytest
 
 from pipeline_platform.orchestration.reports.data_versions import data_versions
-from tests.fixtures.dagster import LAST, NEXT, WINDOW, Location
+from tests.fixtures.dagster import WINDOW, versions
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
-with_spark = pytest.mark.usefixtures("open_spark")
 
 
-def versions(location: Location, run: dg.DagsterRun, table: str, pipeline: str = "told") -> dict[str, str | None]:
-    """Return the data versions by window."""
-    events = location.materialisations(run, table, pipeline)
-    return {str(event.partition): (event.tags or {}).get("dagster/data_version") for event in events}
-
-
-@with_spark
-def test_only_windows_whose_rows_change_get_another_version(location):
-    location.enqueue("one", "fail 1")
-    first = location.run("told_pull", WINDOW)
-    location.enqueue("letter x", "fail 2")
-    second = location.run("told_pull", NEXT)
-    assert (first.status, second.status, location.open_failures()) == (SUCCESS, SUCCESS, {WINDOW: 1, NEXT: 2})
-
-    nothing = location.run("told_retry", WINDOW, LAST)
-
-    lines = versions(location, nothing, "lines")
-    assert nothing.status == SUCCESS
-    assert lines == {WINDOW: versions(location, first, "lines")[WINDOW], NEXT: None, LAST: None}
-    assert lines[WINDOW] is not None
-
-    forgiven = versions(location, location.run("told_retry", WINDOW, LAST, context={"forgiving": True}), "lines")
-    assert forgiven[WINDOW] not in (None, lines[WINDOW])
-    assert (forgiven[NEXT], forgiven[LAST]) == (forgiven[WINDOW], None)
-
-    replayed = versions(location, location.run("told_replay", WINDOW, NEXT), "lines")
-    assert len({replayed[WINDOW], forgiven[WINDOW]}) == 2
-
-
-@with_spark
 def test_an_empty_pull_and_a_message_for_another_batcher_change_no_version(location):
     location.enqueue("one")
     first = location.run("told_pull", WINDOW)
@@ -47,14 +15,13 @@ def test_an_empty_pull_and_a_message_for_another_batcher_change_no_version(locat
     location.enqueue("letter a")
     other = location.run("told_pull", WINDOW)
 
-    lines, letters = versions(location, first, "lines"), versions(location, first, "letters")
+    lines, letters = versions(location, first), versions(location, first, "letters")
     assert lines[WINDOW] is not None
-    assert versions(location, empty, "lines") == versions(location, other, "lines") == lines
+    assert versions(location, empty) == versions(location, other) == lines
     assert versions(location, empty, "letters") == letters
     assert versions(location, other, "letters")[WINDOW] not in (None, letters[WINDOW], lines[WINDOW])
 
 
-@with_spark
 def test_rows_that_a_red_run_published_are_new_at_the_next_materialisation(location):
     location.enqueue("one")
     before = versions(location, location.run("strict_pull", WINDOW), "lines", "strict")

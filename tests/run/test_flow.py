@@ -66,7 +66,6 @@ def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_
     [
         ("one too many", "returned 4 rows for 3 messages"),
         ("one for another", "more than once"),
-        ("position", "changed the column position"),
     ],
 )
 def test_the_spark_lane_refuses_rows_that_are_not_those_it_gave(filled_on_spark, fault, said):

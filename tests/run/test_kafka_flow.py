@@ -20,18 +20,12 @@ from pipeline_platform.run.flow import Flow
 from tests.fixtures.flow import begun, finish, flow_of, kinds, publish, received, rows, run, worked
 from tests.fixtures.flow_pipelines import Obedient, Word
 from tests.fixtures.kafka_source import lag, until
-from tests.run import test_held as held
 
 
 @pytest.fixture
 def flow(kafka, kafka_topic, tmp_path, tasks_here):
     """A pipeline over a topic of three partitions."""
     return flow_of(tmp_path, Obedient, kafka(kafka_topic(3)))  # the control store is the one of the source's positions
-
-
-@pytest.fixture
-def flow_on_spark(kafka, kafka_topic, tmp_path, spark_session):
-    return flow_of(tmp_path, Obedient, kafka(kafka_topic(3)), session=spark_session)
 
 
 def send(flow: Flow, *words: str) -> None:
@@ -132,9 +126,9 @@ def test_a_run_that_is_drained_leaves_the_rest_of_its_ranges_to_the_next(flow, m
     assert came_to.to_list() == ["handled"] * (30 - len(begun)), "nothing is read twice that was handled"
 
 
-def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(flow_on_spark, tmp_path):
+def test_what_two_tasks_of_a_drained_run_left_of_a_partition_is_read_once(kafka, kafka_topic, tmp_path, local_worker):
     """The offsets of the receive are handled, free, handled and free."""
-    flow = replace(flow_on_spark, producer=BoundProducer(Marking))
+    flow = flow_of(tmp_path, Marking, kafka(kafka_topic(3)), worker=local_worker)
     words = [f"{tmp_path / 'task'} {number:04}" for number in range(80)]
     flow.source.send([word.encode() for word in words], ({"partition": 0} for _ in words))
     receive = received(flow)
@@ -193,25 +187,3 @@ def test_what_a_stalled_run_reserves_after_it_was_given_up_is_given_back(flow):
     assert flow.source.backlog().messages == 0
     run(flow)
     assert_each_once(flow, numbers(0, 30))
-
-
-class Holding(held.Held):
-    """A partition of the topic is held."""
-
-    name = "holding"
-    partition_by = "source"
-
-
-def test_a_failure_holds_its_partition_until_a_retry_handles_it_in_order(flow):
-    flow = replace(flow, producer=BoundProducer(Holding))
-    send(flow, *(payload.decode() for payload in held.payloads(12, at_4="fail")))
-    run(flow)
-    assert held.numbers(flow) == {"0": [0, 3, 6, 9], "1": [1], "2": [2, 5, 8, 11]}
-    assert lags(flow) == [0, 0, 0]
-
-    send(flow, "0 12", "1 13", "2 14")
-    run(flow)
-    assert kinds(flow) == {"1 4 fail": "ValueError", "1 7": "held", "1 10": "held", "1 13": "held"}
-
-    run(flow, "failed", demand=2)
-    assert held.numbers(flow) == {"0": [0, 3, 6, 9, 12], "1": [1, 4, 7], "2": [2, 5, 8, 11, 14]}

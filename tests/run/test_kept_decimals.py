@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 
 from pipeline_platform import Batcher, Message, Pipeline, TableBatcher, columns
 from pipeline_platform.run.flow import Flow
-from tests.fixtures.flow import filled, filled_on_spark, rows, run, tasks_here  # noqa: F401
+from tests.fixtures.flow import rows, run
 from tests.fixtures.obedient import Obedient
 
 
@@ -73,7 +73,7 @@ def types(flow: Flow) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("lane", [in_rows, in_batches, in_blocks])
-def test_a_table_keeps_its_digits_and_stays_writable_and_readable(filled, lane):  # noqa: F811
+def test_a_table_keeps_its_digits_and_stays_writable_and_readable(filled, lane):
     run(filled(in_rows(Order), [b'{"total": 1.123456789, "lines": [{"price": 1}]}']))
     before = filled(lane(ShortOrder), [b'{"total": 2.25, "lines": [{"price": 2.5}]}', b'{"total": 3.125}'])
 
@@ -87,7 +87,7 @@ def test_a_table_keeps_its_digits_and_stays_writable_and_readable(filled, lane):
     assert rows(before, "failed")["kind"].to_list() == ["ValidationError"]
 
 
-def test_a_new_table_has_the_digits_of_its_fields_and_keeps_them(filled):  # noqa: F811
+def test_a_new_table_has_the_digits_of_its_fields_and_keeps_them(filled):
     flow = filled(in_rows(ShortOrder), [b'{"total": 2.25}'])
     run(flow)
     assert types(flow)["total"] == 'PrimitiveType("decimal(12,2)")'

@@ -13,12 +13,12 @@ from tests.fixtures.flow_pipelines import Obedient
 
 
 @pytest.fixture
-def started(tmp_path, tasks_here, rabbitmq, spark_session):
+def started(tmp_path, tasks_here, rabbitmq):
     """A flow over a queue, and flows of later runs over the same queue and lake."""
 
     def start(queue: str = "", **options: object) -> Flow:
         source = rabbitmq(queue, name="queue", **options)
-        return flow_of(tmp_path, Obedient, source, session=spark_session)
+        return flow_of(tmp_path, Obedient, source)
 
     return start
 

@@ -2,21 +2,14 @@
 
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 
 from tests.fixtures.documents import DOCS, imported
 from tests.fixtures.flow import rows, run
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
-def database(request: pytest.FixtureRequest, tmp_path: Any) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/payments.sqlite"
-    return str(request.getfixturevalue("postgres_url")).replace("postgresql://", "postgresql+psycopg://")
-
-
-def test_a_message_has_one_row_whatever_fails_after_the_commit_is_retried_or_replayed(filled, database, tmp_path):
+def test_a_message_has_one_row_whatever_fails_after_the_commit_is_retried_or_replayed(filled, postgres_url, tmp_path):
+    database = postgres_url.replace("postgresql://", "postgresql+psycopg://")
     example = imported("rows_once", (DOCS / "examples" / "rows_once_in_a_database.py").read_text(), tmp_path)
 
     class Place(example.Place):  # type: ignore[name-defined, misc]

@@ -1,4 +1,4 @@
-"""Batchers of a receive in parallel on a real Spark: none delays or breaks another."""
+"""Batchers of a receive in parallel: none delays or breaks another."""
 
 import os
 import signal
@@ -78,9 +78,9 @@ def test_two_batchers_that_wait_for_each_other_s_batch_both_end(request, place, 
 
 
 def test_what_one_batcher_wrote_is_kept_when_another_fails_and_its_batches_are_not_handled_again(
-    filled_on_spark, tmp_path, monkeypatch
+    filled_locally, tmp_path, monkeypatch
 ):
-    flow, folder = filled_on_spark(Pair, [b"left -", b"right -"]), tmp_path / "calls"
+    flow, folder = filled_locally(Pair, [b"left -", b"right -"]), tmp_path / "calls"
     receive = received(flow, folder)
     real = CutBatches.__call__
 
@@ -128,8 +128,8 @@ def test_a_run_that_is_terminated_ends_the_work_of_all_its_batchers(request, pla
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("batcher")]
 
 
-def test_errors_of_several_batchers_are_told_together(filled_on_spark, tmp_path):
-    flow = filled_on_spark(Pair, [])
+def test_errors_of_several_batchers_are_told_together(filled_locally):
+    flow = filled_locally(Pair, [])
 
     def fail(why: str) -> None:
         raise TaskError(why)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from pipeline_platform import Batcher, PipelineError, Processors, Producer
+from pipeline_platform import PipelineError, Processors, Producer
 from pipeline_platform.control import quota
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.run_size import rate_of
@@ -31,15 +31,6 @@ class BySource(Keeping):
     partition_by = "source"
 
 
-class InBatches(Keeping):
-    """Only batches are in order."""
-
-    batchers = {"kept": Batcher(partition_by="source")}
-
-    def handle_batch(self, batcher, messages, batch_info, context):
-        return messages
-
-
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     monkeypatch.setattr(Intake, "room_within_s", 0.0)
@@ -52,9 +43,8 @@ def log(**options: bool) -> MemoryLog:
     return log
 
 
-@pytest.mark.parametrize("pipeline", [Lengths, BySource, InBatches])
-def test_a_pull_beside_another_gets_nothing_until_that_has_ended(made, pipeline):
-    flow = made(pipeline, Memory())
+def test_a_pull_beside_another_gets_nothing_until_that_has_ended(made):
+    flow = made(Lengths, Memory())
     first = begun(flow, run_id="first", demand=5)
     second = begun(flow, run_id="second", demand=5)
     flow.control.end(first.receive_id)
