@@ -16,7 +16,7 @@ from pipeline_platform.orchestration.reports.backlog_check import backlog_check
 from pipeline_platform.orchestration.sensors.producer_state import state_of
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.pipelines_under_test import Told
-from tests.fixtures.sensor import Asked, Place, definitions_at
+from tests.fixtures.sensor import Asked, Place, definitions_of
 
 WARN = dg.AssetCheckSeverity.WARN
 
@@ -37,7 +37,7 @@ class Hourly(Told):
 
 def shown(place: Place, pipeline: type[Pipeline], queue: TableQueue | None = None) -> Any:
     """Return the check's evaluation in the UI after a tick, which this function reports as the daemon does."""
-    definitions = definitions_at(place.folder, pipeline)
+    definitions = definitions_of(pipeline)
     context = dg.build_sensor_context(
         instance=place.instance,
         resources={"queue": queue or place.queue, "control": place.control},

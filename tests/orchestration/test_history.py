@@ -7,14 +7,14 @@ import dagster as dg
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.orchestration.reports.stage_figures import StageFigures, metadata_of_stages
 from pipeline_platform.orchestration.sensors.history import history_key
-from tests.fixtures.sensor import Asked, Place, definitions_at
+from tests.fixtures.sensor import Asked, Place, definitions_of
 
 MESSAGES = dg.AssetKey([Asked.name, "messages"])
 
 
 def tick(place: Place, cursor: str | None = None) -> tuple[dict[str, Any], str | None]:
     """Return the figures that a tick observes, and its cursor."""
-    definitions = definitions_at(place.folder, Asked)
+    definitions = definitions_of(Asked)
     resources = {"queue": place.queue, "control": place.control}
     context = dg.build_sensor_context(
         instance=place.instance, resources=resources, definitions=definitions, cursor=cursor

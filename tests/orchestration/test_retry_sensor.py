@@ -12,7 +12,7 @@ from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.sensors import schedules as retry
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
-from tests.fixtures.sensor import Asked, Place, definitions_at, tags
+from tests.fixtures.sensor import Asked, Place, definitions_of, tags
 from tests.fixtures.small_lake import put
 
 WINDOWS = [f"2025-03-01T{hour:02}00" for hour in range(24)]
@@ -37,7 +37,7 @@ def fail(place: Place, window: str, *due: datetime | None, state: str = "open") 
 
 
 def look(place: Place) -> Any:
-    definitions = definitions_at(place.folder, Again)
+    definitions = definitions_of(Again)
     lake = Lake(root=str(place.folder / "lake"))
     resources = {"queue": place.queue, "lake": lake, "control": place.control}
     context = dg.build_sensor_context(instance=place.instance, resources=resources, definitions=definitions)

@@ -17,7 +17,7 @@ from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors import schedules
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Told
-from tests.fixtures.sensor import Asked, Limited, Place, definitions_at
+from tests.fixtures.sensor import Asked, Limited, Place, definitions_of
 
 
 class Clocked(Told):
@@ -40,7 +40,7 @@ def scheduled(schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
 
 def scheduled_of(pipeline: type[Pipeline], schedule: str, place: Place, at: datetime = MIDNIGHT) -> Any:
     """Return the result of a tick of a schedule."""
-    definitions = definitions_at(place.folder, pipeline)
+    definitions = definitions_of(pipeline)
     with dg.build_schedule_context(
         instance=place.instance,
         resources={"queue": place.queue, "lake": Lake(root=str(place.folder / "lake")), "control": place.control},

@@ -17,7 +17,7 @@ from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import Coasts, Told
-from tests.fixtures.sensor import Place, definitions_at
+from tests.fixtures.sensor import Place, definitions_of
 
 TAGS = RunTags.of(Coasts)
 FAILURE = dg.DagsterRunStatus.FAILURE
@@ -50,7 +50,7 @@ class Coast:
         self.cursor: str | None = None
 
     def tick(self) -> Any:
-        definitions = definitions_at(self.place.folder, self.pipeline)
+        definitions = definitions_of(self.pipeline)
         context = dg.build_sensor_context(
             instance=self.place.instance,
             cursor=self.cursor,
@@ -154,7 +154,7 @@ def test_each_has_a_sensor_a_schedule_and_a_check_of_its_own_and_the_rest_is_the
 
 
 def test_a_schedule_pulls_from_its_producer(place):
-    definitions = definitions_at(place.folder, Mixed)
+    definitions = definitions_of(Mixed)
 
     def tick() -> Any:
         with dg.build_schedule_context(
@@ -176,7 +176,7 @@ def test_a_schedule_pulls_from_its_producer(place):
 
 def test_the_backlog_check_of_one_looks_at_its_source_alone(place, west):
     west.enqueue([b"x"])
-    definitions = definitions_at(place.folder, Mixed)
+    definitions = definitions_of(Mixed)
     queues = {"queue": place.queue, "beside_queue": west}
 
     def look(producer: str, sources: Mapping[str, TableQueue]) -> Any:
