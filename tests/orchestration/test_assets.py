@@ -1,7 +1,6 @@
-"""Pipelines as partitioned assets: the graph, pulls on a real instance, Spark and queue, and refusals."""
+"""Pipelines as partitioned assets: the graph, and pulls on a real instance, Spark and queue."""
 
 import re
-from typing import Any
 
 import dagster as dg
 import pytest
@@ -124,66 +123,6 @@ def test_an_empty_queue_still_yields_every_output_and_a_pull_without_room_takes_
     assert full.tags[RunTags.of(Told).demand] == "0"
     assert location.waiting() == 1
     assert "capacity for 0 of 100 messages: other runs use" in location.log(full)
-
-
-# Looking after it
-
-
-def test_the_maintenance_job_puts_files_together_and_says_so(location):
-    for line in ("one", "two"):
-        location.enqueue(line)
-        location.run("told_pull")
-
-    run = location.run("told_maintenance")
-
-    assert run.status == SUCCESS
-    assert location.texts() == ["one", "two"]
-    assert len(location.flow().tables["lines"].files(location.flow().tables["lines"].open())) == 1
-    entries = location.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.STEP_OUTPUT)
-    metadata: dict[str, Any] = {}
-    for entry in entries:
-        assert entry.dagster_event is not None
-        metadata |= entry.dagster_event.step_output_data.metadata
-    assert metadata["lines"].value["compacted"] == 2
-    assert (metadata["runs deleted"].value, metadata["bytes freed"].value) == (0, 0)
-
-
-# What is refused, and how
-
-
-def test_a_changed_type_fails_the_run_before_anything_is_leased_and_a_new_field_widens_the_table(location):
-    location.enqueue("one")
-    location.run("told_pull")
-    location.enqueue("two words")
-    reason = "told/lines: text: text in the table, integer in the model"
-
-    with pytest.warns(UserWarning, match=f"Runs of told are refused: {reason}"):
-        changed = location.run("told_pull", edit="changed")
-
-    assert changed.status == FAILURE
-    assert reason in location.log(changed)
-    assert location.waiting() == 1
-    assert location.control.in_flight("told") == []
-
-    widened = location.run("told_pull", edit="widened")
-
-    assert widened.status == SUCCESS
-    assert location.rows("lines").sort("text")["words"].to_list() == [None, 2]
-
-
-def test_wrong_credentials_are_a_clear_error_and_appear_nowhere(location, postgres_url, monkeypatch):
-    scheme, _, rest = postgres_url.partition("local:")
-    secret = "hush-this-is-secret"
-    monkeypatch.setenv("QUEUE_UNDER_TEST", f"{scheme}local:{secret}@{rest.partition('@')[2]}")
-
-    run = location.run("told_pull", queue_url="env:QUEUE_UNDER_TEST")
-
-    assert run.status == FAILURE
-    log = location.log(run)
-    assert "Check the user and the password in url" in log
-    for shown in (log, str(run.run_config), str(run.tags)):
-        assert secret not in shown
-    assert location.control.in_flight("told") == []
 
 
 @pytest.mark.parametrize("pipeline", ["bare", "fast"])

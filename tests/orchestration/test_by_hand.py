@@ -1,5 +1,7 @@
 """Manual runs from asset pages, the command line or GraphQL: some assets only, some checks only."""
 
+import sqlite3
+
 import dagster as dg
 
 from tests.fixtures.dagster import NEXT, WINDOW, figures
@@ -40,11 +42,20 @@ def test_any_other_asset_alone_pulls(location):
     assert location.texts() == ["a line"]
 
 
-def test_checks_are_executed_alone_without_a_run_of_the_pipeline(location):
+def test_a_refused_acknowledgement_is_shown_by_checks_executed_alone_and_repeated_by_the_next_run(location):
     location.enqueue("fail", "one")
     mood = location.root / "no ack"
     mood.touch()
-    location.run("told_pull")
+
+    first = location.run("told_pull")
+
+    check = location.checks(first)["acknowledged"]
+    assert first.status == SUCCESS
+    assert (check.passed, check.severity) == (False, dg.AssetCheckSeverity.WARN)
+    assert check.metadata["unacknowledged"].value == 2
+    assert "told to refuse" in str(check.metadata["errors"].value)
+    assert figures(location.materialisations(first, "messages")[0])["unacknowledged"] == 2
+
     location.enqueue("two")
     named = (("messages", "acknowledged"), ("failed", "open_failures"))
     keys = [dg.AssetCheckKey(dg.AssetKey(["told", asset]), name) for asset, name in named]
@@ -58,3 +69,9 @@ def test_checks_are_executed_alone_without_a_run_of_the_pipeline(location):
     assert {name: check.passed for name, check in found.items()} == {"acknowledged": False, "open_failures": False}
     assert "1 decided receive is not acknowledged" in found["acknowledged"].description
     assert "1 open failure in window" in found["open_failures"].description
+
+    mood.unlink()
+    assert location.checks(location.run("told_pull"))["acknowledged"].passed
+    assert location.texts() == ["one", "two"], "once, although an acknowledgement was refused"
+    with sqlite3.connect(location.root / "queue.sqlite") as database:
+        assert database.execute("SELECT count(*) FROM messages").fetchone() == (0,)

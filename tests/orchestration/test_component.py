@@ -158,7 +158,7 @@ def test_where_spark_is_comes_from_the_environment_if_no_component_says_it(proje
     assert (spark.remote, spark.ui) == ("sc://a-host:15002", "http://a-host:4040")
 
 
-@pytest.mark.parametrize("path", [".orders.Row", ".orders.Nobody", "json.loads"])
+@pytest.mark.parametrize("path", [".orders.Row", "json.loads"])
 def test_a_path_of_no_pipeline_is_refused(project, path):
     scaffold(project, "orders", pipeline=path)
 

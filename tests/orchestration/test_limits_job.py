@@ -1,7 +1,6 @@
 """The job `<pipeline>_limits`, as the launchpad starts it."""
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
@@ -17,27 +16,26 @@ from tests.fixtures.jobs_under_test import job_at
 from tests.fixtures.pipelines_under_test import Coasts, Told
 
 
-def changed(root: Path, config: dict[str, object], instance: dg.DagsterInstance) -> dg.ExecuteInProcessResult:
-    job = job_at("told_limits", str(root), str(root / "spark"))
-    return job.execute_in_process({"ops": {"change": {"config": config}}}, instance=instance, raise_on_error=False)
-
-
-def test_it_runs_in_one_process_whatever_the_deployment_uses(tmp_path):
+def test_a_run_of_it_changes_what_its_config_says_and_is_recorded_with_its_user_and_options(tmp_path):
     job = job_at("told_limits", str(tmp_path), str(tmp_path / "spark"))
-    assert job.executor_def is dg.in_process_executor
-
-
-@pytest.mark.parametrize("activity", ["pause", "drain"])
-def test_a_run_of_it_changes_what_its_config_says(tmp_path, activity):
+    assert job.executor_def is dg.in_process_executor, "whatever the deployment uses"
     with dg.DagsterInstance.ephemeral() as instance:
+
+        def changed(**config: object) -> dg.ExecuteInProcessResult:
+            given, tags = {"ops": {"change": {"config": config}}}, {"user": "anna@example.com"}
+            return job.execute_in_process(given, instance=instance, tags=tags)
+
         limit = {"allowed_messages": 5, "interval_s": 2.0}
-        assert changed(tmp_path, {activity: True, "reason": "moves", "max_runs": 4, **limit}, instance).success
+        run = changed(pause=True, reason="moves", max_runs=4, **limit)
         store = ControlStore(f"sqlite:///{tmp_path}/control.sqlite")
         known = store.rate_limiting("told", None)
         assert known is not None
         assert (known.allowed_messages, known.interval.total_seconds()) == (5, 2.0)
         assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
-        assert changed(tmp_path, {"resume": True, "reset": True}, instance).success
+        (act,) = store.acts("told")
+        assert act[1:4] == ("told", "pause", f"run {run.run_id} of anna@example.com")
+        assert (act.reason, act.options["max_runs"]) == ("moves", 4)
+        assert changed(resume=True, reset=True).success
         assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 
 
@@ -111,15 +109,6 @@ def test_a_drain_that_somebody_cancels_fails(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "draining", lambda _: None)
     with pytest.raises(DrainCancelledError, match="5 messages in 1 run still active"):
         change(Told, store, LimitsConfig(drain=True), print)
-
-
-def test_a_run_of_it_is_recorded_with_its_user_and_options(tmp_path):
-    with dg.DagsterInstance.ephemeral() as instance:
-        job = job_at("told_limits", str(tmp_path), str(tmp_path / "spark"))
-        config = {"ops": {"change": {"config": {"pause": True, "reason": "moves", "max_runs": 4}}}}
-        run = job.execute_in_process(config, instance=instance, tags={"user": "anna@example.com"})
-        (act,) = ControlStore(f"sqlite:///{tmp_path}/control.sqlite").acts("told")
-    assert act[1:] == ("told", "pause", f"run {run.run_id} of anna@example.com", "moves", {"max_runs": 4})
 
 
 def test_a_config_that_changes_nothing_is_not_recorded(tmp_path):

@@ -9,8 +9,10 @@ import pytest
 
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.run import steps
-from tests.fixtures.dagster import WINDOW, Location
+from tests.fixtures.dagster import WINDOW, Location, figures
 from tests.fixtures.pipelines_under_test import Told
+
+pytestmark = pytest.mark.usefixtures("open_spark")  # a re-execution interrupts what Spark does for an earlier run
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 STEPS = ["receive_messages", "handle_messages", "batch_messages", "decide", "publish", "acknowledge"]
@@ -82,6 +84,13 @@ def test_a_pull_that_failed_before_and_after_its_decision_is_re_executed_by_a_se
     assert run.status == SUCCESS
     assert location.checks(run)["acknowledged"].passed
     assert_each_once(location)
+    if selection == "all steps":
+        location.enqueue("three")
+        more = again(location, run, selection)
+        assert more.status == SUCCESS
+        assert more.tags[RunTags.of(Told).receive_id] != run.tags[RunTags.of(Told).receive_id]
+        assert location.texts() == ["one", "three", "two"]
+        assert figures(location.materialisations(more, "messages")[0])["received"] == 1
     if selection == "the last step":
         location.enqueue("three")
         assert again(location, run, selection).status == SUCCESS

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sqlite3
 import time
 from datetime import timedelta
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 from pipeline_platform.orchestration import graph
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.run import steps
-from tests.fixtures.dagster import Location, figures
+from tests.fixtures.dagster import figures
 from tests.fixtures.pipelines_under_test import Told
 
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
@@ -34,45 +33,6 @@ def test_a_re_execution_handles_what_a_run_that_was_asked_to_end_did_not(locatio
 
     assert run.status == SUCCESS
     assert location.texts() == ["one", "two"]
-
-
-def test_a_re_execution_of_all_steps_receives_anew(location):
-    location.enqueue("one")
-    first = location.run("told_pull")
-    location.enqueue("two", "three")
-
-    run = location.again(first, from_failure=False, copied_tags=True)
-
-    assert run.status == SUCCESS
-    assert run.tags[RunTags.of(Told).receive_id] != first.tags[RunTags.of(Told).receive_id]
-    assert location.texts() == ["one", "three", "two"]
-    assert figures(location.materialisations(run, "messages")[0])["received"] == 2
-
-
-def test_a_source_that_will_not_be_told_is_told_by_the_next_run(location):
-    location.enqueue("one", "fail")
-    mood = location.root / "no ack"
-    mood.touch()
-
-    first = location.run("told_pull")
-    mood.unlink()
-    second = location.run("told_pull")
-
-    check = location.checks(first)["acknowledged"]
-    assert first.status == SUCCESS
-    assert not check.passed
-    assert check.severity == dg.AssetCheckSeverity.WARN
-    assert check.metadata["unacknowledged"].value == 2
-    assert "told to refuse" in str(check.metadata["errors"].value)
-    assert figures(location.materialisations(first, "messages")[0])["unacknowledged"] == 2
-    assert location.checks(second)["acknowledged"].passed
-    assert location.texts() == ["one"], "once, although its first acknowledgement was refused"
-    assert left_in(location) == 0
-
-
-def left_in(location: Location) -> int:
-    with sqlite3.connect(location.root / "queue.sqlite") as database:
-        return int(database.execute("SELECT count(*) FROM messages").fetchone()[0])
 
 
 @pytest.mark.faults

@@ -14,6 +14,7 @@ from dagster._core.remote_origin import (
 )
 
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.options import Retention
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration import WHEN_NEW
@@ -24,6 +25,7 @@ from pipeline_platform.orchestration.retention.maintenance_job import maintenanc
 from pipeline_platform.orchestration.retention.run_retention import Freed, delete_old_runs
 from tests.fixtures.dagster import LAST, NEXT, WINDOW
 from tests.fixtures.pipelines_under_test import Told
+from tests.fixtures.small_lake import put
 
 
 class Short(Told):
@@ -307,26 +309,35 @@ class Endless(Told):
     retention = Retention(runs=None)
 
 
-def maintained(pipeline: type[Pipeline], storage: Storage) -> dict[str, int]:
-    """Run the maintenance job; return what it reports about runs."""
+def maintained(pipeline: type[Pipeline], storage: Storage) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run the maintenance job; return what it reports about tables and runs."""
     lake = Lake(root=str(storage.home / "lake"))
     result = maintenance_job(pipeline).execute_in_process(instance=storage.instance, resources={"lake": lake})
-    (entry,) = result.filter_events(lambda event: event.is_successful_output and event.step_key == "delete_runs")
-    return {name: value.value for name, value in entry.step_output_data.metadata.items()}
+    events = result.filter_events(lambda event: event.is_successful_output)
+    steps = {event.step_key: event.step_output_data.metadata for event in events}
+    return tuple({name: value.value for name, value in steps[step].items()} for step in ("maintain", "delete_runs"))
 
 
-def test_the_maintenance_job_reports_the_runs_that_it_deletes_if_it_is_the_only_one(storage, monkeypatch):
+def test_the_maintenance_job_reports_files_that_it_compacts_and_runs_that_it_deletes_if_it_is_the_only_one(
+    storage, monkeypatch
+):
+    tables = Tables(Lake(root=str(storage.home / "lake")), Brief)
+    tables.ensure()
+    for text in ("one", "two"):
+        put(tables["lines"], text, {"text": text})
     storage.run("r1")
     newest = storage.run("r1")
     other = storage.unfinished("told_maintenance", dg.DagsterRunStatus.STARTED)
-    assert maintained(Brief, storage) == {}
+    compacted, deleted = maintained(Brief, storage)
+    assert (compacted["lines"]["compacted"], deleted) == (2, {})
+    assert len(tables["lines"].files(tables["lines"].open())) == 1
     storage.instance.delete_run(other)
-    assert maintained(Endless, storage) == {}
+    assert maintained(Endless, storage)[1] == {}
     with monkeypatch.context() as dagster_plus:
         dagster_plus.setenv("DAGSTER_CLOUD_DEPLOYMENT_NAME", "prod")
-        assert maintained(Brief, storage) == {}
+        assert maintained(Brief, storage)[1] == {}
 
-    report = maintained(Brief, storage)
+    _, report = maintained(Brief, storage)
 
     assert report["runs deleted"] == 4, "a pull, and the maintenances before"
     assert report["bytes freed"] > 0

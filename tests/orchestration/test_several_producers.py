@@ -111,21 +111,13 @@ def test_a_source_that_does_not_answer_is_not_chosen(location, west):
     assert not location.checks(run)["backlog_east"].passed
 
 
-@pytest.mark.parametrize(
-    ("job", "producer", "words"),
-    [
-        ("coasts_pull", "wets", "has no producer 'wets'. Did you mean 'west'?"),
-        ("coasts_retry", "west", "got producer 'west'"),
-        ("told_pull", "west", "has no producer 'west'. Leave the name out"),
-    ],
-)
-def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(location, west, job, producer, words):
+def test_a_producer_that_cannot_be_meant_is_refused_before_anything_is_leased(location, west):
     fill(location, west, "one")
 
-    run = location.run(job, producer=producer)
+    run = location.run("coasts_retry", producer="west")
 
     assert run.status == FAILURE
-    assert words in location.log(run)
+    assert "got producer 'west'" in location.log(run)
     assert left(location.queue, west) == [1, 1]
 
 

@@ -17,19 +17,18 @@ from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.dagster import Location, figures
 from tests.fixtures.jobs_under_test import resources_at
 from tests.fixtures.pipelines_under_test import PIPELINES
-from tests.fixtures.windowed_pipelines import Daily, Early
+from tests.fixtures.windowed_pipelines import Early
 
 TABLES = ("messages", "lines", "letters", "failed")
-BEGIN = {Daily: datetime(2025, 3, 2, tzinfo=UTC), Early: datetime(2025, 3, 2, 6, 30, tzinfo=UTC)}
+BEGIN = datetime(2025, 3, 2, 6, 30, tzinfo=UTC)
 """When the later of the two windows that are filled begins."""
 
 
-@pytest.fixture(params=[pytest.param(Daily, marks=pytest.mark.soak), Early], ids=["days", "days from half past six"])
-def pipeline(request, monkeypatch):
+@pytest.fixture
+def pipeline(monkeypatch):
     """A pipeline that can be put into jobs."""
-    windowed: type[Pipeline] = request.param
-    monkeypatch.setitem(PIPELINES, windowed.name, windowed)
-    return windowed
+    monkeypatch.setitem(PIPELINES, Early.name, Early)
+    return Early
 
 
 def asked(location: Location, pipeline: type[Pipeline], schedule: str, at: datetime) -> dg.RunRequest:
@@ -75,7 +74,7 @@ def by_window(location: Location, pipeline: type[Pipeline], table: str, column: 
 
 
 def test_partitions_are_named_as_the_platform_names_windows(pipeline):
-    begin, day = BEGIN[pipeline], timedelta(days=1)
+    begin, day = BEGIN, timedelta(days=1)
     partitions = windows_of(pipeline)
     first = begin.replace(month=1, day=1)
     keys = partitions.get_partition_keys(current_time=begin + timedelta(hours=5))
@@ -86,14 +85,14 @@ def test_partitions_are_named_as_the_platform_names_windows(pipeline):
 
 
 def test_a_window_is_open_from_its_beginning_until_the_next_begins(pipeline):
-    begin, day, instant = BEGIN[pipeline], timedelta(days=1), timedelta(microseconds=1)
+    begin, day, instant = BEGIN, timedelta(days=1), timedelta(microseconds=1)
 
     assert window_now(pipeline, begin - instant) == window_key(begin - day)
     assert window_now(pipeline, begin) == window_now(pipeline, begin + day - instant) == window_key(begin)
 
 
 def test_a_window_of_a_day_is_pulled_driven_again_replayed_and_dropped_by_itself(location, pipeline):
-    begin, name = BEGIN[pipeline], pipeline.name
+    begin, name = BEGIN, pipeline.name
     yesterday = pull(location, pipeline, begin - timedelta(minutes=1), "fail 1", "one", "letter a")
     today = pull(location, pipeline, begin, "fail 2", "two")
 
