@@ -1,6 +1,6 @@
 """Runs that end at any point, with any messages: each message ends once, in one table or among the failures.
 
-The tasks run in this process, as those of few messages do. Earlier deliveries are looked up on Spark.
+The tasks run in this process, as those of few messages do.
 """
 
 from collections import Counter
@@ -10,7 +10,6 @@ from datetime import timedelta
 from functools import partial
 from itertools import count, product
 from typing import Any, NamedTuple
-from unittest import mock
 
 import polars as pl
 import pytest
@@ -26,8 +25,7 @@ from pipeline_platform.lake.tables import Table
 from pipeline_platform.lake.writer import Writer
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.work.spark_work import SparkWork
-from tests.fixtures.flow import rows, run, run_in_this_process
+from tests.fixtures.flow import no_spark, rows, run
 from tests.fixtures.moody import BAD, BAD_IN_BATCH, GOOD, GOOD_IN_BATCH, WHOLE_BATCH, Mood, Moody, account, moods
 
 MESSAGES = moods([*BAD, "kill"], [*GOOD_IN_BATCH, *BAD_IN_BATCH, *WHOLE_BATCH, "kill"], most=60)
@@ -107,25 +105,19 @@ def ending(point: Point) -> Iterator[list[Point]]:
 
 
 @pytest.fixture
-def flows(spark_session, tmp_path_factory):
+def flows(tasks_here, tmp_path_factory):
     """Return a function that builds flows of a pipeline over one new queue: a flow for each run."""
-    with mock.patch.object(SparkWork, "run", run_in_this_process):
 
-        def fill(pipeline: type[Pipeline], messages: list[Mood]) -> Callable[[], Flow]:
-            folder = tmp_path_factory.mktemp("whole")
-            queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
-            queue.create()
-            queue.enqueue(message.model_dump_json().encode() for message in messages)
-            control = ControlStore(f"sqlite:///{folder}/control.sqlite")
-            return lambda: Flow(
-                BoundProducer(pipeline),
-                queue.model_copy(),
-                Lake(root=str(folder / "lake")),
-                control,
-                spark_session,
-            )
+    def fill(pipeline: type[Pipeline], messages: list[Mood]) -> Callable[[], Flow]:
+        folder = tmp_path_factory.mktemp("whole")
+        queue = TableQueue(name="queue", url=f"sqlite:///{folder}/queue.sqlite")
+        queue.create()
+        queue.enqueue(message.model_dump_json().encode() for message in messages)
+        control = ControlStore(f"sqlite:///{folder}/control.sqlite")
+        lake = Lake(root=str(folder / "lake"))
+        return lambda: Flow(BoundProducer(pipeline), queue.model_copy(), lake, control, no_spark)
 
-        yield fill
+    return fill
 
 
 def run_to_end(flow: Callable[[], Flow], ends: list[Point]) -> Flow:

@@ -2,26 +2,21 @@
 
 import shutil
 from collections import Counter
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
-from unittest import mock
 
 import dagster as dg
 import pytest
 from dagster._core.launcher import WorkerStatus
 
 from pipeline_platform.connectors.table_queue import TableQueue
-from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.failures.failed import FailedMessages
-from pipeline_platform.lake.storage import Lake
 from pipeline_platform.launcher.run_launcher import StandbyRunLauncher
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer, RateLimiting
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import Phase, ReceiveState
-from pipeline_platform.run.work.spark_work import SparkWork
-from tests.fixtures.flow import WINDOW, rows, run
+from tests.fixtures.flow import WINDOW, flow_of, rows, run
 from tests.fixtures.small_lake import WINDOW as EARLIER
 from tests.fixtures.small_lake import Keeping, Row
 
@@ -58,11 +53,8 @@ def queue(home):
 
 
 @pytest.fixture
-def flow(home, queue, warm_spark):
-    control = ControlStore(f"sqlite:///{home}/control.sqlite")
-    here = mock.patch.object(SparkWork, "run", lambda work, task, shares, *_: work.run_here(task, shares))
-    with closing(warm_spark.resource()) as spark, here:
-        yield Flow(BoundProducer(Orders), queue, Lake(root=str(home / "lake")), control, lambda: spark.spark_session)
+def flow(home, queue, tasks_here):
+    return flow_of(home, Orders, queue)
 
 
 def open_failures(flow: Flow) -> int:
