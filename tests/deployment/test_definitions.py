@@ -32,25 +32,6 @@ from tests.fixtures.pipelines_under_test import Bare, Fast, Strict, Told
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_workspace_of_a_fresh_checkout_validates_with_no_warning_of_ours():
-    environment = {name: value for name, value in os.environ.items() if name != "DAGSTER_HOME"}
-    done = subprocess.run(
-        [sys.executable, "-W", "default", "-m", "dagster", "definitions", "validate", "-w", "workspace.yaml"],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=180,
-        check=False,
-    )
-
-    assert done.returncode == 0, done.stderr[-3_000:]
-    said = done.stdout + done.stderr
-    assert "All code locations passed validation" in said
-    warnings = [line for line in said.splitlines() if "Warning" in line]
-    assert [line for line in warnings if str(ROOT) in line and "site-packages" not in line] == []
-
-
 def test_the_instance_loads_as_dagster_yaml_describes_it(tmp_path, monkeypatch):
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text((ROOT / "dagster.yaml").read_text())
@@ -284,15 +265,27 @@ def test_a_wrong_option_is_refused_by_the_connector_itself():
 
 WITHOUT_EXTRAS = """
 import sys
-sys.modules.update(dict.fromkeys(sys.argv[1:]))  # importing these is an error from now on
+folder, *missing = sys.argv[1:]
+sys.modules.update(dict.fromkeys(missing))  # importing these is an error from now on
 import dagster as dg
 from dagster._core.remote_representation.external_data import RepositorySnap
 from definitions import defs
+from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.store import ControlStore
 print(dg.serialize_value(RepositorySnap.from_def(defs.get_repository_def())))
+queue = TableQueue(name="flights_queue", url=f"sqlite:///{folder}/queue.sqlite")
+queue.create()
+queue.enqueue([b"{}"])
+with dg.DagsterInstance.ephemeral() as instance:
+    resources = {"flights_queue": queue, "control": ControlStore(f"sqlite:///{folder}/control.sqlite")}
+    context = dg.build_sensor_context(instance=instance, resources=resources, definitions=defs)
+    print(len(defs.resolve_sensor_def("flights_producer").evaluate_tick(context).run_requests), "run of a tick")
+loaded = {name.split(".")[0] for name, module in sys.modules.items() if module}
+print("loaded:", sorted(loaded & {"pyspark", "dagster_pyspark", "pandas"}))
 """
 
 
-def test_a_plain_install_without_extras_loads_the_definitions_and_the_ui_shows_none_of_their_secrets(tmp_path):
+def test_a_plain_install_without_extras_loads_the_definitions_and_a_tick_without_spark_secrets_and_warnings(tmp_path):
     """Dagster's cloud builds the location with `pip install .`, without extras and dependency groups."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     installed = {plain(found.name) for found in importlib.metadata.distributions()}
@@ -308,21 +301,24 @@ def test_a_plain_install_without_extras_loads_the_definitions_and_the_ui_shows_n
     }
     others = {"PIPELINE_PLATFORM_HOME": str(tmp_path), "PIPELINE_PLATFORM_SPARK": "sc://spark:15002"}
 
-    shown = loaded(WITHOUT_EXTRAS, *modules, FLIGHTS_SOURCE="sqs", **others, **secrets)
+    shown, warned = loaded(WITHOUT_EXTRAS, str(tmp_path), *modules, FLIGHTS_SOURCE="sqs", **others, **secrets)
 
     assert "flights_pull" in shown
     assert "sc://spark:15002" in shown, "what is no secret is shown, and so would be a secret beside it"
     assert [variable for variable in secrets if variable not in shown] == []
     assert secret not in shown
+    assert "1 run of a tick\nloaded: []\n" in shown
+    warnings = [line for line in warned.splitlines() if "Warning" in line]
+    assert [line for line in warnings if str(ROOT) in line and "site-packages" not in line] == []
 
 
-def loaded(script: str, *arguments: str, **environment: str) -> str:
-    """Return the output of a script in a process that loads the definitions again."""
+def loaded(script: str, *arguments: str, **environment: str) -> tuple[str, str]:
+    """Return the output and the errors of a script in a process that loads the definitions again."""
     inherited = {
         name: value for name, value in os.environ.items() if not name.startswith(("PIPELINE_PLATFORM", "FLIGHTS"))
     }
     done = subprocess.run(
-        [sys.executable, "-c", script, *arguments],
+        [sys.executable, "-W", "default", "-c", script, *arguments],
         cwd=ROOT,
         env={**inherited, **environment},
         capture_output=True,
@@ -331,7 +327,7 @@ def loaded(script: str, *arguments: str, **environment: str) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3_000:]
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def test_every_option_of_sources_and_other_resources_has_a_description():

@@ -66,7 +66,7 @@ def _phrases(text: str, line: int = 1) -> Iterator[tuple[int, str]]:
 
 def _of_code(text: str, is_test: bool) -> Iterator[tuple[int, str]]:
     tree = ast.parse(text)
-    documented: set[ast.expr] = set()
+    documented, strings = set[ast.expr](), list[ast.Constant]()
     for node in ast.walk(tree):
         for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
             match statement:
@@ -78,11 +78,15 @@ def _of_code(text: str, is_test: bool) -> Iterator[tuple[int, str]]:
         match node:
             case ast.Name(id="one", ctx=ast.Store()) | ast.arg(arg="one"):
                 yield node.lineno, "a variable called one"
+            case ast.Constant(value=str()):
+                strings.append(node)
     if is_test:
         return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in documented:
-            yield from _phrases(node.value, node.lineno)
+    for string in strings:
+        if string not in documented:
+            yield from _phrases(str(string.value), string.lineno)
+    if not any(PHRASES.search(line.partition("#")[2]) for line in text.splitlines()):
+        return
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             yield from _phrases(token.string, token.start[0])

@@ -1,5 +1,6 @@
 """Runs start in processes that have already loaded the project, and are watched."""
 
+import importlib
 import json
 import os
 import signal
@@ -260,19 +261,20 @@ def test_the_launcher_was_tried_with_this_dagster():
     assert dg.__version__ == "1.13.27"
 
 
-def test_without_the_private_api_the_launcher_warns_once_and_launches_as_dagster_does(tmp_path, monkeypatch, caplog):
+def test_without_the_private_api_the_launcher_warns_once_and_launches_as_dagster_does(monkeypatch, caplog):
     import pipeline_platform.launcher
 
+    launched = []
+    monkeypatch.setattr(dg.DefaultRunLauncher, "launch_run", lambda _, context: launched.append(context))
     monkeypatch.delattr("dagster._utils.hosted_user_process.recon_repository_from_origin")
     for module in ("internals", "standby", "run_launcher"):
         monkeypatch.delitem(sys.modules, f"pipeline_platform.launcher.{module}", raising=False)
         monkeypatch.delattr(pipeline_platform.launcher, module, raising=False)
 
-    with deployed(tmp_path) as launching:
-        run = launching.launch("telling")
-        assert launching.told(run)["said"] == "never run"
-        assert PROCESS_TAG not in launching.run(run).tags
-        assert not launching.instance.run_launcher.supports_check_run_worker_health
+    launcher = importlib.import_module("pipeline_platform.launcher.run_launcher").StandbyRunLauncher()
+    launcher.launch_run("a run")
+    assert launched == ["a run"]
+    assert not launcher.supports_check_run_worker_health
 
     (warning,) = [line for line in caplog.messages if "No standby processes" in line]
     assert "recon_repository_from_origin" in warning
