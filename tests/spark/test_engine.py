@@ -8,6 +8,8 @@ import pytest
 
 from pipeline_platform.spark import engine
 
+pytestmark = pytest.mark.usefixtures("open_spark")
+
 ROWS = pa.schema([("share", pa.int64()), ("worker", pa.int64()), ("told", pa.string())])
 
 

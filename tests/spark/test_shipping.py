@@ -61,13 +61,6 @@ def test_data_goes_along_and_caches_and_hidden_files_stay(project, tmp_path):
     assert names(code) == ["brewery/__init__.py", "brewery/recipes/__init__.py", "brewery/recipes/grains.csv"]
 
 
-def test_a_worker_can_import_from_the_zip_alone(project, tmp_path):
-    code = shipping.pack(["brewery"], tmp_path)
-    answer = imported(code, "import brewery; print(brewery.ale, brewery.__file__)")
-    assert answer.startswith("ale ")
-    assert code.name in answer
-
-
 def test_single_modules_and_packages_without_init_can_be_shipped(project, tmp_path):
     root = project.parent
     (root / "cooper.py").write_text("barrels = 3\n")

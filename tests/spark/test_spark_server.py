@@ -42,9 +42,6 @@ def test_a_client_without_the_token_is_refused(warm_spark, token):
 
     assert refusal.value.code() == grpc.StatusCode.UNAUTHENTICATED
     assert warm_spark.server.token not in str(refusal.value)
-
-
-def test_a_client_with_the_token_is_answered(warm_spark):
     assert ask_version(warm_spark.server, warm_spark.server.token)[0] == "4"
 
 
@@ -55,24 +52,24 @@ def test_everything_that_spark_listens_on_is_the_loopback_address(warm_spark):
     assert {address for address, _ in listening} == {"127.0.0.1"}
 
 
-def test_the_token_shows_neither_in_processes_nor_in_the_log(warm_spark, spark):
+def test_the_token_shows_neither_in_processes_nor_in_the_log_and_the_server_gets_no_secrets_of_its_starter(
+    warm_spark, spark
+):
     spark.warm_up()  # starts Python workers
     token = warm_spark.server.token
     processes = subprocess.run(["ps", "axww", "-o", "pid,args"], capture_output=True, text=True, check=True).stdout
-    environments = "".join(
-        path.read_bytes().decode(errors="replace")
-        for path in Path("/proc").glob("[0-9]*/environ")
-        if os.access(path, os.R_OK) and is_spark(path.parent)
-    )
+    environments = [path.joinpath("environ").read_bytes() for path in Path("/proc").glob("[0-9]*") if is_spark(path)]
 
     assert str(warm_spark.server.pid) in processes
     assert token not in processes
-    assert token not in environments
+    assert sum(b"SPARK_HOME" in environment for environment in environments) >= 2, "the server and its workers"
+    assert not any(secret.encode() in environment for environment in environments for secret in (token, SECRET))
     assert token not in spark_server.log_tail(warm_spark.folder, lines=10_000)
     assert token not in repr(warm_spark.server)
 
 
-def test_files_with_the_token_are_private(warm_spark):
+def test_the_folder_and_files_with_the_token_are_private(warm_spark):
+    assert stat.S_IMODE(warm_spark.folder.stat().st_mode) == 0o700
     holding = [
         path
         for path in warm_spark.folder.iterdir()
@@ -161,19 +158,6 @@ def test_a_state_file_of_another_user_is_refused(tmp_path, warm_spark):
     assert "spark.json must belong to the user of this process" in line_of(answer.exception)
 
 
-def test_the_folder_is_its_owners_alone(warm_spark):
-    assert stat.S_IMODE(warm_spark.folder.stat().st_mode) == 0o700
-
-
-def test_the_server_gets_no_secrets_of_its_starter(warm_spark, spark):
-    spark.warm_up()
-
-    environments = [path.joinpath("environ").read_bytes() for path in Path("/proc").glob("[0-9]*") if is_spark(path)]
-
-    assert sum(b"SPARK_HOME" in environment for environment in environments) >= 2, "the server and its workers"
-    assert not any(SECRET.encode() in environment for environment in environments)
-
-
 def test_everything_lies_in_one_folder_which_the_environment_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PIPELINE_PLATFORM_HOME", raising=False)
@@ -188,7 +172,7 @@ def test_everything_lies_in_one_folder_which_the_environment_names(tmp_path, mon
 def test_the_command_line_finds_the_running_server(warm_spark, monkeypatch):
     monkeypatch.setenv("PIPELINE_PLATFORM_HOME", str(warm_spark.folder))
 
-    for command in (["spark", "start"], ["spark", "status"]):
+    for command in (["spark", "start", "--no-warm-up"], ["spark", "status"]):
         answer = CliRunner().invoke(app, command)
         assert answer.exit_code == 0, answer.output
         assert warm_spark.server.address in answer.output
