@@ -17,9 +17,8 @@ from tests.fixtures.received import received
 
 @pytest.mark.parametrize(
     ("word", "waiting", "dead", "after_close"),
-    [("ack", 0, 0, 0), ("reject", 0, 3, 0), ("reject_and_requeue", 3, 0, 3),
-     ("reject_and_requeue_once", 3, 0, 3), ("release", 3, 0, 3), ("noop", 0, 0, 3)],
-)  # fmt: skip
+    [("reject", 0, 3, 0), ("reject_and_requeue", 3, 0, 3), ("reject_and_requeue_once", 3, 0, 3)],
+)
 def test_each_ack_action_has_its_effect(rabbitmq, rabbitmq_queue, word, waiting, dead, after_close):
     letters = rabbitmq()
     queue = rabbitmq_queue(x_dead_letter_exchange="", x_dead_letter_routing_key=letters.queue)

@@ -6,7 +6,6 @@ import pytest
 
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.source import readers
-from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.readers import Reader
 from tests.fixtures.kafka_source import received
 
@@ -36,10 +35,6 @@ def test_deployments_that_share_a_group_are_reported_to_each_other(kafka, kafka_
     later = time.time() + readers.LATELY_S + 60
     monkeypatch.setattr(readers.time, "time", lambda: later)
     assert green.backlog().others == "", "one that was switched off is forgotten"
-
-
-def test_a_source_without_marks_reports_no_other_deployments():
-    assert Backlog(3).others is None
 
 
 def test_a_store_keeps_its_id(stores):

@@ -241,17 +241,6 @@ def test_a_run_stores_payloads_and_keeps_the_pointers(flow, put, bucket):
     assert sorted(rows(large, "kept")["text"]) == ["one", "small", "two"], "the objects are still there"
 
 
-def test_a_retry_finds_an_object_that_came_later(flow, s3_client, bucket):
-    large = flow(Large)
-    send(large, pointer(bucket, "late"))
-    run(large)
-    s3_client.put_object(Bucket=bucket, Key="late", Body=b"late")
-
-    run(large, "failed")
-
-    assert rows(large, "kept")["text"].to_list() == ["late"]
-
-
 def test_an_unavailable_server_fails_the_run_and_no_message(flow, put, monkeypatch):
     large, body = flow(Large), put(b"one")
     (port,) = free_ports(1)

@@ -24,8 +24,18 @@ from pipeline_platform.tasks.handle.handle_messages import Handle
 from pipeline_platform.testing import test_batch
 from tests.fixtures import protobuf
 from tests.fixtures.fake_schema_registry import framed
-from tests.fixtures.small_lake import Memory, Shared, numbered, outcomes, ranges, received, returned, rows_of
-from tests.model.test_avro import encoded, field, message_of
+from tests.fixtures.small_lake import (
+    Memory,
+    Shared,
+    message_of,
+    numbered,
+    outcomes,
+    ranges,
+    received,
+    returned,
+    rows_of,
+)
+from tests.model.test_avro import encoded, field
 
 ROW = {"type": "record", "name": "Row", "fields": [field("text", "string")]}
 SHORT = Patience(least_s=0.01, most_s=0.05, within_s=0.3)

@@ -4,7 +4,6 @@ import json
 import logging
 import os
 import threading
-import time
 from unittest.mock import Mock
 
 import boto3
@@ -136,20 +135,6 @@ def failing(source, monkeypatch, operation, code, message=""):
 # Acknowledging, on moto
 
 
-def test_messages_are_deleted_in_tens(aws, queue):
-    send(aws, queue, 25)
-    flights = source(queue_url=queue)
-    rows = received(flights, 25)
-    deletes = calls(flights, "DeleteMessageBatch")
-
-    assert flights.ack(queue, [row["ack_id"] for row in rows]) == []
-
-    assert [len(call["Entries"]) for call in deletes] == [10, 10, 5]
-    assert [entry["Id"] for entry in deletes[1]["Entries"]] == [str(i) for i in range(10)]
-    # The queue's contents are not asserted: Moto may lose one of two concurrent calls.
-    assert len({entry["ReceiptHandle"] for call in deletes for entry in call["Entries"]}) == 25
-
-
 STALE = {"SenderFault": True, "Code": "ReceiptHandleIsInvalid", "Message": "The input receipt handle is invalid."}
 
 
@@ -278,17 +263,6 @@ def test_errors_contain_a_fix_and_never_quote_rejected_credentials(aws, monkeypa
 
 
 # A real server: threads, processes, its own clock
-
-
-def test_an_expired_lease_is_lost_to_the_next_receive(sqs_server, sqs_queue):
-    queue = sqs_queue()
-    local.fill(queue, ["a", "b"])
-    hasty = source(queue_url=queue, endpoint_url=sqs_server, visibility_timeout=1)
-    stale = [row["ack_id"] for row in received(hasty, 2)]
-    time.sleep(1.3)
-    assert len(received(source(queue_url=queue, endpoint_url=sqs_server), 2)) == 2
-
-    assert [entry.lost for entry in hasty.release(queue, stale)] == [True, True]
 
 
 def test_a_long_poll_waits_for_messages(sqs_server, sqs_queue):

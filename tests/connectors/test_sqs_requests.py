@@ -130,10 +130,6 @@ def test_a_slow_extension_is_logged_with_the_option_to_change(made, fake, caplog
 FIFO = {"FifoQueue": "true", "ContentBasedDeduplication": "true"}
 
 
-def group(name: str, **attributes: str) -> dict[str, Any]:
-    return {"attributes": {"MessageGroupId": name, **attributes}}
-
-
 def test_messages_are_sent_in_tens(made, fake):
     flights = made()
     payloads = [f"Żółć {number}".encode() for number in range(205)]
@@ -198,48 +194,9 @@ def test_messages_that_cannot_be_sent_are_named(made, payloads, said):
         made().send(payloads)
 
 
-def test_more_or_fewer_metadata_than_payloads_are_refused(made):
-    with pytest.raises(ValueError, match="metadata has fewer entries than payloads"):
-        made().send([b"one", b"two"], [None])
-
-
-def test_a_fifo_queue_keeps_the_order_of_groups_and_requires_a_group(made):
-    flights = made(queue=FIFO)
+def test_a_fifo_queue_requires_a_group(made):
     with pytest.raises(SourceError, match=r"message 0: MissingParameter: .*MessageGroupId"):
-        flights.send([b"one"])
-
-    assert flights.send((b"%d" % n for n in range(60)), (group("UA") for _ in range(60))) == 60
-    seen = list[dict[str, Any]]()
-    while rows := received(flights):
-        seen += rows
-        assert flights.ack(flights.queue_url, [row["ack_id"] for row in rows]) == []
-
-    assert [row["data"] for row in seen] == [b"%d" % n for n in range(60)]
-    assert [row["sequence"] for row in seen] == sorted({row["sequence"] for row in seen})
-    assert {row["partition"] for row in seen} == {"UA"}
-
-
-def test_messages_with_the_same_deduplication_id_are_stored_once(made):
-    flights = made(queue={"FifoQueue": "true"})
-    same = group("UA", MessageDeduplicationId="1")
-
-    assert flights.send([b"one", b"one"], [same, same]) == 2
-
-    assert len(received(flights)) == 1
-
-
-def test_a_group_is_leased_to_one_receive_at_a_time(made):
-    flights = made(queue=FIFO)
-    flights.send((b"%d" % n for n in range(40)), (group("AB"[n % 2]) for n in range(40)))
-
-    first, second = received(flights), received(flights)
-
-    assert {row["partition"] for row in first} == {"A", "B"}
-    assert second == []
-    flights.release(flights.queue_url, [row["ack_id"] for row in first if row["partition"] == "A"])
-    third = received(flights)
-    assert {row["partition"] for row in third} == {"A"}
-    assert min(row["sequence"] for row in third) == min(row["sequence"] for row in first if row["partition"] == "A")
+        made(queue=FIFO).send([b"one"])
 
 
 def test_sequence_numbers_of_aws_keep_their_order_in_63_bits():
