@@ -118,7 +118,7 @@ class Deployed:
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory, warm_spark):
     """Yield a daemon and a web server with the pipelines under test and an empty queue."""
-    with deployment(tmp_path_factory.mktemp("deployed"), warm_spark.folder) as started:
+    with deployment(tmp_path_factory.mktemp("deployed"), warm_spark.folder, web=True) as started:
         yield started
 
 
@@ -129,10 +129,11 @@ def deployment(
     module: str = "tests.fixtures.location_under_test",
     files: Sequence[Path] = (),
     settings: str = "",
+    web: bool = False,
 ) -> Iterator[Deployed]:
-    """Yield a daemon and a web server with one code location per file, in a folder, on a warm Spark.
+    """Yield a daemon with one code location per file, in a folder, on a warm Spark.
 
-    `settings` are more settings of the instance, as YAML.
+    `settings` are more settings of the instance, as YAML. Only `web` starts a web server, which `Deployed.ask` needs.
     """
     home = folder / "dagster"
     home.mkdir()
@@ -159,8 +160,9 @@ def deployment(
             deployment.queue.create()
             try:
                 deployment.start("daemon", "-c", DAEMON, "run", "-w", str(workspace))
-                address = ("-h", "127.0.0.1", "-p", str(deployment.port))
-                deployment.start("web", "-m", "dagster_webserver", *address, "-w", str(workspace))
+                if web:
+                    address = ("-h", "127.0.0.1", "-p", str(deployment.port))
+                    deployment.start("web", "-m", "dagster_webserver", *address, "-w", str(workspace))
                 yield deployment
             finally:
                 deployment.stop()

@@ -1,4 +1,4 @@
-"""Files under the real daemon: runs are killed while files arrive in a bucket that is listed and has notifications."""
+"""Files of a bucket and a lake on Azure under the real daemon: runs are killed while files arrive."""
 
 import json
 import os
@@ -32,6 +32,7 @@ from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
 class Line(BaseModel):
     number: int
     gate: str = ""
+    fails: bool = False
 
 
 class Lines(Pipeline):
@@ -44,6 +45,8 @@ class Lines(Pipeline):
         line = message.json(Line)
         while line.gate and not Path(line.gate).exists():
             time.sleep(0.1)
+        if line.fails:
+            raise ValueError("as asked")
         return message.put(line, batcher="lake")
 """
 
@@ -69,19 +72,22 @@ def content(rows: list[dict[str, object]]) -> bytes:
 
 @pytest.mark.faults
 @pytest.mark.timeout(900)
-def test_each_row_is_stored_once_if_runs_are_killed_while_they_handle_and_after_they_publish(
-    tmp_path, warm_spark, bucket
+def test_each_row_is_stored_once_on_azure_if_runs_are_killed_while_they_handle_and_after_they_publish(
+    tmp_path, warm_spark, bucket, azure_lake
 ):
     source, send = bucket
-    location = write_location(tmp_path, "lines", warm_spark.folder, HANDLING, "Lines", source)
+    lake = Lake(root=f"az://lake/{uuid4().hex[:8]}", storage_options=azure_lake)
+    location = write_location(tmp_path, "lines", warm_spark.folder, HANDLING, "Lines", source, lake=lake)
     gates = [str(tmp_path / "first"), str(tmp_path / "second")]
 
+    def rows(table: str) -> list[int]:
+        """Return the numbers in a table, as a reader outside the platform finds them."""
+        if not lake.names(f"lines/{table}/_delta_log"):
+            return []
+        found = pl.read_delta(lake.uri("lines", table), storage_options=lake.options)
+        return sorted(found["number"] if table == "lake" else map(number_of, found["data"]))
+
     with deployment(tmp_path, warm_spark.folder, files=[location]) as deployed:
-
-        def stored() -> list[int]:
-            table = tmp_path / "lake" / "lines" / "lake"
-            return sorted(pl.read_delta(str(table))["number"]) if table.exists() else []
-
         for number, gate in enumerate(gates):
             first = 100 * number
             send(f"{number}.jsonl", [{"number": first, "gate": gate}, *({"number": first + n} for n in range(1, 100))])
@@ -90,18 +96,24 @@ def test_each_row_is_stored_once_if_runs_are_killed_while_they_handle_and_after_
 
         process = run_at_work(deployed, "lines")[1]
         Path(gates[1]).touch()
-        deployed.until("rows are published", stored)
+        deployed.until("rows are published", lambda: rows("lake"))
         with suppress(ProcessLookupError):  # it may have ended
             os.kill(process, signal.SIGKILL)
 
-        send("2.jsonl", [{"number": number} for number in range(200, 300)])
-        deployed.until("all rows are stored", lambda: stored() == [*range(300)])
+        send("2.jsonl", [*({"number": number} for number in range(200, 300)), {"number": 300, "fails": True}])
+        deployed.until("all rows are stored", lambda: rows("lake") == [*range(300)])
         deployed.until("no file waits", lambda: source.backlog().messages == 0)
         deployed.until("the runs have ended", lambda: done(deployed.instance))
-        assert stored() == [*range(300)]
         assert {run.status.value for run in deployed.instance.get_runs()} >= {"SUCCESS", "FAILURE"}
+
+    assert (rows("lake"), rows("failed")) == ([*range(300)], [300])
+    assert not (tmp_path / "lake").exists(), "all tables are on Azure"
     with closing(sqlite3.connect(tmp_path / "files.sqlite")) as catalog:
         assert catalog.execute("SELECT path, is_done FROM files ORDER BY path").fetchall() == [
             (f"{number}.jsonl", 1) for number in range(3)
         ]
     source.close()
+
+
+def number_of(row: bytes) -> int:
+    return int(json.loads(row)["number"])
