@@ -16,18 +16,28 @@ from pipeline_platform.connectors.rabbitmq import mailboxes, rabbitmq_source
 from pipeline_platform.source.contract import Share, SourceAwayError, SourceError
 from pipeline_platform.source.patience import patiently
 from pipeline_platform.source.pauses import Patience
+from servers import rabbitmq as broker
 from servers.rabbitmq import RabbitMQ
 from tests.fixtures.line import line_to
 from tests.fixtures.rabbitmq import create_queue
 from tests.fixtures.rabbitmq_source import acknowledged, numbers, texts
 from tests.fixtures.received import received
+from tests.fixtures.servers import ready
 
 SOON = Patience("rand", 0.1, 0.3, 60.0)
 
 
+@pytest.fixture(scope="module")
+def own_server(servers_folder):
+    """One server for all tests of the file. A test that stops it starts it again."""
+    ready(broker)
+    with broker.serve(servers_folder) as running:
+        yield running
+
+
 @pytest.fixture
-def server(own_rabbitmq_server):
-    return own_rabbitmq_server
+def server(own_server):
+    return own_server
 
 
 @pytest.fixture
@@ -214,6 +224,7 @@ def test_a_queue_that_does_not_start_to_send_times_out(monkeypatch, server, buil
 
 
 def test_a_consumer_timeout_prevents_the_decision_of_messages_without_an_id(server, queue):
+    """The last test of the file, because the timeout stays."""
     server.ctl(
         "eval",
         "application:set_env(rabbit, consumer_timeout, 1), application:set_env(rabbit, channel_tick_interval, 100).",
