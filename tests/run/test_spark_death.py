@@ -117,22 +117,17 @@ def test_a_start_that_is_killed_leaves_no_second_server(tmp_path):
 
 
 @pytest.mark.faults
-def test_two_that_find_it_dead_start_one(folder, mortal):
-    kill(mortal)
-    with ThreadPoolExecutor(2) as both:
-        server, other = both.map(lambda _: spark_server.revive(folder), range(2))
-    assert server is not None
-    assert server == other
-    assert server.pid != mortal.pid
-    assert server.lives
-
-
-@pytest.mark.faults
-def test_all_who_share_a_session_let_go_of_one_whose_server_died(folder, resource, mortal):
+def test_two_that_find_it_dead_start_one_and_all_who_share_its_session_let_go_of_it(folder, resource, mortal):
     with closing(SparkResource(remote=WARM, state_folder=str(folder), packages=["pipeline_platform"])) as other:
         dead = resource.spark_session
         assert other.spark_session is dead
         kill(mortal)
+        with ThreadPoolExecutor(2) as both:
+            started, again = both.map(lambda _: spark_server.revive(folder), range(2))
+        assert started is not None
+        assert started == again
+        assert started.pid != mortal.pid
+        assert started.lives
         assert resource.spark_session is not dead
         assert other.spark_session is resource.spark_session
         assert dead.client.is_closed
