@@ -15,45 +15,18 @@ import pytest
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.control.store import ControlStore
 from tests.deployment.test_daemon import Deployed, deployment, done, run_at_work
-from tests.fixtures.location import write_location
+from tests.fixtures.location import lines, write_location
 
-HANDLING = """
-import time
-from pathlib import Path
-
-from pydantic import BaseModel
-
-from pipeline_platform import Pipeline, Processors, Producer, TableBatcher
-
-
-class Line(BaseModel):
-    {column}: str
-
-
-class Lines(Pipeline):
-    name = "{name}"
-    producer = Producer(source="queue", max_runs=1)
-    processors = Processors(concurrency=2, max_demand=75)
-    batchers = {{"lines": TableBatcher(schema=Line)}}
-
-    def handle_message(self, message, context):
-        text = message.data.decode()
-        while text.startswith("wait for ") and not Path(text.removeprefix("wait for ")).exists():
-            time.sleep(0.1)
-        if text.startswith("fail until ") and not Path(text.removeprefix("fail until ")).exists():
-            return message.failed("not yet")
-        return message.put(Line({column}=text), batcher="lines")
-"""
 EAST, WEST = ("east", "said"), ("east_late", "heard")
 """Names and columns. One name is a prefix of the other, and files, classes, sources and tables have equal names."""
 
 
 @pytest.fixture
 def deployed(tmp_path, warm_spark):
-    """Yield a daemon and a web server with both locations and empty queues."""
+    """Yield a daemon with both locations and empty queues."""
     files = []
     for name, column in (EAST, WEST):
-        handling = HANDLING.format(name=name, column=column)
+        handling = lines(name, 'source="queue", max_runs=1', column)
         (source := queue(tmp_path, name)).create()
         files.append(write_location(tmp_path, name, warm_spark.folder, handling, "Lines", source))
     with deployment(tmp_path, warm_spark.folder, files=files) as started:
@@ -67,7 +40,7 @@ def queue(folder: Path, name: str) -> TableQueue:
 def rows(deployed: Deployed, name: str) -> list[str]:
     """Return the values in the table of a location."""
     (column,) = (column for location, column in (EAST, WEST) if location == name)
-    return sorted(pl.read_delta(str(deployed.folder / "lake" / name / "lines"))[column])
+    return sorted(pl.read_delta(str(deployed.folder / "lake" / name / "lake"))[column])
 
 
 def call(deployed: Deployed, name: str, *command: str) -> str:
