@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
+from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.cli.main import app
 from pipeline_platform.connectors.new_pipeline import SourceKind
 from tests.fixtures.keeper import PROJECT
@@ -59,14 +60,14 @@ def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(che
 def test_a_name_that_is_taken_and_a_deployment_of_another_shape_are_refused_and_nothing_is_written(checkout):
     definitions = checkout / "definitions.py"
     taken = new("flights")
-    assert taken.exit_code == 1
+    assert isinstance(taken.exception, SetUpError)
     assert "pipelines/flights.py, resources/flights_queue.py already exist" in str(taken.exception)
     before = definitions.read_text().replace("RESOURCES = {", "RESOURCES = dict() or {")
     definitions.write_text(before)
 
     other = new("orders")
 
-    assert other.exit_code == 1
+    assert isinstance(other.exception, SetUpError)
     assert "no file was written. Add these lines manually:" in str(other.exception)
     assert 'from resources.orders_queue import orders_queue\n"orders_queue": orders_queue' in str(other.exception)
     assert (definitions.read_text(), (checkout / "pipelines/orders.py").exists()) == (before, False)

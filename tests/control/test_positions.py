@@ -106,6 +106,7 @@ def test_released_ranges_are_free_and_acknowledged_ranges_stay(store):
     assert store.places("log")["p"].reached == 20, "what was given out once may come a second time"
 
 
+@on_both_databases
 def test_a_partial_release_keeps_the_other_ranges(store):
     hold(store, "a", ("p", 0, 10), ("p", 10, 20), ("q", 0, 5))
     hold(store, "b", ("p", 20, 30))

@@ -34,7 +34,7 @@ def test_a_run_of_it_changes_what_its_config_says_and_is_recorded_with_its_user_
         assert (store.paused("told"), store.overrides("told").max_runs) == ("moves", 4)
         (act,) = store.acts("told")
         assert act[1:4] == ("told", "pause", f"run {run.run_id} of anna@example.com")
-        assert (act.reason, act.options["max_runs"]) == ("moves", 4)
+        assert (act.reason, act.options) == ("moves", {"max_runs": 4, **limit})
         assert changed(resume=True, reset=True).success
         assert (store.rate_limiting("told", None), store.paused("told")) == (None, None)
 

@@ -324,9 +324,10 @@ def claim(place: Place, **options: Any) -> None:
     place.control.claim("in_turn", "a", "other", wanted=1, capacity=300, lease_s=60, **options)
 
 
-def test_no_run_is_asked_for_beside_another(place):
+@pytest.mark.parametrize("alone", [True, False])
+def test_no_run_is_asked_for_beside_another(place, alone):
     place.enqueue(70)
-    claim(place, alone=True)
+    claim(place, alone=alone)
 
     assert place.skips(InTurn) == "run other is active, and runs take turns to keep messages in order"
     place.control.end("a")

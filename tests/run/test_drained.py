@@ -67,11 +67,10 @@ def test_a_backfill_that_is_drained_leaves_open_what_it_did_not_begin(filled):
 def test_a_run_of_a_paused_pipeline_takes_on_nothing_and_says_why(filled):
     flow, said = filled(Obedient, [b"one"]), []
     flow.control.pause("obedient", "moves")
-    receive = begun(flow, log=said.append)
-    assert (receive.demand, flow.control.in_flight("obedient")) == (0, [])
-    assert said == [
-        "Receives nothing: obedient is paused: moves. Resume it, or start a run with `ignore_pause`",
-    ]
+    for origin in ("source", "failed", "messages"):
+        receive = begun(flow, origin=origin, log=said.append)
+        assert (receive.demand, flow.control.in_flight("obedient")) == (0, [])
+    assert said == ["Receives nothing: obedient is paused: moves. Resume it, or start a run with `ignore_pause`"] * 3
     assert flow.source.backlog().messages == 1
 
 

@@ -92,12 +92,12 @@ def test_the_spark_lane_s_batches_keep_the_order_of_their_partition(filled):
 
 
 def test_kafka_s_partitions_keep_their_order_in_a_pull_a_backfill_and_a_replay(
-    kafka, kafka_topic, tmp_path, local_worker
+    kafka, kafka_topic, tmp_path, spark_session
 ):
     source = kafka(topic := kafka_topic(3), one_receive_per_partition=True)
     payloads = [f"{number % 3} {number}{' fail' if number % 10 == 4 else ''}" for number in range(90)]
     source.send([payload.encode() for payload in payloads], ({"partition": n % 3} for n in range(90)))
-    flow = flow_of(tmp_path, BySource, source, worker=local_worker)
+    flow = flow_of(tmp_path, BySource, source, session=spark_session)
 
     run(flow)
 

@@ -123,7 +123,7 @@ def test_two_that_find_it_dead_start_one_and_all_who_share_its_session_let_go_of
         assert other.spark_session is dead
         kill(mortal)
         with ThreadPoolExecutor(2) as both:
-            started, again = both.map(lambda _: spark_server.revive(folder), range(2))
+            started, again = (place.warm for place in both.map(lambda _: resource._place(), range(2)))
         assert started is not None
         assert started == again
         assert started.pid != mortal.pid

@@ -93,6 +93,7 @@ def test_a_wrong_catalog_is_refused(properties):
     properties = {**properties, "token": "secret-token"}
     with pytest.raises(SinkError, match="warehouse") as raised:
         IcebergSink(name="warehouse", namespace="a", properties=properties).ensure("orders", "lake", COLUMNS)
+    assert raised.type is SinkError, "a run does not wait for it"
     assert "secret-token" not in str(raised.value)
 
 
