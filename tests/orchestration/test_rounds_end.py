@@ -7,13 +7,14 @@ import dagster as dg
 import pytest
 from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 
+from pipeline_platform import Producer
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.rounds import rounds_end
 from pipeline_platform.orchestration.rounds.rounds_end import RoundsEnd
 from pipeline_platform.run import stopping
 from tests.fixtures.flow import flow_of
-from tests.fixtures.pipelines_under_test import Steady
+from tests.fixtures.pipelines_under_test import Coasts, Steady
 
 ORIGIN = RemoteJobOrigin(RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin("localhost", 1), "any"), "other")
 TAGS = RunTags.of(Steady)
@@ -85,6 +86,16 @@ def test_a_retry_or_a_replay_ends_a_run(end, place, origin, job):
     assert end.reason() == f"run {queued.run_id}, a retry or replay, is active"
 
 
+def test_a_retry_whose_host_was_lost_ends_no_run(end, place):
+    tags = {TAGS.origin: "failed", TAGS.receive_id: "r"}
+    lost = dg.DagsterRun(job_name="steady_retry", status=dg.DagsterRunStatus.STARTED, tags=tags)
+    place.instance.add_run(lost)
+    place.control.claim("steady", "r", lost.run_id, wanted=1, capacity=100, lease_s=60)
+    assert end.reason() == f"run {lost.run_id}, a retry or replay, is active"
+    place.control.expire("r")
+    assert end.reason() is None
+
+
 @pytest.mark.parametrize("slots", [1, 5])
 def test_a_queued_run_without_a_slot_ends_a_run(end, place, monkeypatch, slots):
     monkeypatch.setattr(rounds_end, "_slots", lambda instance: slots)
@@ -105,4 +116,25 @@ def test_a_run_that_waits_for_its_turn_ends_a_run(end, place, monkeypatch):
     monkeypatch.setattr(Steady, "partition_by", "source")
     assert end.reason() is None, "it has its own turn"
     waiting = place.queued({TAGS.origin: "source", TAGS.demand: "5"})
+    assert end.reason() == f"run {waiting.run_id} waits for its turn"
+
+
+class Ordered(Coasts):
+    """Two producers whose messages are in order."""
+
+    name = "ordered"
+    producers = {"east": Producer(source="queue"), "west": Producer(source="beside_queue")}
+    partition_by = "source"
+
+
+def test_a_run_of_another_producer_that_waits_for_its_turn_ends_a_run(place, monkeypatch):
+    monkeypatch.setattr(rounds_end, "_LOOK_EVERY_S", 0.0)
+    tags = RunTags.of(Ordered)
+    started = {tags.origin: "source", tags.demand: "5", tags.producer: "east", tags.receive_id: "r"}
+    run = place.queued(started, dg.DagsterRunStatus.STARTED)
+    context: Any = SimpleNamespace(instance=place.instance, run=run, partition_keys=[window_now(Ordered)])
+    end = RoundsEnd(context, flow_of(place.folder, Ordered, place.queue, "east"))
+    end._files = {}
+    assert end.reason() is None
+    waiting = place.queued({tags.origin: "source", tags.demand: "5", tags.producer: "west"})
     assert end.reason() == f"run {waiting.run_id} waits for its turn"

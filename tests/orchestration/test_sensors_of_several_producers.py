@@ -107,6 +107,23 @@ def test_what_one_has_in_flight_takes_nothing_from_the_other(place, west, coasts
     assert other.skips().startswith("1 run active")
 
 
+class Ordered(Coasts):
+    """The same, with messages in order."""
+
+    name = "ordered"
+    partition_by = "source"
+
+
+def test_a_continuous_run_of_one_that_stands_by_keeps_no_other_from_its_turn(place, west):
+    west.enqueue([b"x"] * 60)
+    other = Coast(place, west, "west", Ordered)
+    place.control.claim("ordered/east", "a", "run", wanted=5, capacity=300, lease_s=60, alone=True)
+    assert other.skips() == "run run is active, and runs take turns to keep messages in order"
+    place.control.end("a")
+    place.control.stand_by("ordered/east", "run", 60)
+    assert other.asked() == [60]
+
+
 def test_a_backfill_takes_of_a_producer_s_room_what_the_others_do_not_leave_it(place):
     def counted(producer: str) -> InFlight:
         return in_flight(BoundProducer(Coasts, producer), place.instance, place.control)

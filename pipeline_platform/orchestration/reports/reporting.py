@@ -17,7 +17,6 @@ from pipeline_platform.lake.failures.failed import NONE
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.replay import rows_by_window
 from pipeline_platform.lake.task_report import SAMPLE, Totals
-from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.failure import by_cause
 from pipeline_platform.orchestration.reports.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.reports.data_versions import VERSION, data_versions
@@ -163,8 +162,11 @@ def report_finished(context: dg.AssetExecutionContext, flow: Flow, receive: Rece
 
 
 def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
-    """Report the checks `backlog`: after a materialisation, Dagster shows earlier evaluations as outdated."""
-    for producer in BoundProducer.all_of(flow.pipeline):
+    """Report the checks `backlog` of the run: after a materialisation, Dagster shows earlier evaluations as outdated.
+
+    Those of other producers are left to their sensors: an unavailable source must not delay the runs of another.
+    """
+    for producer in flow.producer.each:
         try:
             context.log_event(look_at_backlog(context, producer))
         except ControlStoreError as error:  # everything is acknowledged, and the sensor reports the check later

@@ -102,8 +102,7 @@ class Rounds:
         red = None
         while red is None and (reason := end.reason()) is None:
             if time.monotonic() - self._finished >= _FINISH_EVERY_S:
-                finish_others(self.flow, self.context.log.info, partial(report_finished, self.context, self.flow))
-                self._finished = time.monotonic()
+                self._finish_others()
             if ask := self._ask(end):
                 self._perform(ask)
                 if not self._empty:
@@ -111,6 +110,14 @@ class Rounds:
             if time.monotonic() - self._reported >= _REPORTS.before(self._reports + 2).total_seconds():
                 red = self._report()
         return red, reason
+
+    def _finish_others(self) -> None:
+        self._finished = time.monotonic()
+        try:
+            self.flow.source.check_ready()
+        except SourceError:  # the claims of unacknowledged receives stay, so that sensors request a run for them
+            return
+        finish_others(self.flow, self.context.log.info, partial(report_finished, self.context, self.flow))
 
     def _ask(self, end: RoundsEnd) -> int:
         """Return the demand of a round, or 0 after a short wait."""

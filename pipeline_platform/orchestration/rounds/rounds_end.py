@@ -4,12 +4,15 @@ import os
 import sys
 import sysconfig
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 import dagster as dg
 
+from pipeline_platform.launcher.run_process import never_begins
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.orchestration.asset_windows import window_now
-from pipeline_platform.orchestration.jobs import tags_of
+from pipeline_platform.orchestration.jobs import RunTags, tags_of
 from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_to_lease, runs_with
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.stopping import end_after_step, is_to_end
@@ -87,12 +90,18 @@ class RoundsEnd:
 
     def _waiting_run(self) -> str | None:
         instance, flow, run_id = self._context.instance, self._flow, self._context.run.run_id
+        claimed = {claim.run_id for claim in flow.control.in_flight(flow.pipeline.name, of_all=True)}
         for record in runs_with(instance, UNDER_WAY, tags_of(flow.pipeline, "failed", "messages")):
-            return f"run {record.dagster_run.run_id}, a retry or replay, is active"
+            run = record.dagster_run
+            is_to_claim = RunTags.of(flow.pipeline).receive_id not in run.tags
+            # The host of a run that Dagster counts as active may be lost.
+            if run.run_id in claimed or (is_to_claim and not never_begins(record, instance, datetime.now(UTC))):
+                return f"run {run.run_id}, a retry or replay, is active"
         if flow.pipeline.takes_turns(leases_partitions=flow.source.leases_partitions):
-            for other, _, _ in runs_to_lease(flow.producer, instance, flow.control):
-                if other != run_id:
-                    return f"run {other} waits for its turn"
+            for producer in BoundProducer.all_of(flow.pipeline):
+                for other, _, _ in runs_to_lease(producer, instance, flow.control):
+                    if other != run_id:
+                        return f"run {other} waits for its turn"
         before, self._queued = self._queued, _queued(instance)
         if waiting := before & self._queued:
             return f"run {min(waiting)} waits for a slot"

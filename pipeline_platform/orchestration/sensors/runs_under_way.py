@@ -281,15 +281,25 @@ def reason_to_wait(
     producer: BoundProducer, instance: dg.DagsterInstance, control: ControlStore, now: datetime, *, alone: bool
 ) -> str | None:
     """Return why no run should be requested now although the messages are worth a run, or None."""
-    turn = _awaited_turn(producer.pipeline, control, alone=alone)
+    turn = _awaited_turn(producer, control, alone=alone)
     return turn or hold_back(failed_in_a_row(producer, instance, now), producer.options.interval, now)
 
 
-def _awaited_turn(pipeline: type[Pipeline], control: ControlStore, *, alone: bool) -> str | None:
-    """Return why a run could not start now because messages keep their order over runs; None if it could."""
+def _awaited_turn(producer: BoundProducer, control: ControlStore, *, alone: bool) -> str | None:
+    """Return why a run could not start now because messages keep their order over runs; None if it could.
+
+    A continuous run of another producer that stands by between two rounds ends when it sees a run that waits.
+    """
+    pipeline = producer.pipeline
     if not pipeline.takes_turns():
         return None
-    others = [claim for claim in control.in_flight(pipeline.name, of_all=True) if alone or claim.alone]
+    keys = [other.key for other in BoundProducer.all_of(pipeline) if other.key != producer.key]
+    standing_by = {claim.receive_id for key in keys for claim in control.in_flight(key) if not claim.messages}
+    others = [
+        claim
+        for claim in control.in_flight(pipeline.name, of_all=True)
+        if (alone or claim.alone) and claim.receive_id not in standing_by
+    ]
     return f"run {others[0].run_id} is active, and runs take turns to keep messages in order" if others else None
 
 
