@@ -40,6 +40,7 @@ def _signed(body: bytes) -> bytes:
         _signed(b"\x1a\x02\x08\x05"),  # the number of a key that is missing
         _signed(b"\x1a\x02\x08\x80"),  # a number without an end
         _signed(b"\x0b"),  # an unknown type
+        _signed(b"\xff" * 2**20),  # a number of a megabyte
     ],
 )
 def test_any_other_record_is_a_plain_message(record):

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pydantic import BaseModel
 
@@ -142,6 +144,53 @@ def test_damaged_content_is_a_message_that_describes_it(tmp_path, root, name, co
     assert len(described) == 1
     assert problem in described[0]
     assert max(len(row["data"]) for row in got) <= 10**6
+
+
+@pytest.mark.parametrize("text", [b"x" * 2_000, "é".encode() * 400], ids=["line", "payload"])
+def test_a_record_that_is_too_long_fails_alone(tmp_path, root, text):
+    (root / "a.csv").write_bytes(b"n,t\n1,a\n2," + text + b"\n3,c\n")
+    got = deliveries(source_at(tmp_path, root, max_row_bytes=1_000))
+    problems = {row["sequence"]: json.loads(row["metadata"] or "{}").get("problem", "") for row in got}
+    assert problems == {2: "", 3: "the row has more than 1,000 bytes (max_row_bytes)", 4: ""}
+    assert max(len(row["data"]) for row in got) <= 1_000
+
+
+def test_a_quote_without_an_end_does_not_fill_the_memory(tmp_path, root):
+    (root / "a.csv").write_bytes(b'n,t\n1,a\n2,"' + b"x\n" * 2_000)
+    got = deliveries(source_at(tmp_path, root, max_row_bytes=1_000), demand=10_000)
+    assert (got[0]["data"], got[0]["metadata"]) == (b'{"n": "1", "t": "a"}', None)
+    assert "more than 1,000 bytes" in got[1]["metadata"]
+    assert max(len(row["data"]) for row in got) <= 1_000
+
+
+def test_a_value_that_python_cannot_represent_fails_its_row_alone(tmp_path, root):
+    late = pa.array([0, 1, 2**62, 3], pa.timestamp("us"))
+    pq.write_table(pa.table({"at": late, "number": [1, 2, 3, 4]}), root / "a.parquet")
+    got = deliveries(source_at(tmp_path, root))
+    problems = [json.loads(row["metadata"] or "{}").get("problem", "") for row in got]
+    assert [row["sequence"] for row in got] == [1, 2, 3, 4]
+    assert [bool(problem) for problem in problems] == [False, False, True, False]
+    assert problems[2].startswith("the row cannot be read: ")
+
+
+def test_links_and_names_that_are_not_utf_8_are_left_out(tmp_path, root, caplog):
+    (tmp_path / "secret.jsonl").write_bytes(lines(7))
+    (root / "a.jsonl").write_bytes(lines(1))
+    (root / "link.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    (root / "again").symlink_to(".")
+    Path(os.fsdecode(os.fsencode(root) + b"/\xff.jsonl")).write_bytes(lines(2))
+    source = source_at(tmp_path, root)
+
+    assert [row["data"] for row in deliveries(source)] == [b'{"number": 1}']
+    assert "its name is not UTF-8" in caplog.text
+
+
+def test_a_file_that_a_link_replaces_is_missing(tmp_path, root, source, caplog):
+    (root / "a.jsonl").write_bytes(lines(1))
+    shares = source.plan(10, 1, "r")
+    (root / "a.jsonl").rename(tmp_path / "a.jsonl")
+    (root / "a.jsonl").symlink_to(tmp_path / "a.jsonl")
+    assert [row for share in shares for batch in source.read(share, "r") for row in batch.to_pylist()] == []
 
 
 def test_a_bad_row_fails_alone_and_its_id_names_the_file_and_the_line(root, source, flow):

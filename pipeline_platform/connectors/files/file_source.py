@@ -2,6 +2,7 @@
 
 import fnmatch
 import logging
+import os
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -98,7 +99,7 @@ class FileSource(LeaseOptions, WholeReceiveSource):
         "done, to estimate the backlog.",
     )
     max_row_bytes: int = Field(
-        16 * 2**20, ge=1, description="Maximum bytes of a line; a longer line fails as a truncated message."
+        16 * 2**20, ge=1, description="Maximum bytes of a row; a longer row fails as a truncated message."
     )
 
     @model_validator(mode="after")
@@ -252,8 +253,29 @@ class FileSource(LeaseOptions, WholeReceiveSource):
         return True
 
     def _version(self, path: str) -> Found | None:
+        if self._lake.is_local and self._is_link(path):
+            return None
         info = self._files.get_file_info(path)
         return Found.of(info, is_local=self._lake.is_local) if info.is_file else None
+
+    def _is_link(self, path: str) -> bool:
+        """Whether a path leads through a symbolic link, which may lead out of the folder."""
+        return os.path.realpath(f"{self.root}/{path}") != f"{os.path.realpath(self.root)}/{path}"
+
+    def _paths(self) -> list[str]:
+        """Return the paths in a local folder, without symbolic links."""
+        paths = []
+        for folder, _, names in os.walk(self.root, onerror=_raised):
+            for name in names:
+                path = os.path.relpath(f"{folder}/{name}", self.root)
+                try:
+                    path.encode()
+                except UnicodeEncodeError:
+                    self._leave_out(path, "its name is not UTF-8. Rename it")
+                    continue
+                if not os.path.islink(f"{folder}/{name}"):
+                    paths.append(path)
+        return paths
 
     def _current(self, path: str) -> Found | None:
         """Return the current version of a file; None if it does not exist or is left out."""
@@ -261,9 +283,10 @@ class FileSource(LeaseOptions, WholeReceiveSource):
 
     def _found(self) -> Iterator[Found]:
         try:
-            infos = self._files.get_file_info(
-                pafs.FileSelector("", recursive=True, allow_not_found=not self._lake.is_local)
-            )
+            if self._lake.is_local:
+                infos = self._files.get_file_info(self._paths())
+            else:
+                infos = self._files.get_file_info(pafs.FileSelector("", recursive=True, allow_not_found=True))
         except FileNotFoundError:
             raise self.error(f"root {self.root} does not exist. Create it, or correct root.") from None
         except OSError as error:
@@ -281,9 +304,20 @@ class FileSource(LeaseOptions, WholeReceiveSource):
         if is_hidden or path.endswith("/") or not fnmatch.fnmatchcase(path, self.pattern):
             return False
         if self._format(path) is None:
-            logger.warning("%s: left out %s: its suffix has no format. Set format", self.name, path)
+            self._leave_out(path, "its suffix has no format. Set format")
             return False
         return True
+
+    def _leave_out(self, path: str, why: str) -> None:
+        """Log once that a file is left out: a listing finds it every few seconds."""
+        if path not in self._left_out:
+            self._left_out.add(path)
+            logger.warning("%s: left out %r: %s", self.name, path, why)
+
+    @cached_property
+    def _left_out(self) -> set[str]:
+        """Paths for which this process has logged that they are left out."""
+        return set()
 
     def _format(self, path: str) -> rows.Format | None:
         return self.format or rows.format_of(path)
@@ -335,3 +369,7 @@ class FileSource(LeaseOptions, WholeReceiveSource):
             partition=path,
             sequence=numbers,
         )
+
+
+def _raised(error: OSError) -> None:
+    raise error

@@ -91,7 +91,7 @@ class Notifications:
             named = _created(message["data"], json.loads(message["metadata"] or "{}").get("attributes", {}))
             if other := {bucket for bucket, _ in named} - {self._bucket}:
                 raise ValueError(f"it names bucket {min(other)!r:.100}, and root bucket {self._bucket!r}")
-            paths = [key.removeprefix(self._prefix) for _, key in named if key.startswith(self._prefix)]
+            paths = dict.fromkeys(key.removeprefix(self._prefix) for _, key in named if key.startswith(self._prefix))
             return [file for path in paths if (file := self._find(path))]
         except Exception as error:  # of any malformed message: it must not delay the other messages
             return error

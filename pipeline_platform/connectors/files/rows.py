@@ -3,16 +3,17 @@
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pydantic_core import to_json
 
-from pipeline_platform.model.portions import BATCH_BYTES
+from pipeline_platform.model.portions import BATCH_BYTES, halves
 from pipeline_platform.source.contract import SourceAwayError
 
 Format = Literal["json_lines", "csv", "parquet"]
@@ -137,31 +138,95 @@ def _line(line: int, text: bytes, most: int, is_long: bool) -> Iterator[Row]:
         yield line, text, ""
 
 
+class _TooLongError(Exception):
+    """A record has too many characters."""
+
+
+class _Lines:
+    """Lines of text for `csv.reader`. It counts them, and limits the characters of a record."""
+
+    def __init__(self, text: io.TextIOWrapper, most: int) -> None:
+        self._text, self._most, self._left = text, most, most
+        self.number = 0
+
+    def begin(self) -> None:
+        """Start a record."""
+        self._left = self._most
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> str:
+        line = self._text.readline(self._left + 2)  # with its end
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if (left := self._left - len(line.rstrip("\r\n"))) >= 0:
+            self._left = left
+            return line
+        while line and line[-1] not in "\r\n":
+            line = self._text.readline(_READ)
+        raise _TooLongError
+
+
 def _csv(raw: _Stored, path: str, most: int) -> Iterator[list[Row]]:
     """Yield a JSON object of texts for each record, by the names in the first record."""
     text = io.TextIOWrapper(io.BufferedReader(_content(raw, path), _READ), "utf-8-sig", "replace", newline="")
     csv.field_size_limit(max(csv.field_size_limit(), most))
-    records = csv.reader(text)
+    lines = _Lines(text, most)
+    records = csv.reader(lines)
     names = next(records, [])
-    twice = sorted({name for name in names if names.count(name) > 1})
-    for record in filter(None, records):
-        if len(record) == len(names) and not twice:
-            yield [(records.line_num, json.dumps(dict(zip(names, record, strict=True))).encode(), "")]
-        else:
-            problem = f"the record has {len(record)} values, and the header {len(names)}"
-            problem = f"the header has names twice: {', '.join(twice)[:500]}" if twice else problem
-            yield [(records.line_num, json.dumps(record).encode(), problem)]
+    twice = sorted(name for name, times in Counter(names).items() if times > 1)
+    while True:
+        lines.begin()
+        try:
+            record = next(records, None)
+        except (csv.Error, _TooLongError) as error:
+            yield [(lines.number, b"", f"the record is not valid CSV: {error}" if str(error) else _too_long(most))]
+            continue
+        if record is None:
+            return
+        if not record:
+            continue
+        problem = (
+            "" if len(record) == len(names) else f"the record has {len(record)} values, and the header {len(names)}"
+        )
+        problem = f"the header has names twice: {', '.join(twice)[:500]}" if twice else problem
+        data = json.dumps(record if problem else dict(zip(names, record, strict=True)))
+        yield [_row(lines.number, data.encode(), problem, most)]
 
 
-def _parquet(raw: _Stored, _path: str, _most: int) -> Iterator[list[Row]]:
+def _parquet(raw: _Stored, _path: str, most: int) -> Iterator[list[Row]]:
     """Yield a JSON object for each row; bytes are base64."""
-    file, number = pq.ParquetFile(pa.PythonFile(raw, "r")), 0
+    file, number = pq.ParquetFile(pa.PythonFile(raw, "r")), 1
     if len(set(names := file.schema_arrow.names)) < len(names):
         raise ValueError("it has columns with the same name")
     for batch in file.iter_batches(_PARQUET_ROWS, use_threads=False):
-        for values in batch.to_pylist(maps_as_pydicts="lossy"):
-            number += 1
-            yield [(number, to_json(values, bytes_mode="base64"), "")]
+        for part in halves(batch, BATCH_BYTES):
+            yield from _objects(part, number, most)
+            number += part.num_rows
+
+
+def _objects(rows: pa.RecordBatch, first: int, most: int) -> Iterator[list[Row]]:
+    """Yield rows as JSON objects. A row with a value that Python cannot represent has a problem."""
+    try:
+        values = rows.to_pylist(maps_as_pydicts="lossy")
+        yield [_row(at, to_json(value, bytes_mode="base64"), "", most) for at, value in enumerate(values, first)]
+    except Exception as error:  # of the content: a time after 9999, text that is not UTF-8
+        if rows.num_rows == 1:
+            yield [(first, b"", f"the row cannot be read: {' '.join(str(error).split())[:500]}")]
+            return
+        half = rows.num_rows // 2
+        yield from _objects(rows.slice(0, half), first, most)
+        yield from _objects(rows.slice(half), first + half, most)
+
+
+def _row(at: int, data: bytes, problem: str, most: int) -> Row:
+    return (at, data, problem) if len(data) <= most else (at, data[:most], _too_long(most))
+
+
+def _too_long(most: int) -> str:
+    return f"the row has more than {most:,} bytes (max_row_bytes)"
 
 
 _READERS = {"json_lines": _json_lines, "csv": _csv, "parquet": _parquet}

@@ -91,9 +91,10 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
+    while shift < 70:  # a longer number would take time that grows with the square of its length
         byte = message[at]  # raises LookupError at the end
         value |= (byte & 0x7F) << shift
         at, shift = at + 1, shift + 7
         if byte < 0x80:
             return value, at
+    raise ValueError("a number has more than ten bytes")

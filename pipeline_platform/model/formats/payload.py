@@ -122,7 +122,7 @@ _DEEP, _LONG = 200, 4_300
 """Pydantic's limits of nested brackets and digits; msgspec does not check them in fields that the model lacks."""
 SHORT = 2 * _DEEP
 """Bytes below which a payload is always within these limits."""
-_DIGITS = re.compile(rb"\d{%d}" % _LONG)
+_DIGITS = re.compile(rb"(?<!\d)\d{%d}" % _LONG)  # from the start of a number: from each digit, it would be slow
 _NANOSECONDS = re.compile(rb":\d\d\.\d{7}|\\u00(?:2[eE]|3[\daA])")
 """Pattern of times finer than a microsecond, also escaped: pydantic cuts them, msgspec rounds them."""
 

@@ -89,6 +89,10 @@ def _place(data: bytes, schema_id: int) -> tuple[tuple[int, ...], int]:
         while not numbers or len(numbers) <= numbers[0]:
             number = shift = 0
             while (byte := data[at]) & 0x80:
+                if shift > 63:  # a longer number would take time that grows with the square of its length
+                    raise PayloadError(
+                        f"schema {schema_id}: the header of the payload has a number of more than 64 bits"
+                    )
                 number, shift, at = number | (byte & 0x7F) << shift, shift + 7, at + 1
             number, at = number | byte << shift, at + 1
             numbers.append(number >> 1 ^ -(number & 1))  # zigzag
