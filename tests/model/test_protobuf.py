@@ -88,7 +88,7 @@ def test_an_unknown_number_of_an_enum_stays_a_number():
         (b"\xff", "the payload is not a valid shop.Order"),
         (framed(7, b"\0\xff"), "schema 7: the payload is not a valid shop.Order"),
         (framed(7, b"\x80"), "schema 7: the payload ends in its header"),
-        (framed(7, b"\xff" * 10**6), "schema 7: the payload has a number of more than 64 bits in its header"),
+        (framed(7, b"\xff" * 10**6), "schema 7: the header of the payload has a number of more than 64 bits"),
         (b"\0\0", "the payload has no header of Confluent's wire format: it has 2 bytes"),
     ],
 )

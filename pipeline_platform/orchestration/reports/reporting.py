@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import groupby
@@ -17,6 +17,7 @@ from pipeline_platform.lake.failures.failed import NONE
 from pipeline_platform.lake.manifest import Manifest
 from pipeline_platform.lake.replay import rows_by_window
 from pipeline_platform.lake.task_report import SAMPLE, Totals
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.failure import by_cause
 from pipeline_platform.orchestration.reports.backlog_check import look_at_backlog
 from pipeline_platform.orchestration.reports.data_versions import VERSION, data_versions
@@ -161,12 +162,9 @@ def report_finished(context: dg.AssetExecutionContext, flow: Flow, receive: Rece
     )
 
 
-def _report_backlog(context: dg.AssetExecutionContext, flow: Flow) -> None:
-    """Report the checks `backlog` of the run: after a materialisation, Dagster shows earlier evaluations as outdated.
-
-    Those of other producers are left to their sensors: an unavailable source must not delay the runs of another.
-    """
-    for producer in flow.producer.each:
+def _report_backlog(context: dg.AssetExecutionContext, producers: Iterable[BoundProducer]) -> None:
+    """Report the checks `backlog`: after a materialisation, Dagster shows earlier evaluations as outdated."""
+    for producer in producers:
         try:
             context.log_event(look_at_backlog(context, producer))
         except ControlStoreError as error:  # everything is acknowledged, and the sensor reports the check later
@@ -184,12 +182,14 @@ def report(
     is_red: bool = False,
     replaces: str = "",
     by_run: str = "",
+    of_rounds: bool = False,
 ) -> None:
     """Report a materialisation of tables for each window of a run, or of `windows`, and the checks that it outdates.
 
     `run` is metadata of the run, which fails if it `is_red`, and `replaces` the id of a receive that replaced rows.
     `by_run` is the run that finished a receive of another run. It is part of the data versions, because two runs may
-    report the same receive, and an earlier data version would hide the rows between the two reports.
+    report the same receive, and an earlier data version would hide the rows between the two reports. `of_rounds` leaves
+    out the backlogs of other producers.
     """
     windows = context.partition_keys if windows is None else windows
     batchers, totals = list(flow.pipeline.batchers), results.totals
@@ -257,7 +257,8 @@ def report(
     for batcher in (name for name in flow.pipeline.batchers_with_tables() if name in tables):
         context.log_event(evaluation(flow.pipeline.name, batcher, "columns", FITS))
     if "messages" in tables and not by_run:  # a run reports the backlog for itself
-        _report_backlog(context, flow)
+        # Between rounds, an unavailable source of another producer must not delay this one.
+        _report_backlog(context, flow.producer.each if of_rounds else BoundProducer.all_of(flow.pipeline))
 
 
 def _is_table(item: tuple[str, Any]) -> bool:

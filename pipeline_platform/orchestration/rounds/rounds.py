@@ -222,7 +222,7 @@ class Rounds:
             "receive_id": results.last_receives["messages"],
         }
         changed = [name for name in ("messages", *pipeline.batchers, "failed") if results.rows[name]]
-        report(context, flow, results, figures, changed, is_red=red is not None)
+        report(context, flow, results, figures, changed, is_red=red is not None, of_rounds=True)
         context.log_event(evaluation(pipeline.name, "messages", "acknowledged", judge_answer(self._answer)))
         context.instance.add_run_tags(context.run.run_id, {RunTags.of(pipeline).rounds: str(self.done)})
         self._unreported, self._acknowledged = Results(), 0
