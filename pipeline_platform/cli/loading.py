@@ -72,7 +72,7 @@ class Deployment:
         """Return a pipeline by name; `BadParameter` if it does not exist."""
         if name not in self.pipelines:
             known = f"The pipelines are {', '.join(self.pipelines)}." if self.pipelines else "There are no pipelines."
-            unknown = f"there is no pipeline {name!r}. {known}"
+            unknown = f"pipeline {name!r} does not exist. {known}"
             raise typer.BadParameter(unknown, param_hint="PIPELINE")
         return self.pipelines[name]
 
@@ -104,7 +104,7 @@ def load(module: str | None = None) -> "Built":
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise  # an import within the module
-        raise SetUpError(f"there is no module {module} in {Path.cwd()}. Correct workspace.yaml, or -m") from None
+        raise SetUpError(f"module {module} does not exist in {Path.cwd()}. Correct workspace.yaml, or -m") from None
     for defined in vars(loaded).values():
         if isinstance(defined, LazyDefinitions):  # as in a project of `dg`
             try:

@@ -294,7 +294,7 @@ def test_an_unknown_pipeline_is_refused_with_those_there_are(cli):
     for command in ("status", "pause"):
         answer = cli(command, "flihgts")
         assert answer.exit_code == 2, command
-        assert "there is no pipeline 'flihgts'. The pipelines are flights." in answer.stderr
+        assert "pipeline 'flihgts' does not exist. The pipelines are flights." in answer.stderr
 
 
 @pytest.mark.parametrize(

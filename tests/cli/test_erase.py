@@ -69,7 +69,7 @@ def test_an_erasure_that_is_not_complete_exits_with_1(cli, tables, control):
     [
         (["keeping", "--where", "txt=a"], "no table of a batcher has all of the columns txt"),
         (["coasts", "--message-id", "1"], "erase.source: must be set"),
-        (["unknown", "--message-id", "1"], "there is no pipeline 'unknown'"),
+        (["unknown", "--message-id", "1"], "pipeline 'unknown' does not exist"),
     ],
 )
 def test_a_wrong_option_is_refused(cli, options, said):

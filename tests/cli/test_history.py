@@ -85,7 +85,7 @@ def test_acts_are_chosen_by_pipeline_and_time_and_printed_for_programs(cli, cont
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["unknown"], "there is no pipeline 'unknown'"),
+        (["unknown"], "pipeline 'unknown' does not exist"),
         (["told", "--since", "soon"], "'soon' is not a valid time"),
     ],
 )

@@ -58,7 +58,7 @@ def test_without_a_workspace_a_project_of_dg_is_the_deployment(tmp_path, monkeyp
     assert loading.location_of(None)[:2] == (module, name)
     assert loading.location_of("elsewhere")[:2] == ("elsewhere", "elsewhere")
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(loading.SetUpError, match="there is no module elsewhere in "):
+    with pytest.raises(loading.SetUpError, match="module elsewhere does not exist in "):
         loading.load("elsewhere")
 
 

@@ -15,7 +15,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.sql.database import Database
 from servers import pubsub, sqs
-from tests.connectors.test_files import deliveries, lines, source_at
+from tests.fixtures.files import deliveries, lines, source_at
 
 TEST_EVENT = json.dumps({"Service": "Amazon S3", "Event": "s3:TestEvent", "Bucket": "lake"}).encode()
 

@@ -8,18 +8,9 @@ import pytest
 from pipeline_platform.connectors.files import FileSource
 from pipeline_platform.source.contract import SourceAwayError
 from pipeline_platform.sql.database import Database
-from tests.connectors.test_files import deliveries, lines, source_at
+from tests.fixtures.files import deliveries, lines, root, source
 
-
-@pytest.fixture
-def root(tmp_path):
-    (tmp_path / "files").mkdir()
-    return tmp_path / "files"
-
-
-@pytest.fixture
-def source(tmp_path, root):
-    return source_at(tmp_path, root)
+__all__ = ["root", "source"]
 
 
 class Failing:

@@ -42,8 +42,8 @@ def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:
     """Return the text of `definitions.py` with a pipeline and its source added."""
     if not definitions.is_file():
         raise SetUpError(
-            f"there is no {definitions} in {Path.cwd()}. Change to a checkout of this template; in a dg project, use "
-            "`dg scaffold defs pipeline_platform.orchestration.PipelineComponent`"
+            f"{definitions} does not exist in {Path.cwd()}. Change to a checkout of this template; in a dg project, "
+            "use `dg scaffold defs pipeline_platform.orchestration.PipelineComponent`"
         )
     text = definitions.read_text()
     imports = [f"from pipelines.{name} import {pipeline}", f"from resources.{key} import {key}"]

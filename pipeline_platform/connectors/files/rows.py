@@ -166,7 +166,7 @@ class _Lines:
             return line
         while line and line[-1] not in "\r\n":
             line = self._text.readline(_READ)
-        raise _TooLongError
+        raise _TooLongError(_too_long(self._most))
 
 
 def _csv(raw: _Stored, path: str, most: int) -> Iterator[list[Row]]:
@@ -181,17 +181,21 @@ def _csv(raw: _Stored, path: str, most: int) -> Iterator[list[Row]]:
         lines.begin()
         try:
             record = next(records, None)
-        except (csv.Error, _TooLongError) as error:
-            yield [(lines.number, b"", f"the record is not valid CSV: {error}" if str(error) else _too_long(most))]
+        except _TooLongError as error:
+            yield [(lines.number, b"", str(error))]
+            continue
+        except csv.Error as error:
+            yield [(lines.number, b"", f"the record is not valid CSV: {error}")]
             continue
         if record is None:
             return
         if not record:
             continue
-        problem = (
-            "" if len(record) == len(names) else f"the record has {len(record)} values, and the header {len(names)}"
-        )
-        problem = f"the header has names twice: {', '.join(twice)[:500]}" if twice else problem
+        problem = ""
+        if twice:
+            problem = f"the header has names twice: {', '.join(twice)[:500]}"
+        elif len(record) != len(names):
+            problem = f"the record has {len(record)} values, and the header {len(names)}"
         data = json.dumps(record if problem else dict(zip(names, record, strict=True)))
         yield [_row(lines.number, data.encode(), problem, most)]
 
