@@ -51,5 +51,5 @@ def exiting_with(code: int) -> Iterator[None]:
     except Exception as error:
         if (line := line_of(error)) is None:
             raise
-        say(line, err=True)
+        say(*line.split("\n"), err=True)
         raise SystemExit(code) from None

@@ -56,21 +56,23 @@ def history(
         print_json(HistoryOutput(acts=[RecordedAct(**act._asdict()) for act in acts]))
         return
     for act in acts:
-        say(_text(act))
+        say(*_lines(act))
     say(f"{loading.counted(len(acts), 'act')}.")
 
 
-def _text(act: Act) -> str:
+def _lines(act: Act) -> list[str]:
     options = ", ".join(f"{name} {_value(value)}" for name, value in act.options.items())
     parts = {
         "": f"{act.at:%Y-%m-%d %H:%M:%S} {act.key}: {act.name} by {act.who}",
         "  ": options,
         "  reason: ": act.reason,
     }
-    wrapped = (
-        textwrap.fill(part, _WIDTH, initial_indent=begin, subsequent_indent="    ") for begin, part in parts.items()
-    )
-    return "\n".join(text for text in wrapped if text.strip())
+    return [
+        line
+        for begin, part in parts.items()
+        if part.strip()
+        for line in textwrap.wrap(part, _WIDTH, initial_indent=begin, subsequent_indent="    ")
+    ]
 
 
 def _value(value: Any) -> str:

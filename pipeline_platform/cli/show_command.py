@@ -58,9 +58,9 @@ def show(
             found = {each.name: _data(opened.control, each) for each in chosen}
             print_json(ShowOutput(control_store=str(opened.control), lake=opened.lake.root, pipelines=found))
             return
-        say(f"Control store: {opened.control}\nLake: {opened.lake.root}")
+        say(f"Control store: {opened.control}", f"Lake: {opened.lake.root}")
         for each in chosen:
-            say("\n".join(["", each.name, *(f"  {line}" for line in _lines(opened, each))]))
+            say("", each.name, *(f"  {line}" for line in _lines(opened, each)))
 
 
 def _data(control: ControlStore, pipeline: type[Pipeline]) -> PipelineOptions:

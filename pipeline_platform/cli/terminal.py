@@ -10,9 +10,10 @@ def plain(text: str) -> str:
     return printable(text, keep="\n\t")
 
 
-def say(text: str, *, err: bool = False) -> None:
-    """Print text without control characters."""
-    typer.echo(plain(text), err=err)
+def say(*lines: str, err: bool = False) -> None:
+    """Print lines. Control characters are escaped, also line ends, so that an id or a reason cannot forge a line."""
+    for line in lines:
+        typer.echo(printable(line, keep="\t"), err=err)
 
 
 def duration(seconds: float) -> str:

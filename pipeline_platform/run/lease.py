@@ -133,6 +133,12 @@ def begun(flow: Flow, receive: Receive) -> None:
     flow.beats[_lease("claim", receive)] = flow.beats[_lease("messages", receive)] = time.monotonic()
 
 
+def ended(flow: Flow, receive: Receive) -> None:
+    """Remove what `begun` stored: a run of many receives must not remember them all."""
+    for lease in ("claim", "messages"):
+        flow.beats.pop(_lease(lease, receive), None)
+
+
 def beat(flow: Flow, receive: Receive) -> bool:
     """Renew the claim. Return whether this run still has it."""
     flow.beats[_lease("claim", receive)] = time.monotonic()

@@ -124,6 +124,13 @@ def test_a_payload_is_bounded_and_cannot_steer_a_terminal(cli, lake, data, shown
     assert shown in cli("show", "keeping", "odd").stdout
 
 
+def test_ids_and_reasons_forge_no_line(cli, lake):
+    record(lake, "r9", event("odd\nhealthy", reason="no\n0 failures are open.", metadata='{"k": 1}\nMetadata: none'))
+    for command in (["list", "keeping"], ["show", "keeping", "odd\nhealthy"]):
+        lines = cli(*command).stdout.splitlines()
+        assert not {"healthy", "0 failures are open.", "Metadata: none"} & {line.strip() for line in lines}
+
+
 def test_a_message_is_shown_to_programs(cli):
     events = json.loads(cli("show", "keeping", "gone", "--json").stdout)["events"]
     assert [(shown["attempt"], shown["state"], shown["data"]) for shown in events] == [

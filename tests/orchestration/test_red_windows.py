@@ -77,7 +77,6 @@ def test_each_window_of_a_red_range_is_red_until_a_run_of_it_is_green(location):
     ],
 )
 def test_a_run_is_red_beyond_the_share_that_the_pipeline_allows(failed, held, received, said):
-    totals = SimpleNamespace(failed=Counter({WINDOW: failed}), held=held, received=received)
+    totals: Any = SimpleNamespace(failed=Counter({WINDOW: failed}), held=held, received=received)
     flow: Any = SimpleNamespace(pipeline=SimpleNamespace(max_failed_share=0.5))
-    results: Any = SimpleNamespace(totals=totals)
-    assert str(failed_too_often(flow, results)).startswith(str(said))
+    assert str(failed_too_often(flow, totals)).startswith(str(said))

@@ -131,7 +131,7 @@ def _say_group(group: Group) -> None:
     """Print the count and the cause of a group; below, its state, its times and an example id, each as a whole."""
     width, margin = get_terminal_size().columns, " " * 11
     cause = " ".join(plain(f"{group.kind}: {group.cause[:_REASON]}").split())
-    say("\n".join(wrap(f"{group.messages:>9,}  {cause}", width, subsequent_indent=margin)))
+    say(*wrap(f"{group.messages:>9,}  {cause}", width, subsequent_indent=margin))
     due = f" from {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
     lines = [f"{margin}{group.state}{due}"]
     for detail in (_period(group.first, group.last), f"id {group.example}"):
@@ -139,7 +139,7 @@ def _say_group(group: Group) -> None:
             lines[-1] += f"; {detail}"
         else:
             lines.append(f"{margin}{detail}")
-    say("\n".join(lines))
+    say(*lines)
 
 
 def _period(first: datetime, last: datetime) -> str:
@@ -192,9 +192,9 @@ def _say_payload(event: dict[str, Any]) -> None:
     say(f"Metadata: {event['metadata'] or 'none'}")
     cut = f", first {_PAYLOAD:,} bytes" if shown.bytes > _PAYLOAD else ""
     name, text = ("text", shown.text) if shown.hex is None else ("hex", shown.hex)
-    say(f"Payload ({counted(shown.bytes, 'byte')}{cut}), as {name}:\n{text}")
+    say(f"Payload ({counted(shown.bytes, 'byte')}{cut}), as {name}:", *text.split("\n"))
     if event["traceback"]:
-        say(event["traceback"].rstrip())
+        say(*event["traceback"].rstrip().split("\n"))
 
 
 def _payload(data: bytes | None) -> ShownPayload:

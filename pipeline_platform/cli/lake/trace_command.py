@@ -62,7 +62,7 @@ def trace(
         say(f"Message {message_id} of {name}")
         for each in deliveries:
             if each.source == name:
-                say("\n".join(f"  {line}" for line in _lines(each)))
+                say(*(f"  {line}" for line in _lines(each)))
     if not deliveries:
         kept = of.retention.messages
         gone = f", or its windows are older than retention.messages ({kept.days} days)" if kept else ""

@@ -33,7 +33,7 @@ def new(
     for path, text in files.items():
         path.write_text(text)
         say(f"Wrote {path}")
-    say(made.make_ready())
+    say(*made.make_ready().split("\n"))
     say(f"Run its test: python -m pytest pipelines/test_{name}.py")
     say(f"Send messages: pipeline-platform push {name} --file FILE")
 

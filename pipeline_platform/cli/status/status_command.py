@@ -76,7 +76,7 @@ def status(
         if watch and as_json:
             _each(found, look, print_json, lambda line: say(line, err=True))
         elif watch:
-            say(_places(found))
+            say(*_places(found))
             with Live(console=Console(), auto_refresh=False) as live:
                 _each(
                     found,
@@ -87,7 +87,7 @@ def status(
         elif as_json:
             print_json(found)
         else:
-            say(_places(found))
+            say(*_places(found))
             Console().print(_page(found, details=details))
     raise typer.Exit(found.state.exit_code)
 
@@ -118,8 +118,8 @@ def _each(
         raise typer.Exit(code) from None
 
 
-def _places(found: StatusOutput) -> str:
-    return f"Control store: {found.control_store}\nLake: {found.lake}"
+def _places(found: StatusOutput) -> tuple[str, str]:
+    return f"Control store: {found.control_store}", f"Lake: {found.lake}"
 
 
 def _page(found: StatusOutput, *, details: bool) -> Group:

@@ -121,7 +121,7 @@ def acknowledge_and_report(
         log_output(context, answer.not_taken.written)
         run = _of_run(receive, manifest)
         results.add(receive, manifest, stages, answer)
-        red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, results)
+        red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, manifest.totals)
     figures, tables = {**figures_of(answer), **run}, ["messages", *flow.pipeline.batchers, "failed"]
     replaces = receive.receive_id if receive is not None and receive.replaces else ""
     report(context, flow, results, figures, tables, is_red=red is not None, replaces=replaces)
@@ -130,9 +130,8 @@ def acknowledge_and_report(
     return red
 
 
-def failed_too_often(flow: Flow, results: Results) -> str | None:
+def failed_too_often(flow: Flow, totals: Totals) -> str | None:
     """Return why a run is to fail if more messages failed than `max_failed_share` allows; None if not."""
-    totals = results.totals
     failed, received = totals.failed.total() - totals.held, totals.received
     allowed = flow.pipeline.max_failed_share
     if allowed is None or failed <= allowed * received:
@@ -149,7 +148,7 @@ def report_finished(context: dg.AssetExecutionContext, flow: Flow, receive: Rece
     tables = ["messages", *flow.pipeline.batchers, "failed"]
     if not receive.replaces:
         tables = [name for name in tables if results.rows[name]]
-    red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, results)
+    red = intake_of(flow, receive).left_out(receive, manifest.totals) or failed_too_often(flow, manifest.totals)
     replaces = receive.receive_id if receive.replaces else ""
     run = {
         "origin": receive.origin,

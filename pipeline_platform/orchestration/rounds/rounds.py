@@ -15,6 +15,7 @@ from pipeline_platform.control import demand
 from pipeline_platform.lake.log_length import limit_log
 from pipeline_platform.lake.maintenance.compaction import UnreadableFileError, compact_window
 from pipeline_platform.lake.maintenance.maintenance import CROWDED
+from pipeline_platform.lake.task_report import Totals
 from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.reports.reporting import (
@@ -34,7 +35,7 @@ from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_others
 from pipeline_platform.run.flow import Flow
-from pipeline_platform.run.lease import alive, standing_by
+from pipeline_platform.run.lease import alive, ended, standing_by
 from pipeline_platform.run.receive_state import Phase
 from pipeline_platform.run.stopping import acknowledged
 from pipeline_platform.source.contract import SourceError
@@ -68,7 +69,7 @@ class Rounds:
     overrides: dict[str, Any]
     done: int = 0
     _plot: RoundsPlot = field(default_factory=RoundsPlot)
-    _of_run: Results = field(default_factory=Results)
+    _totals: Totals = field(default_factory=Totals)
     _unreported: Results = field(default_factory=Results)
     _acknowledged: int = 0
     _answer: steps.Acknowledgement | None = None
@@ -171,6 +172,7 @@ class Rounds:
             with alive(flow, receive):
                 self._answer = steps.acknowledge(flow, receive, context.resources.acknowledger)
         acknowledged(receive)
+        ended(flow, receive)
         log_output(context, manifest)
         totals, seconds = manifest.totals, time.monotonic() - began
         self._waiting_since = None
@@ -180,8 +182,8 @@ class Rounds:
             return
         self.done += 1
         self._acknowledged += self._answer.acknowledged
-        for results in (self._unreported, self._of_run):
-            results.add(receive, manifest, stages, self._answer)
+        self._unreported.add(receive, manifest, stages, self._answer)
+        self._totals = Totals.of([self._totals, totals]).for_people()
         self._plot.add(totals.received, seconds)
         if self.done % CROWDED == 0:
             self._compact()
@@ -213,7 +215,7 @@ class Rounds:
         if not results.totals.received:
             return None
         context, flow, pipeline = self.context, self.flow, self.flow.pipeline
-        red = failed_too_often(flow, self._of_run)
+        red = failed_too_often(flow, self._totals)
         figures = {
             **figures_of(self._answer),
             "acknowledged": self._acknowledged,
