@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from pipeline_platform.control.limits import TABLES, as_time, as_us, is_of
+from pipeline_platform.control.limits import TABLES, as_time, as_us, is_of, lock, pipeline_of_key
 from pipeline_platform.model.options import Breaker
 from pipeline_platform.sql.database import Database, insert
 
@@ -77,6 +77,7 @@ class Breakers(Database):
     def judge(self, key: str, breaker: Breaker, messages: int, failed: int) -> None:
         """Record the messages of an acknowledged receive, and how many of them failed and may be retried."""
         with self.writing() as connection:
+            lock(connection, pipeline_of_key(key))  # another run may judge at the same time
             now = as_time(self.now(connection))
             state = _state(connection, key).after(breaker, messages, failed, now)
             until = None if state.until is None else as_us(state.until)

@@ -97,18 +97,19 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info, report: Re
         _interrupt(flow, claim.receive_id, log)
     # Records before claims: a receive claims capacity before it writes its record.
     leasing, unfinished = flow.source.holders(), flow.ledger.unfinished()
-    finished = []
+    finished, kept = [], set()
     for receive_id in unfinished:
         try:
-            if _finish_other(flow, receive_id, log, report):
-                finished.append(receive_id)
+            if (is_finished := _finish_other(flow, receive_id, log, report)) is not None:
+                (finished.append if is_finished else kept.add)(receive_id)
         except Exception as error:  # one bad receive must not keep runs from starting
             log(steps.unfinishable(receive_id, error))
     for receive_id in leasing - {*unfinished}:
         if not ReceiveState(flow, receive_id).is_live:
             flow.source.abandon(receive_id, list)  # a stalled run leased these after its receive was fenced
     for receive_id in expired:
-        flow.control.end(receive_id, if_over=True)
+        if receive_id not in kept:  # its claim makes the sensor request a run, which tries again
+            flow.control.end(receive_id, if_over=True)
     if finished:
         receives = "receive" if len(finished) == 1 else "receives"
         log(f"Finished {receives} {', '.join(finished)} of earlier runs, which crashed, failed or were refused")
@@ -123,13 +124,14 @@ def _interrupt(flow: Flow, receive_id: str, log: Callable[[str], None]) -> None:
         log(f"Could not interrupt Spark tasks of receive {receive_id}: {type(error).__name__}: {error}")
 
 
-def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None], report: Report) -> bool:
+def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None], report: Report) -> bool | None:
+    """Finish a receive if this run may; return whether it is finished, and None if this run may not."""
     state = ReceiveState(flow, receive_id)
     is_live, record = state.is_live, state.receive
     if record is None:
         if not is_live:
             flow.ledger.remove(receive_id)  # files that a task wrote after the receive was finished
-        return False
+        return None
     if not is_live and _is_ours(flow, record):
         return finish(flow, record, log, report)
     if decided := state.unfinished:
@@ -139,7 +141,7 @@ def _finish_other(flow: Flow, receive_id: str, log: Callable[[str], None], repor
         if decided:
             _report(flow, decided, report)
         _expect_other_run(flow, record)
-    return False
+    return None
 
 
 def _is_ours(flow: Flow, receive: Receive) -> bool:

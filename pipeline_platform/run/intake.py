@@ -160,8 +160,8 @@ class RetryFailures(Intake):
         return wanted
 
     def is_enough(self, granted: int, wanted: int) -> bool:
-        """Whether there is any capacity."""
-        return granted > 0 or not wanted
+        """Whether there is any capacity. The retry sensor requests due failures again, so its run ends without it."""
+        return granted > 0 or not wanted or self.selection.state == "due"
 
     def left(self, receive: Receive) -> int:
         """Return the number of failures for which the receive had no space or no capacity.

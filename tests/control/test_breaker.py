@@ -1,6 +1,10 @@
 """Breaker: a producer pauses while most messages fail, and an attempt with a few messages decides."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -72,6 +76,24 @@ def test_a_receive_that_ends_during_the_pause_changes_nothing():
 
 def test_the_reason_contains_the_counts_and_the_time_of_the_next_attempt():
     assert after((1_000, 812)).paused(NOON) == "812 of the last 1,000 messages failed; next attempt at 12:00:30 UTC"
+
+
+@on_both_databases
+def test_receives_that_are_acknowledged_at_the_same_time_all_count(control_url, monkeypatch):
+    stores = [ControlStore(control_url, now=NOON.timestamp) for _ in range(2)]
+    both_read, after = threading.Barrier(2), BreakerState.after
+
+    def slowly(state: BreakerState, *given: Any) -> BreakerState:
+        with suppress(threading.BrokenBarrierError):
+            both_read.wait(0.5)
+        return after(state, *given)
+
+    stores[0].judge("sales", BREAKER, 1, 0)
+    monkeypatch.setattr(BreakerState, "after", slowly)
+    with ThreadPoolExecutor() as runs:
+        list(runs.map(lambda store, failed: store.judge("sales", BREAKER, 20, failed), stores, (20, 0)))
+    state = stores[0].breaker("sales")
+    assert (state.messages, state.failed) == (41, 20)
 
 
 @on_both_databases

@@ -1,5 +1,6 @@
 """The history of a pipeline: an observation every two hours, for plots."""
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import dagster as dg
@@ -64,3 +65,6 @@ def test_a_tick_observes_throughput_failures_latency_lag_and_the_slowest_batcher
         "slowest batcher": "letters: 3 s a batch",
     }
     assert cursor
+
+    missed_a_tick, _ = tick(place, (datetime.now(UTC) - timedelta(hours=4, minutes=5)).isoformat())
+    assert missed_a_tick["messages per second"] == 0.49

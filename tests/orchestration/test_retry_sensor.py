@@ -36,8 +36,8 @@ def fail(place: Place, window: str, *due: datetime | None, state: str = "open") 
     put(table, f"{window}-{state}", *rows, window=window)
 
 
-def look(place: Place) -> Any:
-    definitions = definitions_of(Again)
+def look(place: Place, pipeline: type[Again] = Again) -> Any:
+    definitions = definitions_of(pipeline)
     lake = Lake(root=str(place.folder / "lake"))
     resources = {"queue": place.queue, "lake": lake, "control": place.control}
     context = dg.build_sensor_context(instance=place.instance, resources=resources, definitions=definitions)
@@ -103,6 +103,19 @@ def test_a_look_asks_for_no_more_runs_than_it_may(place, monkeypatch):
     for window in WINDOWS[::2][:4]:
         fail(place, window, AGO)
     assert [request.partition_key for request in look(place).run_requests] == [WINDOWS[0], WINDOWS[2]]
+
+
+class InTurn(Again):
+    """A pipeline whose runs take turns."""
+
+    partition_by = "source"
+
+
+def test_runs_that_take_turns_are_requested_one_at_a_time(place):
+    for window in WINDOWS[::2][:4]:
+        fail(place, window, AGO)
+    (request,) = look(place, InTurn).run_requests
+    assert request.tags["asked/demand"] == "4"
 
 
 def test_the_sensor_is_there_and_on_where_the_pipeline_retries():

@@ -15,7 +15,9 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.demand import InFlight, Limits
 from pipeline_platform.model.options import RateLimiting
+from pipeline_platform.model.retry import Backoff
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource
@@ -25,6 +27,7 @@ from pipeline_platform.source.contract import Share, Source
 from tests.fixtures.dagster import Location, figures
 from tests.fixtures.pipelines_under_test import Steady
 
+SECOND = timedelta(seconds=1)
 SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
 TAGS = RunTags.of(Steady)
 
@@ -138,6 +141,22 @@ def test_rounds_keep_the_rate_limit_and_reports_are_few(location, later, monkeyp
     assert receives(location) >= 5
     assert len(location.materialisations(made, "messages", "steady")) == 2
     assert len(location.instance.all_logs(made.run_id)) < 80
+
+
+def test_messages_that_wait_for_permits_are_looked_for_as_seldom_as_their_source_prescribes(monkeypatch):
+    clock = [0.0]
+    source = Mock(backlog_up_to=Mock(return_value=Backlog(5)), poll_pauses=Backoff(first=SECOND, most=4 * SECOND))
+    run = rounds.Rounds(Mock(), Mock(source=source), {})
+    bounds = Limits(Steady.producer, Steady.processors, permits=0, permits_soon=0)
+    monkeypatch.setattr(rounds, "limits", lambda *given, **options: bounds)
+    monkeypatch.setattr(rounds, "in_flight", lambda *given, **options: InFlight())
+    monkeypatch.setattr(rounds.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(rounds.time, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+
+    while clock[0] < 60:
+        assert run._ask(Mock()) == 0
+
+    assert source.backlog_up_to.call_count <= 18
 
 
 def test_a_failed_share_above_the_maximum_fails_a_run_after_its_results_are_published(location, later, monkeypatch):

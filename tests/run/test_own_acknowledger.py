@@ -164,13 +164,14 @@ def test_where_it_raises_the_source_is_not_told_of_that_group_and_the_next_run_t
     finish_others(groups, log.append, reported.append)
     why = "acknowledge of 3 messages of a: ValueError: as told"
     assert [(receive.receive_id in line, line.endswith(why)) for line in log] == [(True, True)]
+    assert [claim.receive_id for claim in groups.control.over("marking")] == [receive.receive_id]
 
     (tmp_path / "refuse").unlink()
     assert finish_others(groups, log.append, reported.append) == [receive.receive_id]
     assert reported == [], "its own run has reported it"
     assert heard(tmp_path) == ["0", "1", "2", "3", "4", "5"], "each once"
     assert {*acknowledged(groups)} == {f"ack-m{number}" for number in range(6)}
-    assert groups.ledger.unfinished() == []
+    assert groups.ledger.unfinished() == groups.control.over("marking") == []
 
 
 def test_a_message_that_comes_again_meanwhile_is_not_acknowledged_before_it_is_heard(filled, tmp_path):

@@ -1,6 +1,6 @@
 """Runs of a pipeline that keeps messages in order: each waits for its turn, or leases other partitions."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 import pytest
@@ -9,6 +9,7 @@ from pipeline_platform import PipelineError, Processors, Producer
 from pipeline_platform.control import quota
 from pipeline_platform.control.demand import RUN_LASTS
 from pipeline_platform.control.run_size import rate_of
+from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.lake.replay import ReplayedMessages
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.intake import Intake
@@ -64,6 +65,15 @@ def test_a_backfill_and_a_pull_take_turns_whatever_the_source(made, pipeline):
     flow.control.end(pull.receive_id)
     assert begun(flow, [WINDOW], origin="failed", run_id="backfill").demand == 1
     assert begun(flow, run_id="next", demand=5).demand == 0
+
+
+def test_a_retry_of_due_failures_without_capacity_ends_and_is_requested_again(made):
+    flow = made(Lengths, Memory())
+    Run(flow.tables, Memory(deliveries_=numbered(b"fail")), "failed").finish()
+    begun(flow, run_id="pull", demand=5)
+    due = Selection(state="due", due_by=datetime.now(UTC))
+    assert begun(flow, [WINDOW], origin="failed", run_id="retry", selection=due).demand == 0
+    assert {claim.run_id for claim in flow.control.in_flight("keeping")} == {"pull"}
 
 
 def test_pulls_at_once_from_a_source_that_leases_partitions_get_different_ones(made):

@@ -43,8 +43,6 @@ from pipeline_platform.source.contract import SourceError
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 1.0
 """Longest wait for a message before the run checks whether it is to end."""
-_HINDERED_S = 0.25
-"""Pause while messages wait that the run may not lease yet."""
 _AFTER_EMPTY = Backoff(first=timedelta(seconds=1), most=timedelta(seconds=5))
 """Pauses after rounds without messages: the source does not report its backlog, or does not deliver it."""
 _FINISH_EVERY_S = 30.0
@@ -77,6 +75,7 @@ class Rounds:
     _reported: float = field(default_factory=time.monotonic)
     _waiting_since: float | None = None
     _empty: int = 0
+    _hindered: int = 0
     _again_at: float = 0.0
     _finished: float = -math.inf
     _filled: bool = False
@@ -147,9 +146,15 @@ class Rounds:
         self._waiting_since = now if self._waiting_since is None else self._waiting_since
         bounds = replace(bounds, empty_runs=self._empty, filled=self._filled)
         ask = demand.next_ask(backlog, bounds, others, waited)
-        if not ask.demand:
-            left = (bounds.patience - (waited or timedelta(0))).total_seconds()
-            time.sleep(min(max(left, 0.01), _LOOK_S) if left > 0 else _HINDERED_S)
+        left = (bounds.patience - (waited or timedelta(0))).total_seconds()
+        self._hindered = self._hindered + 1 if not ask.demand and left <= 0 else 0
+        if self._hindered:  # the messages wait for capacity or permits: a look at the source may cost a paid call
+            pause = source.poll_pauses.before(self._hindered + 1)
+            if bounds.permits_at:
+                pause = min(pause, bounds.permits_at - datetime.now(UTC))
+            self._again_at = now + pause.total_seconds()
+        elif not ask.demand:
+            time.sleep(min(max(left, 0.01), _LOOK_S))
         return ask.demand
 
     def _perform(self, wanted: int) -> None:

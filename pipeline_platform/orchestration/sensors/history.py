@@ -58,7 +58,7 @@ def history_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
     def observe(context: dg.SensorEvaluationContext) -> dg.SensorResult | dg.SkipReason:
         now = datetime.now(UTC)
         since = datetime.fromisoformat(context.cursor) if context.cursor else now - _EVERY
-        if not _EVERY / 2 <= now - since <= _EVERY * 2:  # the daemon was off, or the clock was set
+        if not _EVERY / 2 <= now - since <= _EVERY * 3:  # the daemon was off, or the clock was set
             since = now - _EVERY
         try:
             figures = _figures(pipeline, context.resources, context.instance, since, now)

@@ -82,7 +82,8 @@ def retry_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition
         waiting = _failed(pipeline, context.resources.lake, chosen)
         if not waiting:
             return dg.SkipReason("there are no open failures to retry")
-        return _to_drive(pipeline, context.resources.control, waiting, chosen, tick, _AT_ONCE)
+        at_once = 1 if pipeline.takes_turns() else _AT_ONCE
+        return _to_drive(pipeline, context.resources.control, waiting, chosen, tick, at_once)
 
     return retry
 
@@ -159,7 +160,8 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         if held_back := hold_back(runs, LOOKS_EVERY, now):
             return dg.SkipReason(held_back)
         # Later ticks request the others: failures that fail again are due later.
-        return _to_drive(pipeline, control, waiting, Selection(state="due"))[:_AT_ONCE]
+        at_once = 1 if pipeline.takes_turns() else None
+        return _to_drive(pipeline, control, waiting, Selection(state="due"), at_once=at_once)[:_AT_ONCE]
 
     return look
 
