@@ -155,7 +155,7 @@ class StandbyRunLauncher(dg.DefaultRunLauncher):
         else:
             standby.process.terminate()
         code = standby.process.wait()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         self._report_death(run_id, how)
 
     def _is_terminated_elsewhere(self, run_id: str) -> bool:

@@ -41,7 +41,7 @@ def naming_late_tasks(ui: str, receive_id: str, log: Callable[[str], object]) ->
 def late_tasks(ui: str, receive_id: str) -> str:
     """Return a log line with the slow tasks of a receive and their hosts; empty if there are none or no answer."""
     tag, late, count = f"receive-{receive_id}", [], 0
-    with suppress(OSError, HTTPException, ValueError, KeyError):
+    with suppress(OSError, HTTPException, ValueError, LookupError, TypeError, AttributeError):
         application = f"{ui.rstrip('/')}/api/v1/applications"
         application = f"{application}/{_asked(application)[0]['id']}"
         jobs = [job for job in _asked(f"{application}/jobs?status=running") if _is_of(job, tag)]

@@ -4,14 +4,17 @@ Workers must run the code of the run. The digest of the zip is part of its name,
 session that runs share (see `session_id`).
 """
 
+import ast
 import hashlib
 import importlib.util
+import inspect
 import io
 import os
 import sys
 import uuid
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from types import ModuleType
 
@@ -67,13 +70,13 @@ def packages_of(classes: Iterable[type]) -> set[str]:
     waiting = [_module_of(class_) for class_ in classes]
     packages, seen = {module.__name__.partition(".")[0] for module in waiting}, {PLATFORM}
     while waiting:
-        for value in list(vars(waiting.pop()).values()):
-            name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-            if isinstance(name, str) and name not in seen and (module := sys.modules.get(name)):
+        for name in _named_in(waiting.pop()):
+            top, module = name.partition(".")[0], sys.modules.get(name)
+            if name not in seen and (module or "." not in name):
                 seen.add(name)
-                if (top := name.partition(".")[0]) in packages or _is_of_project(top):
+                if top in packages or _is_of_project(top):
                     packages.add(top)
-                    waiting.append(module)
+                    waiting += [module] if module else []
     return packages
 
 
@@ -104,6 +107,24 @@ def _module_of(class_: type) -> ModuleType:
     else:
         return module
     raise ValueError(f"Spark's workers cannot import {name}: {why}. Define it at the top level of a module.")
+
+
+def _named_in(module: ModuleType) -> Iterator[str]:
+    """Yield the names that a module imports, also in functions, and the modules that define its values.
+
+    A constant does not name its module, and a value may be made by a function of a module that is not imported.
+    """
+    with suppress(OSError, TypeError):  # it has no source
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Import):
+                yield from (alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                name = importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
+                yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
+    for value in list(vars(module).values()):
+        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(name, str):
+            yield name
 
 
 def _is_of_project(name: str) -> bool:

@@ -34,7 +34,7 @@ from pipeline_platform.tasks.record.step import Destination, Step
 Rows = Iterator[pa.RecordBatch]
 
 _FORKS = 3
-"""Maximum number of forks that crash before their first try: gRPC ends some at once if the parent has channels."""
+"""Forks that may crash before their first try until the task fails: gRPC ends some if the parent has channels."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class CallingStep(Step):
         """Run the task of a share (by default its number). Return its manifest.
 
         Raises:
-            RuntimeError: The callback process could not read or write, or raised before any callback.
+            RuntimeError: The callback process could not read or write, or raised or ended before any callback.
         """
         rows: list[pa.RecordBatch] = []
 
@@ -121,8 +121,11 @@ class CallingStep(Step):
         for _ in range(_FORKS):
             death = in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError, RunError))
             if death is None or death.tries:
-                break
-        return death
+                return death
+        raise RuntimeError(
+            f"the callback process ended {_FORKS} times before it got a message ({death.how}). Check `__init__` of "
+            f"{self.pipeline.__qualname__} and the memory of the worker"
+        )
 
     @contextmanager
     def _writing(self, share: Any) -> Generator[tuple[Writer, TaskReport, list[pa.RecordBatch]]]:

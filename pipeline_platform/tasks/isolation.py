@@ -14,6 +14,9 @@ from pipeline_platform.tasks.record.recording import Recording
 BEGUN_AGAIN = 2
 """Average number of times that rows of a block may be repeated before rows that succeeded are tried separately."""
 
+_REPEATS = 5
+"""Maximum number of times that a call without callbacks is made: it may crash its process if memory is short."""
+
 Call = Callable[[Any], Any]
 """A try, called with a recording in a callback process. Its answer is the return value (JSON) or a `Death`."""
 Tries = Generator[Call, Any, Any]
@@ -38,10 +41,15 @@ class Try(NamedTuple):
 
 
 def surely(call: Call) -> Tries:
-    """Repeat a call that uses no callbacks until it completes. Return its answer."""
-    while isinstance(answer := (yield call), Death):
-        pass
-    return answer
+    """Repeat a call that uses no callbacks until it completes. Return its answer.
+
+    Raises:
+        RuntimeError: It ended its process each time.
+    """
+    for _ in range(_REPEATS):
+        if not isinstance(answer := (yield call), Death):
+            return answer
+    raise RuntimeError(f"the callback process ended {_REPEATS} times outside callbacks ({answer.how})")
 
 
 def each_alone(
@@ -166,5 +174,5 @@ def _record(rows: Sequence[int], death: Death, make: Callable[[Try], Any]) -> Tr
     again: Any = death
     if death.callback != "handle_failed":
         again = yield make(Try(rows, death=death))
-    while isinstance(again, Death):  # `handle_failed` crashes too
-        again = yield make(Try(rows, death=death, without_callbacks=True))
+    if isinstance(again, Death):  # `handle_failed` crashes too
+        yield from surely(make(Try(rows, death=death, without_callbacks=True)))

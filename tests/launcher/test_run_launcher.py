@@ -158,7 +158,7 @@ def test_a_run_whose_process_is_killed_fails_at_once(launching):
     assert launching.ended(run) is dg.DagsterRunStatus.FAILURE
     (failure,) = launching.instance.all_logs(run, of_type=dg.DagsterEventType.RUN_FAILURE)
     assert failure.dagster_event
-    assert "was ended by SIGKILL" in str(failure.dagster_event.message)
+    assert "was ended by signal 9" in str(failure.dagster_event.message)
 
 
 def test_another_process_terminates_a_run_by_its_tag(launching):

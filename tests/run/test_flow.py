@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections import defaultdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,6 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Processors, Producer, telemetry
+from pipeline_platform.model.options import RateLimiting
 from pipeline_platform.model.pipeline import PipelineError
 from pipeline_platform.run import steps
 from pipeline_platform.spark.engine import TaskError
@@ -50,6 +52,7 @@ def test_a_failure_is_driven_again_until_it_succeeds_and_a_replay_changes_nothin
 @pytest.mark.parametrize("pipeline", [Columns, Blocks])
 def test_columns_and_blocks_route_fail_and_miss_rows_like_the_other_lane(filled_on_spark, pipeline):
     flow = filled_on_spark(pipeline, [b"one", b"drop", b"fail", b"lost", b"two", b"batch 1", b"batch 2", b"batch 3"])
+    flow.control.set_rate_limiting(pipeline.name, RateLimiting(allowed_messages=8, interval=timedelta(days=1)))
 
     run(flow)
     assert sorted(rows(flow, "words")["word"]) == ["one", "two"]

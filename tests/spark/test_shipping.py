@@ -113,11 +113,17 @@ def test_a_class_is_shipped_with_its_imports_from_the_project_only(tmp_path, mon
         (elsewhere, "malts", "import hops\nclass Malt: pass\n"),
         (installed, "hops", ""),
         (elsewhere, "unused", ""),
-        (tmp_path / "project", "beers", "import json, pytest\nfrom malts import Malt\nclass Beer: pass\n"),
+        (elsewhere, "strengths", "STRONG = 7\n"),
+        (elsewhere, "labels", ""),
+        (
+            tmp_path / "project",
+            "beers",
+            "import json, pytest, malts\nfrom strengths import STRONG\nclass Beer:\n    def f(self): import labels",
+        ),
     ]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(str(folder))
     from beers import Beer  # type: ignore[import-not-found]
 
-    assert shipping.packages_of([Beer]) == {"beers", "malts"}
+    assert shipping.packages_of([Beer]) == {"beers", "malts", "strengths", "labels"}

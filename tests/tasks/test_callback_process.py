@@ -180,6 +180,15 @@ def _outcomes(lake):
     return f"{lake.root}/hostile/outcomes/window=2026-01-01T0000"
 
 
+def test_a_constructor_that_ends_its_process_fails_the_task_and_no_message(lake):
+    class Ending(Hostile):
+        def __init__(self):
+            os._exit(3)
+
+    with pytest.raises(RuntimeError, match="exit code 3"):
+        in_callback_process(lake, b"1", b"2", pipeline=Ending)
+
+
 def test_processes_that_callbacks_started_end_with_their_host():
     read, write = os.pipe()
 

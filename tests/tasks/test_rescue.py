@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel
 
 from pipeline_platform import Batcher, Message, Processors, TableBatcher
+from pipeline_platform.model.failure import RunError
 from pipeline_platform.tasks.record.step import receive_table
 from tests.fixtures.obedient import Obedient
 from tests.fixtures.small_lake import DRIVEN_AGAIN, Keeping, Memory, Row, handled, numbered, outcomes, rows_of
@@ -65,6 +66,15 @@ def test_a_rescued_message_goes_to_its_batcher_with_what_was_put(lake):
     assert (manifest.totals.handled.total(), manifest.totals.failed.total(), manifest.totals.rescued) == (2, 1, 2)
 
 
+def test_an_outage_of_a_registry_or_a_store_in_handle_failed_ends_the_run(lake, monkeypatch):
+    def outage(*given: Any) -> None:
+        raise RunError("the registry does not answer")
+
+    monkeypatch.setattr(Rescuing, "handle_failed", outage)
+    with pytest.raises(RunError):
+        handled(lake, Rescuing, b"fail")
+
+
 def test_without_the_option_a_rescued_message_stays_failed_and_is_counted(lake):
     manifest = handled(lake, Unrescued, b"1", b"fail back")
     assert outcomes(lake, "unrescued", manifest) == {"m0": "handled", "m1": "failed"}
@@ -79,6 +89,7 @@ def test_a_rescued_message_that_fits_no_batcher_stays_failed(lake, payload, kind
     manifest = handled(lake, Rescuing, payload, b"2")
     assert outcomes(lake, "rescuing", manifest) == {"m0": "failed", "m1": "handled"}
     assert [row["kind"] for row in rows_of(lake, "rescuing", manifest, "failed")] == [kind]
+    assert manifest.totals.rescued == 0
     assert len(Rescuing.seen) == 1, "handle_failed sees it once"
 
 

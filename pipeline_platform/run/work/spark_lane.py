@@ -135,7 +135,8 @@ class SparkLane:
             parts = divide(seen, name, self.flow.processors.concurrency)
             keys = spark_lane.ReadKeys(self.work.lake, parts)
             ids = engine.frame(self.work.spark, keys, len(parts), spark_lane.KEYS)
-            manifest += self.work.write(spark_lane.not_returned(self.pipeline, received, ids), write)
+            again = self._read(rows, Pace(None, name))  # their permits are taken
+            manifest += self.work.write(spark_lane.not_returned(self.pipeline, again, ids), write)
         left = checksum_of_all(self._rows) - unseen.totals.checksum
         if manifest.totals.positions != expected or (manifest.totals.checksum - left) % 2**64:
             raise PipelineError(

@@ -245,10 +245,9 @@ def _ended(child: int, progress: Progress, limit: Limit | None, gifts: socket.so
                 continue
             if has_ended:
                 break
-            if limit is None or not waited:
+            if limit is None or not waited or progress.is_waiting:
                 continue
-            calls = () if progress.is_waiting else progress.calls
-            spent = {call: spent[call] + nap if call in spent else 0.0 for call in calls}
+            spent = {call: spent[call] + nap if call in spent else 0.0 for call in progress.calls}
             callback = progress.callback
             # The limit is per message, and `acknowledge` gets many.
             times = len(progress.rows) if callback == "acknowledge" else 1

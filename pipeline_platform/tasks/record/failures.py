@@ -9,7 +9,7 @@ import pyarrow as pa
 from pipeline_platform.lake.reader import filled
 from pipeline_platform.lake.tables import FAILED
 from pipeline_platform.lake.task_report import TaskReport
-from pipeline_platform.model.failure import FAILURE_COLUMNS, HELD, Failure, reason_of, words
+from pipeline_platform.model.failure import FAILURE_COLUMNS, HELD, Failure, RunError, reason_of, words
 from pipeline_platform.model.message import ATTEMPT_KEY, Message
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.tasks.callback_process.progress import UNWATCHED
@@ -72,6 +72,8 @@ def _shown(
                 if len(returned) < len(given):
                     raise TypeError(f"handle_failed must return all {len(given)} messages, got {len(returned)}")
                 event.add(rescuing=sum(message.failure is None for message in returned.values()))
+        except RunError:
+            raise
         except BaseException as error:
             _count_error(recording.report, error)
     # A message that the callback omitted stays unchanged.
@@ -87,9 +89,7 @@ def _looked_at(report: TaskReport, given: Message, returned: Message, may_rescue
         _count_error(report, error)
         return returned._rejected(before)
     if returned.failure is None:
-        rescued = before.stage != RECEIVING and may_rescue(given)
-        if rescued:
-            report.rescued += 1
+        if before.stage != RECEIVING and may_rescue(given):
             return returned
         report.not_rescued += 1
     after = returned.failure or before

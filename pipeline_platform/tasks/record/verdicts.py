@@ -45,6 +45,7 @@ def record_ended(
                 block.failed.append(index)
         if rescued:
             take_back(rescued)
+            recording.report.rescued += len({index for index, _ in rescued} - {*block.failed})
         judge(recording, block)
     early = recording.early(block.rows)
     _record_done(recording, block, early)
