@@ -24,6 +24,7 @@ from pipeline_platform.orchestration.reports.run_checks import count_failures
 from pipeline_platform.orchestration.resources.source_resources import source_of
 from pipeline_platform.orchestration.sensors.producer_state import judged
 from pipeline_platform.orchestration.sensors.runs_under_way import Tags, newest_runs, runs_with
+from pipeline_platform.orchestration.sensors.timely_calls import timely
 from pipeline_platform.source.backlog import Backlog
 from pipeline_platform.source.contract import SourceError
 from pipeline_platform.telemetry.configuration import export
@@ -210,8 +211,9 @@ def _questions(pipelines: Sequence[type[Pipeline]], resources: Any) -> dict[tupl
     }
 
 
-def _backlog(resources: Any, source: str) -> Backlog:
-    return source_of(resources, source).backlog()
+def _backlog(resources: Any, name: str) -> Backlog:
+    source = source_of(resources, name)
+    return timely(source, "backlog", source.backlog, _LOOKS_WITHIN_S)
 
 
 def _answers(questions: Mapping[tuple[str, str], Callable[[], Any]]) -> _Answers:

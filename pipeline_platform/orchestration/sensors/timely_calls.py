@@ -1,8 +1,9 @@
 """Calls of sources with a time limit: a source that hangs must not occupy the daemon's threads for other sensors."""
 
+import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any, NamedTuple, TypeVar
 
 from pipeline_platform.background import in_background
@@ -25,6 +26,7 @@ class _Call(NamedTuple):
     name: str
     answer: Future[Any]
     started: float
+    within_s: float
 
     @property
     def is_running(self) -> bool:
@@ -35,19 +37,21 @@ class _Call(NamedTuple):
         return self.answer.done() and time.monotonic() < self.started + OLD_S
 
 
-_LATE: dict[tuple[int, str], _Call] = {}
-"""Calls that did not return in time, by id of the source and name, until their result is read."""
+_CALLS: dict[tuple[int, str], _Call] = {}
+"""Calls that run, or whose result was not read, by id of the source and name."""
+_LOCK = threading.Lock()
 
 
 def is_late(source: Source, *names: str) -> bool:
     """Whether a call of one of these names runs, or its result was not read."""
-    return any((id(source), name) in _LATE for name in names)
+    return any((id(source), name) in _CALLS for name in names)
 
 
 def timely(source: Source, name: str, call: Callable[[], T], within_s: float | None = None) -> T:
     """Return the result of a call of a source, or of an earlier late call with the same name.
 
-    A source that is always slow is therefore called once in two ticks.
+    A source that is always slow is therefore called once in two ticks. A source need not be safe for threads: a call
+    waits for a call that another sensor has just made.
 
     Args:
         source: The source.
@@ -58,22 +62,33 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
     Raises:
         SourceAwayError: Neither this call nor an earlier one returned in time. It continues in a separate thread.
     """
-    # A source need not be safe for threads: no call starts while another one runs.
-    if running := next((late for late in _LATE.values() if late.source is source and late.is_running), None):
-        raise _has_not_returned(running)
-    made = _LATE.pop((id(source), name), None)
-    if made is None or not made.is_usable:
-        made = _Call(source, name, in_background(call, "call-of-source"), time.monotonic())
-    try:
-        error = made.answer.exception(WITHIN_S if within_s is None else within_s)
-    except TimeoutError:
-        _LATE[id(source), name] = made
-        raise _has_not_returned(made) from None
+    within_s = WITHIN_S if within_s is None else within_s
+    deadline = time.monotonic() + within_s
+    made = _call_of(source, name, call, within_s)
+    while made.name != name or not made.is_usable:
+        late_at = min(deadline, made.started + made.within_s)
+        if not wait([made.answer], max(0.0, late_at - time.monotonic())).done:
+            raise SourceAwayError(f"{made.name} has not returned yet. A later tick reads its result")
+        if made.name == name:
+            break
+        made = _call_of(source, name, call, within_s)
+    with _LOCK:
+        if _CALLS.get((id(source), name)) is made:
+            del _CALLS[id(source), name]
+    error = made.answer.exception()
     if error is not None:
         raise error
     answer: T = made.answer.result()
     return answer
 
 
-def _has_not_returned(call: _Call) -> SourceAwayError:
-    return SourceAwayError(f"{call.name} has not returned yet. A later tick reads its result")
+def _call_of(source: Source, name: str, call: Callable[[], T], within_s: float) -> _Call:
+    """Return the running call of a source, an unread result of the same name, or a new call."""
+    with _LOCK:
+        if running := next((each for each in _CALLS.values() if each.source is source and each.is_running), None):
+            return running
+        made = _CALLS.get((id(source), name))
+        if made is None or not made.is_usable:
+            started = in_background(call, "call-of-source")
+            made = _CALLS[id(source), name] = _Call(source, name, started, time.monotonic(), within_s)
+        return made
