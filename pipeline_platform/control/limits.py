@@ -213,8 +213,9 @@ class Throttle(Database):
 
     def draining(self, pipeline: str) -> datetime | None:
         """Return the time after which current runs start no more messages; None without a drain."""
+        mine = STOPS.c.key.in_((pipeline_of_key(pipeline), pipeline))
         with self.reading() as connection:
-            stops_at = _stops_at(connection, (pipeline_of_key(pipeline), pipeline))
+            stops_at = connection.execute(sa.select(sa.func.min(STOPS.c.stops_at)).where(mine)).scalar()
         return None if stops_at is None else as_time(stops_at)
 
     def paused(self, pipeline: str) -> str | None:
@@ -293,14 +294,6 @@ def _stop(connection: sa.Connection, key: str, at: int) -> None:
 def forget_stop(connection: sa.Connection, key: str) -> None:
     """Remove a stop, if there is one."""
     connection.execute(sa.delete(STOPS).where(STOPS.c.key == key))
-
-
-def _stops_at(connection: sa.Connection, keys: Sequence[str]) -> int | None:
-    if not keys:
-        return None
-    query = sa.select(sa.func.min(STOPS.c.stops_at)).where(STOPS.c.key.in_(keys))
-    stops_at: int | None = connection.execute(query).scalar()
-    return stops_at
 
 
 def _set(connection: sa.Connection, pipeline: str, **values: str | int | None) -> None:

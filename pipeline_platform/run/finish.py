@@ -97,7 +97,7 @@ def finish_others(flow: Flow, log: Callable[[str], None] = _LOG.info, report: Re
         _interrupt(flow, claim.receive_id, log)
     # Records before claims: a receive claims capacity before it writes its record.
     leasing, unfinished = flow.source.holders(), flow.ledger.unfinished()
-    finished, kept = [], set()
+    finished, kept = list[str](), set[str]()
     for receive_id in unfinished:
         try:
             if (is_finished := _finish_other(flow, receive_id, log, report)) is not None:

@@ -122,9 +122,9 @@ def _named_in(module: ModuleType) -> Iterator[str]:
                 name = importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
                 yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
     for value in list(vars(module).values()):
-        name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
-        if isinstance(name, str):
-            yield name
+        home = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
+        if isinstance(home, str):
+            yield home
 
 
 def _is_of_project(name: str) -> bool:

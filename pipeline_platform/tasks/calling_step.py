@@ -118,12 +118,14 @@ class CallingStep(Step):
             self.lake.leave_connections()
             serve(progress, give)
 
+        how = ""
         for _ in range(_FORKS):
             death = in_a_fork(work, take, limit=self.limit(), outside=(OSError, ControlStoreError, RunError))
             if death is None or death.tries:
                 return death
+            how = death.how
         raise RuntimeError(
-            f"the callback process ended {_FORKS} times before it got a message ({death.how}). Check `__init__` of "
+            f"the callback process ended {_FORKS} times before it got a message ({how}). Check `__init__` of "
             f"{self.pipeline.__qualname__} and the memory of the worker"
         )
 

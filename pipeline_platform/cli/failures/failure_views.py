@@ -191,7 +191,7 @@ def _say_payload(event: dict[str, Any]) -> None:
     shown = _payload(event["data"])
     say(f"Metadata: {event['metadata'] or 'none'}")
     cut = f", first {_PAYLOAD:,} bytes" if shown.bytes > _PAYLOAD else ""
-    name, text = ("text", shown.text) if shown.hex is None else ("hex", shown.hex)
+    name, text = ("text", shown.text or "") if shown.hex is None else ("hex", shown.hex)
     say(f"Payload ({counted(shown.bytes, 'byte')}{cut}), as {name}:", *text.split("\n"))
     if event["traceback"]:
         say(*event["traceback"].rstrip().split("\n"))

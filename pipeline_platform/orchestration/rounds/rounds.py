@@ -149,10 +149,10 @@ class Rounds:
         left = (bounds.patience - (waited or timedelta(0))).total_seconds()
         self._hindered = self._hindered + 1 if not ask.demand and left <= 0 else 0
         if self._hindered:  # the messages wait for capacity or permits: a look at the source may cost a paid call
-            pause = source.poll_pauses.before(self._hindered + 1)
+            again = source.poll_pauses.before(self._hindered + 1)
             if bounds.permits_at:
-                pause = min(pause, bounds.permits_at - datetime.now(UTC))
-            self._again_at = now + pause.total_seconds()
+                again = min(again, bounds.permits_at - datetime.now(UTC))
+            self._again_at = now + again.total_seconds()
         elif not ask.demand:
             time.sleep(min(max(left, 0.01), _LOOK_S))
         return ask.demand

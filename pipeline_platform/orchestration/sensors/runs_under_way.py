@@ -98,7 +98,8 @@ def _in_flight(
     is_limited = live and not producer.is_whole_pipeline
     limit = control.rate_limiting(producer.key, producer.options.rate_limiting) if is_limited else None
     asked = runs_to_lease(producer, instance, control)
-    tags, claiming = RunTags.of(producer.pipeline), _runs(instance, claims)
+    tags = RunTags.of(producer.pipeline)
+    claiming = instance.get_runs(dg.RunsFilter(run_ids=sorted(claims))) if instance and claims else []
     receiving = {run.run_id: claims[run.run_id] for run in claiming if tags.received not in run.tags}
     # The next round of a run leases as much as another run would.
     per_round = Quota(producer, control).per_pull if any(tags.rounds in run.tags for run in claiming) else 0
@@ -120,12 +121,6 @@ def _in_flight(
         if limit
         else 0,
     )
-
-
-def _runs(instance: dg.DagsterInstance | None, run_ids: Iterable[str]) -> Sequence[dg.DagsterRun]:
-    if instance is None or not (ids := sorted(run_ids)):
-        return []
-    return instance.get_runs(dg.RunsFilter(run_ids=ids))
 
 
 def runs_to_lease(
@@ -151,15 +146,10 @@ def _tags_of_claims(producer: BoundProducer) -> Tags:
 
 
 def is_under_way(record: dg.RunRecord, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
-    """Whether a run without a claim will make one."""
-    run, now = record.dagster_run, datetime.now(UTC)
-    return not never_begins(record, instance, now) and _is_to_lease(run, pipeline, instance)
-
-
-def _is_to_lease(run: dg.DagsterRun, pipeline: type[Pipeline], instance: dg.DagsterInstance) -> bool:
     """Whether a run without a claim will make one: it had no claim before, and does not continue another run."""
-    tags, steps = RunTags.of(pipeline), run.step_keys_to_execute
-    if tags.demand not in run.tags:
+    run, tags = record.dagster_run, RunTags.of(pipeline)
+    steps = run.step_keys_to_execute
+    if tags.demand not in run.tags or never_begins(record, instance, datetime.now(UTC)):
         return False
     if steps is not None and f"{pipeline.name}.receive_messages" not in steps:
         return False  # re-executes later steps, with the claim of its parent's receive

@@ -125,10 +125,8 @@ def taken(pipeline: type[Pipeline], handled: DataFrame) -> DataFrame:
             f"{pipeline.__qualname__}.handle_messages returned no column {missing}. Keep the columns of its argument, "
             "and add a column for each field of the batchers' models"
         )
-    # Batch keys may be numbers. A reason without a failure is not used: the query may set it for all rows.
-    texts = {name: f.col(name).cast("string") for name in ROUTING}
-    texts["reason"] = f.when(texts["status"] != "ok", texts["reason"])
-    columns = [texts[name].alias(route) for name, route in zip(ROUTING, ROUTES[1:], strict=True)]
+    # Batch keys may be numbers.
+    columns = [f.col(name).cast("string").alias(route) for name, route in zip(ROUTING, ROUTES[1:], strict=True)]
     return handled.select("position", *columns, *fields)
 
 

@@ -5,13 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from heapq import heappop, heappush
 from threading import Condition
-from types import MappingProxyType
 from typing import TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_NONE: Mapping[int, int] = MappingProxyType({})
 
 
 def followers(lanes: Iterable[Hashable]) -> dict[int, int]:
@@ -29,7 +26,7 @@ def at_once(
     items: Sequence[T],
     workers: Sequence[Callable[[Iterable[T]], list[R]]],
     permits: Iterable[object],
-    after: Mapping[int, int] = _NONE,
+    after: Mapping[int, int],
 ) -> list[R]:
     """Process items in as many threads as there are workers. Return the results in the order of the items.
 
