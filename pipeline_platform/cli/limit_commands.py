@@ -17,6 +17,7 @@ from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.status.status_data import RateLimit
 from pipeline_platform.cli.status.status_gathering import requests_of
 from pipeline_platform.cli.terminal import duration, say
+from pipeline_platform.control.claims import count_runs
 from pipeline_platform.control.drain import DrainCancelledError, under_way
 from pipeline_platform.control.drain import drain as drain_and_wait
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -91,13 +92,13 @@ def pause(
     with chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
         opened.control.pause(of.key, reason)
         record(opened, of.key, "pause", reason)
-        in_flight = opened.control.in_flight(of.key, of_all=not producer)
+        claims = [claim for claim in under_way(opened.control, of.key) if not claim.is_stand_by]
     if as_json:
         print_json(PauseOutput(key=of.key, state="paused", reason=reason))
         return
-    messages = counted(sum(claim.messages for claim in in_flight), "message")
-    runs = counted(len(in_flight), "run")
-    rest = f"{messages} in {runs} will still be handled" if in_flight else "No messages are in flight"
+    messages = counted(sum(claim.messages for claim in claims), "message")
+    runs = counted(count_runs(claims), "run")
+    rest = f"{messages} in {runs} will still be handled" if claims else "No messages are in flight"
     say(f"Paused {of.key}: {reason}. {rest}.")
 
 
@@ -147,10 +148,10 @@ def drain(pipeline: Name, reason: DrainReason = None, producer: _Of = "", as_jso
         except DrainCancelledError as error:
             cancelled = error
         if as_json:
-            paused, crashed = control.paused(key), len(control.over(key, of_all="/" not in key))
-            active = len(under_way(control, key))
+            paused, crashed = control.paused(key), control.over(key, of_all="/" not in key)
             state: Literal["active", "paused"] = "active" if paused is None else "paused"
-            print_json(DrainOutput(key=key, state=state, reason=paused, active_runs=active, crashed_runs=crashed))
+            runs = {"active_runs": count_runs(under_way(control, key)), "crashed_runs": count_runs(crashed)}
+            print_json(DrainOutput(key=key, state=state, reason=paused, **runs))
         if cancelled is not None:
             raise cancelled
 

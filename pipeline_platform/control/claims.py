@@ -8,7 +8,7 @@ A claim may be `alone`, to keep messages in order over runs: it is granted nothi
 and prevents other claims of the pipeline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -64,6 +64,16 @@ class Claim(NamedTuple):
     expires_at: datetime
     started_at: datetime
     alone: bool = False
+
+    @property
+    def is_stand_by(self) -> bool:
+        """Whether it only keeps a run active between two receives, see `Claims.stand_by`."""
+        return self.receive_id == self.run_id
+
+
+def count_runs(claims: Iterable[Claim]) -> int:
+    """Return the number of runs with some claims: a continuous run has two."""
+    return len({claim.run_id for claim in claims})
 
 
 class Ended(NamedTuple):

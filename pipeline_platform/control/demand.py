@@ -50,7 +50,8 @@ class InFlight:
         permitted: Messages that got their permits in earlier intervals.
         of_others: Capacity that runs of other producers, retries and replays take from this producer.
         run_ids: Ids of these runs, to name them in reasons.
-        to_lease: Greatest number that each run may lease, by run id, for runs that have leased nothing yet.
+        leased: Messages that each run has leased, by run id.
+        to_lease: Greatest number of messages that each run may still lease, by run id.
     """
 
     messages: int = 0
@@ -59,12 +60,13 @@ class InFlight:
     permitted: int = 0
     of_others: int = 0
     run_ids: tuple[str, ...] = field(default=(), compare=False)
+    leased: Mapping[str, int] = field(default_factory=dict, compare=False)
     to_lease: Mapping[str, int] = field(default_factory=dict, compare=False)
 
     @property
     def held(self) -> int:
         """Messages that runs have leased."""
-        return self.messages - sum(self.to_lease.values())
+        return sum(self.leased.values())
 
     @property
     def of_capacity(self) -> int:
@@ -73,11 +75,16 @@ class InFlight:
 
     def holding(self, steps: Mapping[str, str]) -> str:
         """Return the runs that have leased messages, each with its step."""
-        return _named([run_id for run_id in self.run_ids if run_id not in self.to_lease], steps)
+        return _named([*self.leased], steps)
 
     def leasing(self, steps: Mapping[str, str]) -> str:
         """Return the runs that may lease messages, each with its step."""
         return _named([*self.to_lease], steps)
+
+    def idle(self, steps: Mapping[str, str]) -> str:
+        """Return the runs that may lease messages and have leased none, each with its step; empty without any."""
+        runs = [run_id for run_id in self.to_lease if run_id not in self.leased]
+        return _named(runs, steps) if runs else ""
 
     @property
     def named(self) -> str:

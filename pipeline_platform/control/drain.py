@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from pipeline_platform.control.claims import Claim
+from pipeline_platform.control.claims import Claim, count_runs
 from pipeline_platform.control.demand import count
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -64,5 +64,5 @@ def under_way(store: ControlStore, key: str) -> list[Claim]:
 
 
 def _held(claims: list[Claim]) -> str:
-    runs = "1 run" if len(claims) == 1 else f"{len(claims)} runs"
+    runs = "1 run" if (number := count_runs(claims)) == 1 else f"{number} runs"
     return f"{count(sum(claim.messages for claim in claims))} in {runs}"

@@ -64,7 +64,9 @@ def test_a_producer_is_paused_and_resumed_alone(cli, control):
 
 def test_a_pause_of_all_counts_what_each_has_in_flight(cli, control):
     for key in ("coasts/east", "coasts"):
-        control.claim(key, f"of {key}", "run", wanted=3, capacity=10, lease_s=60)
+        control.stand_by(key, f"run of {key}", 60)
+        control.claim(key, f"of {key}", f"run of {key}", wanted=3, capacity=10, lease_s=60)
+    control.stand_by("coasts/west", "between two rounds", 60)
     assert "6 messages in 2 runs will still be handled." in cli("pause", "coasts").stdout
     assert "No messages are in flight." in cli("pause", "coasts", "--producer", "west").stdout
 

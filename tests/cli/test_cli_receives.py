@@ -15,6 +15,7 @@ def runs(tmp_path, control, beside):
     tables = Tables(Lake(root=str(tmp_path / "lake")), Keeping)
     for receive_id, lease_s in (("held", 60), ("left", -9), ("begun", 60)):
         control.claim("keeping", receive_id, f"run of {receive_id}", wanted=7, capacity=100, lease_s=lease_s)
+    control.stand_by("keeping", "run of held", 60)
     Run(tables, Memory(deliveries_=(("1", b"one"),)), "held").work()
     Run(tables, Memory(), "left")
     Run(tables, Memory(deliveries_=(("2", b"two"),)), "unclaimed").work().decide()

@@ -8,6 +8,7 @@ from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
+import dagster as dg
 import pytest
 from rich.console import Console
 
@@ -20,6 +21,7 @@ from pipeline_platform.cli.status.status_data import Health
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import window_now
+from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.dagster import Location
 from tests.fixtures.dashboards import deployment, fail_in_windows, text_of
@@ -92,6 +94,20 @@ def test_a_killed_daemon_and_a_crashed_run_are_named(location):
     assert "✗ daemon silent for 121 s" in lines[0]
     assert [line for line in lines if line.startswith("run-cras") and line.endswith(" crashed, 7")]
     assert any("no runs are requested" in line for line in lines)
+
+
+def test_the_fill_of_a_source_is_the_share_of_leased_messages(location):
+    tags = RunTags.of(Steady)
+    of_rounds = {tags.origin: "source", tags.received: "50", tags.rounds: "5"}
+    run = location.instance.add_run(dg.DagsterRun("any", tags=of_rounds, status=dg.DagsterRunStatus.STARTED))
+    location.control.stand_by("steady", run.run_id, 60)
+    location.control.claim("steady", "r5", run.run_id, wanted=50, capacity=200, lease_s=60)
+
+    lines = text_of(gatherer(location, Steady).picture(10), 120)
+
+    (source,) = [line.split() for line in lines if line.startswith("queue ")]
+    assert source[3] == "50%"
+    assert source[-3:] == ["50", "in", "flight"]
 
 
 def test_a_source_that_hangs_delays_neither_the_picture_nor_other_pipelines(location):

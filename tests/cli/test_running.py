@@ -124,6 +124,7 @@ def test_drain_waits_for_nothing_where_nothing_is_under_way(cli, control):
 
 @pytest.mark.parametrize("arguments", [[], ["--json"]])
 def test_a_drain_that_somebody_cancels_fails_and_counts_the_active_runs(cli, control, monkeypatch, arguments):
+    control.stand_by("told", "run", 600)
     control.claim("told", "r1", "run", wanted=5, capacity=10, lease_s=600)
     monkeypatch.setattr(control, "draining", lambda _: None)  # as after a resume
     answer = cli("drain", "told", *arguments)

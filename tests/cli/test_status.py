@@ -15,6 +15,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.failures import event, record
 from tests.fixtures.heartbeats import beat, turn_off
+from tests.fixtures.pipelines_under_test import Steady
 from tests.fixtures.small_lake import Keeping, Memory
 
 
@@ -76,6 +77,32 @@ def test_failures_without_automatic_retry_are_failing(beside, alive, tmp_path, f
 def test_a_run_whose_claim_has_expired_is_failing(beside, alive, control):
     control.claim("keeping", "r1", "gone", wanted=5, capacity=10, lease_s=-1)
     assert state(beside(Keeping, memory=Memory())) == (1, "failing", {"keeping": {"crashed_runs"}})
+
+
+def in_flight(cli):
+    """Return the messages in flight of the only producer, and its runs with their state and messages."""
+    (pipeline,) = json.loads(cli("status", "--json").stdout)["pipelines"].values()
+    found = pipeline["producers"][""]["in_flight"]
+    return found["messages"], [(run["run_id"], run["state"], run["messages"]) for run in found["runs"]]
+
+
+def test_a_continuous_run_is_listed_once_with_the_messages_of_its_round(beside, alive, control):
+    tags = RunTags.of(Steady)
+    of_rounds = {tags.origin: "source", tags.received: "7", tags.rounds: "5"}
+    run_id = alive.add_run(dg.DagsterRun("any", tags=of_rounds, status=dg.DagsterRunStatus.STARTED)).run_id
+    cli = beside(Steady, queue=Memory())
+
+    control.stand_by("steady", run_id, 60)
+    assert in_flight(cli) == (0, [(run_id, "to_lease", 100)])
+    control.claim("steady", "r5", run_id, wanted=7, capacity=200, lease_s=60)
+    assert in_flight(cli) == (7, [(run_id, "leased", 7)])
+
+
+def test_a_run_that_has_only_claimed_its_messages_is_to_lease_them(beside, alive, control):
+    tags = {RunTags.of(Keeping).origin: "source"}
+    run_id = alive.add_run(dg.DagsterRun("any", tags=tags, status=dg.DagsterRunStatus.STARTED)).run_id
+    control.claim("keeping", "r1", run_id, wanted=5, capacity=10, lease_s=60)
+    assert in_flight(beside(Keeping, memory=Memory())) == (0, [(run_id, "to_lease", 5)])
 
 
 @dg.op

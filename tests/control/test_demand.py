@@ -130,7 +130,8 @@ def test_a_bounded_count_of_the_backlog_leads_to_the_same_demand(in_flight, expe
 def test_a_demand_of_zero_has_a_reason(backlog, in_flight, runs, unleased, waited, because):
     span = None if waited is None else seconds(waited)
 
-    under_way = InFlight(in_flight, runs, unleased, run_ids=tuple(str(run) for run in range(runs)))
+    run_ids = tuple(str(run) for run in range(runs))
+    under_way = InFlight(in_flight, runs, unleased, run_ids=run_ids, leased=dict.fromkeys(run_ids[:1], in_flight))
 
     assert next_ask(Backlog(backlog), LIMITS, under_way, span) == Ask(0, because)
 

@@ -117,7 +117,7 @@ def test_a_drain_applies_to_all_producers_or_to_one(store, clock):
 
 def test_a_drain_waits_for_active_runs_and_logs_them(store, clock):
     store.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
-    store.claim("told", "b", "run", wanted=5, capacity=100, lease_s=6_000)
+    store.claim("told", "b", "another run", wanted=5, capacity=100, lease_s=6_000)
     said = []
 
     def sleep(seconds: float) -> None:
@@ -130,6 +130,19 @@ def test_a_drain_waits_for_active_runs_and_logs_them(store, clock):
     assert said[0].startswith("Draining told: 12 messages in 2 runs; they may start ")
     assert said[1].startswith("Draining told: 5 messages in 1 run; they may start ")
     assert (store.paused("told"), store.draining("told")) == ("moves", None)
+
+
+def test_a_drain_counts_a_continuous_run_once_and_waits_for_its_end(store):
+    store.stand_by("told", "run", 6_000)
+    store.claim("told", "a", "run", wanted=7, capacity=100, lease_s=6_000)
+    said = []
+
+    def sleep(_: float) -> None:
+        store.end("a" if len(said) == 1 else "run")
+
+    drain(store, BoundProducer(Told), "moves", log=said.append, sleep=sleep)
+    counts = ["7 messages in 1 run", "0 messages in 1 run"]
+    assert [line.partition(": ")[2].partition(";")[0] for line in said] == counts
 
 
 def test_a_drain_reports_crashed_runs_and_ends_on_resume(store, clock):

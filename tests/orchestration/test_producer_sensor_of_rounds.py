@@ -9,9 +9,11 @@ import dagster as dg
 import pytest
 from dagster._core.scheduler.instigation import SensorInstigatorData
 
+from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Producer
 from pipeline_platform.orchestration.jobs import RunTags
 from pipeline_platform.orchestration.sensors import producers
+from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 from tests.fixtures.sensor import Asked
 
 STARTED = dg.DagsterRunStatus.STARTED
@@ -41,6 +43,28 @@ def test_a_run_of_many_rounds_leases_what_arrives_and_another_run_is_for_a_backl
     place.control.end(run.run_id)
     place.control.end("r2")
     assert run.run_id[:8] not in str(place.tick(Continuous).skip_message), "it has ended its rounds"
+
+
+def test_the_messages_of_a_round_are_in_flight_beside_those_that_the_next_round_may_lease(place):
+    tags = RunTags.of(Continuous)
+    run = place.queued({tags.origin: "source", tags.received: "30", tags.rounds: "5"}, STARTED)
+    producer, named = BoundProducer(Continuous), f"run {run.run_id[:8]}"
+    place.control.stand_by("continuous", run.run_id, 60)
+
+    between = in_flight(producer, place.instance, place.control)
+    place.control.claim("continuous", "r2", run.run_id, wanted=30, capacity=200, lease_s=60)
+    at_work = in_flight(producer, place.instance, place.control)
+
+    assert (between.held, between.leasing({}), between.idle({})) == (0, named, named)
+    assert (at_work.held, at_work.holding({}), at_work.leasing({}), at_work.idle({})) == (30, named, named, "")
+    assert (between.to_lease, at_work.to_lease) == ({run.run_id: 100}, {run.run_id: 70})
+
+
+def test_a_run_that_crashed_between_two_rounds_leaves_no_messages(place):
+    place.tick(Continuous)
+    place.control.stand_by("continuous", "crashed", -1)
+
+    assert place.skips(Continuous) == "the queue is empty"
 
 
 @pytest.mark.parametrize(("pipeline", "thread_is_left"), [(Continuous, True), (Continuous, False), (Asked, True)])

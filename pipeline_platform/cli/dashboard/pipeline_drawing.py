@@ -74,14 +74,13 @@ def _stages(pipeline: PipelinePicture) -> Table:
     status, stages, look = pipeline.look.status, pipeline.stages, pipeline.look
     producers = status.producers if status else {}
     for name, producer in producers.items():
-        in_flight = sum(run.messages for run in producer.in_flight.runs if run.state != "expired")
-        capacity = pipeline.capacity.get(name, 0)
+        in_flight, capacity = producer.in_flight.messages, pipeline.capacity.get(name, 0)
         table.add_row(
             Text(plain(producer.source), "bold"),
             rate(producer.messages_per_s),
             _fill(in_flight / capacity if capacity else None),
             seconds(stages.get("receive", Stage())),
-            Text.assemble(*_of_source(producer, in_flight, look)),
+            Text.assemble(*_of_source(producer, look)),
         )
     batchers = {name: stage for name, stage in stages.items() if name not in ("receive", "handle")}
     handle = stages.get("handle", Stage())
@@ -95,7 +94,7 @@ def _stages(pipeline: PipelinePicture) -> Table:
     return table
 
 
-def _of_source(producer: ProducerStatus, in_flight: int, look: Look) -> Iterator[str | tuple[str, str]]:
+def _of_source(producer: ProducerStatus, look: Look) -> Iterator[str | tuple[str, str]]:
     backlog = producer.backlog
     if backlog.error is not None:
         yield "backlog unknown", "red"
@@ -107,7 +106,7 @@ def _of_source(producer: ProducerStatus, in_flight: int, look: Look) -> Iterator
         yield f"{'≥' if backlog.is_minimum else ''}{count(backlog.messages)} waiting"
     if age := oldest([producer], look):
         yield f", {age} old"
-    yield f", {count(in_flight)} in flight"
+    yield f", {count(producer.in_flight.messages)} in flight"
     if limit := producer.rate_limit:
         yield f", limit {count(limit.allowed_messages)} per {duration(limit.interval_s)}"
 

@@ -51,7 +51,7 @@ def run_lines(
     claims = defaultdict(list)
     for claim in live:
         claims[claim.run_id].append(claim)
-        if claim.receive_id != claim.run_id:  # otherwise the run is between two rounds
+        if not claim.is_stand_by:
             work[claim.run_id].append(Work(claim.started_at, now))
     crashed = {claim.run_id: claim for claim in expired}
     known = {record.dagster_run.run_id: record for record in records}
@@ -77,7 +77,7 @@ def _state(record: dg.RunRecord | None, claims: Sequence[Claim], *, is_crashed: 
     if record is not None and (state := _STATES.get(record.dagster_run.status.value)):
         return state
     if claims:
-        return "working" if any(claim.receive_id != claim.run_id for claim in claims) else "waiting"
+        return "working" if not all(claim.is_stand_by for claim in claims) else "waiting"
     if is_crashed:
         return "crashed"
     return "ended" if record is None else "working"

@@ -90,7 +90,7 @@ def _rows(opened: loading.Deployment, pipeline: type[Pipeline]) -> Iterator[Unfi
     }  # fmt: skip
     flow, control, now = opened.flow(pipeline), opened.control, datetime.now(UTC)
     held = [*control.over(pipeline.name, of_all=True), *control.in_flight(pipeline.name, of_all=True)]
-    claims = {claim.receive_id: claim for claim in held}
+    claims = {claim.receive_id: claim for claim in held if not claim.is_stand_by}
     for receive_id in dict.fromkeys([*flow.ledger.unfinished(), *claims]):
         state, claim, begun = ReceiveState(flow, receive_id), claims.get(receive_id), None
         step: Step = "receive"

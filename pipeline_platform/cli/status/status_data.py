@@ -134,8 +134,8 @@ class RunStatus(Output):
 
     run_id: str = Field(description="Id of the run in Dagster.")
     state: Literal["leased", "expired", "to_lease"] = Field(
-        description="`leased`: it has a claim. `expired`: its claim has expired, because it crashed or stalled. "
-        "`to_lease`: it has leased no messages yet."
+        description="`leased`: it has leased messages. `expired`: its claim has expired, because it crashed or "
+        "stalled. `to_lease`: it has leased no messages now, and may lease some."
     )
     messages: int = Field(description="Messages that it has leased, or may lease.")
     receive_id: str | None = Field(None, description="Id of its receive. Null before it has a claim.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -32,6 +32,7 @@ from pipeline_platform.cli.status.status_data import (
     worst,
 )
 from pipeline_platform.cli.status.status_problems import problems_of
+from pipeline_platform.control.demand import InFlight
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -150,7 +151,7 @@ def _producer(opened: loading.Deployment, producer: BoundProducer, instance: Ins
         requests=_requests(producer, state, pause, instance),
         rate_limit=_rate_limit(control, producer),
         overrides=_overrides(control, producer.key),
-        in_flight=_in_flight(control, producer.key, state.in_flight.to_lease, opened.spark_ui),
+        in_flight=_in_flight(control, producer.key, state.in_flight, opened.spark_ui),
         messages_per_s=round(state.rate, 3),
         failed_runs=_asking(instance, lambda asked: failed_runs(producer, asked) if asked else None),
         summary=state.sentence,
@@ -161,12 +162,12 @@ def _retries(opened: loading.Deployment, whole: BoundProducer, instance: Instanc
     from pipeline_platform.orchestration.sensors.runs_under_way import in_flight
 
     control = opened.control
-    to_lease = _asking(instance, lambda asked: in_flight(whole, asked, control)).to_lease
+    found = _asking(instance, lambda asked: in_flight(whole, asked, control))
     return Shared(
         key=whole.key,
         pause=_pause(control, whole.key),
         overrides=_overrides(control, whole.key),
-        in_flight=_in_flight(control, whole.key, to_lease, opened.spark_ui),
+        in_flight=_in_flight(control, whole.key, found, opened.spark_ui),
     )
 
 
@@ -218,7 +219,7 @@ def _rate_limit(control: ControlStore, producer: BoundProducer) -> RateLimitStat
     )
 
 
-def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spark_ui: str) -> InFlightStatus:
+def _in_flight(control: ControlStore, key: str, found: InFlight, spark_ui: str) -> InFlightStatus:
     """Return the messages that runs have leased, and the demand of runs that have leased no messages yet."""
     runs = [
         RunStatus(
@@ -232,9 +233,13 @@ def _in_flight(control: ControlStore, key: str, to_lease: Mapping[str, int], spa
         )
         for state, claims in (("leased", control.in_flight(key)), ("expired", control.over(key)))
         for claim in claims
-        if state == "expired" or claim.run_id not in to_lease
+        if state == "expired" or (claim.run_id in found.leased and not claim.is_stand_by)
     ]
-    runs += [RunStatus(run_id=run_id, state="to_lease", messages=demand) for run_id, demand in to_lease.items()]
+    runs += [
+        RunStatus(run_id=run_id, state="to_lease", messages=demand)
+        for run_id, demand in found.to_lease.items()
+        if run_id not in found.leased
+    ]
     return InFlightStatus(messages=sum(run.messages for run in runs if run.state == "leased"), runs=runs)
 
 

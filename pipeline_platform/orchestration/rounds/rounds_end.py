@@ -80,7 +80,7 @@ class RoundsEnd:
     def _older_runs(self) -> str | None:
         """Return why a run above `max_runs` is to end: it was lowered, or a stalled run has continued."""
         flow = self._flow
-        active = [claim.run_id for claim in flow.control.in_flight(flow.quota.key) if claim.receive_id == claim.run_id]
+        active = [claim.run_id for claim in flow.control.in_flight(flow.quota.key) if claim.is_stand_by]
         older = active[: active.index(self._context.run.run_id)] if self._context.run.run_id in active else []
         allowed = flow.control.options_of(flow.producer).max_runs
         if len(older) < allowed:

@@ -96,7 +96,7 @@ class ProducerState(NamedTuple):
             return ""
         runs, waiting = self.in_flight.leasing(self.steps), self.at_source
         if waiting == 0:
-            return f"; nothing leased yet by {runs}"
+            return f"; nothing leased by {idle}" if (idle := self.in_flight.idle(self.steps)) else ""
         if waiting is None:
             return f"; up to {most:,} messages to be leased by {runs}"
         return f", up to {min(most, waiting):,} of them to be leased by {runs}"

@@ -9,6 +9,7 @@ from typing import Any
 import dagster as dg
 
 from pipeline_platform.control import demand
+from pipeline_platform.control.claims import count_runs
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.launcher.run_process import end_claims
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -101,7 +102,7 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
     event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, oldest=age, in_flight=under_way.messages)
-    crashed = "1 crashed run" if len(left) == 1 else f"{len(left):,} crashed runs"
+    crashed = "1 crashed run" if (runs := count_runs(left)) == 1 else f"{runs:,} crashed runs"
     news = f"; {crashed} left {demand.count(held)}" if left else ""
     if backlog.lost and noted["lost"] != waiting.lost:
         news += f"; {options.source}: {backlog.lost}"

@@ -93,7 +93,7 @@ def _in_flight(
     """
     live = [claim for claim in control.in_flight(producer.key) if claim.run_id != but]
     claims: Counter[str] = Counter()
-    for claim in live:  # a run of rounds has two: one stands for the run, the other for its receive
+    for claim in live:  # a continuous run has two: one to stand by, and one of its receive
         claims[claim.run_id] += claim.messages
     is_limited = live and not producer.is_whole_pipeline
     limit = control.rate_limiting(producer.key, producer.options.rate_limiting) if is_limited else None
@@ -111,6 +111,7 @@ def _in_flight(
         messages=sum(claims.values()) + sum(wanted for _, _, wanted in asked) + sum(further.values()),
         runs=len(claims) + len(asked),
         run_ids=(*claims, *(run_id for run_id, _, _ in asked)),
+        leased=dict(claims - Counter(receiving)),
         to_lease=dict(to_lease),
         unleased=sum(
             per_round if run_id in further else wanted
@@ -284,7 +285,7 @@ def _awaited_turn(producer: BoundProducer, control: ControlStore, *, alone: bool
     if not pipeline.takes_turns():
         return None
     keys = [other.key for other in BoundProducer.all_of(pipeline) if other.key != producer.key]
-    standing_by = {claim.receive_id for key in keys for claim in control.in_flight(key) if not claim.messages}
+    standing_by = {claim.receive_id for key in keys for claim in control.in_flight(key) if claim.is_stand_by}
     others = [
         claim
         for claim in control.in_flight(pipeline.name, of_all=True)
@@ -294,9 +295,10 @@ def _awaited_turn(producer: BoundProducer, control: ControlStore, *, alone: bool
 
 
 def left_claims(producer: BoundProducer, control: ControlStore) -> list[Claim]:
-    """Return the expired claims of a producer's runs, and for the first producer, also of retries and replays."""
+    """Return the expired claims of a producer's receives, and for the first producer, also of retries and replays."""
     is_first = producer.name == next(iter(producer.pipeline.producers), "")
-    return control.over(producer.key, *([producer.pipeline.name] if is_first else []))
+    expired = control.over(producer.key, *([producer.pipeline.name] if is_first else []))
+    return [claim for claim in expired if not claim.is_stand_by]
 
 
 def steps_of(instance: dg.DagsterInstance | None, run_ids: Iterable[str], rounds_tag: str = "") -> dict[str, str]:
