@@ -7,7 +7,15 @@ from typing import Any, NamedTuple
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.loading import counted
-from pipeline_platform.cli.runs.planned_runs import Launch, Launched, PlannedRun, RunOutput, launch_all, windows_text
+from pipeline_platform.cli.runs.planned_runs import (
+    Launch,
+    Launched,
+    PlannedRun,
+    RunOutput,
+    launch_all,
+    refuse_paused,
+    windows_text,
+)
 from pipeline_platform.cli.waiting import waiting
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -28,6 +36,7 @@ def retry_failures(
     source: str | None = None,
     windows: Sequence[str] = (),
     settings: Mapping[str, Any] | None = None,
+    ignore_pause: bool = False,
     module: str | None = None,
 ) -> list[Launched]:
     """Launch runs that retry failures. Without criteria, retry all open failures, including dead failures.
@@ -44,23 +53,26 @@ def retry_failures(
         source: Only failures from the source with this name. Ids are unique per source.
         windows: Only failures of these windows; all windows if empty.
         settings: Fields of the pipeline's context to change in these runs, as JSON.
+        ignore_pause: Whether to retry although the pipeline is paused. Not possible during a drain.
         module: Module of the deployment. Default: see `loading.location_of`.
 
     Returns:
         A run for each contiguous range of windows with matching failures.
 
     Raises:
-        SetUpError: There is no deployment here, several sources have the id and `source` is not set, or Dagster
-            refused to launch a run.
+        SetUpError: There is no deployment here, the pipeline is paused, several sources have the id and `source` is
+            not set, or Dagster refused to launch a run.
         ValueError: A key in `windows` is not valid, or a setting is not a field of the context or has an invalid value.
     """
     selection = Selection(state=state, kind=kind, reason=reason, cause=cause, message_id=message_id, source=source)
     with loading.opened(module) as opened:
         of = opened.pipeline(pipeline)
         of.context_of(settings)  # refuses invalid settings
+        refuse_paused(opened.control, BoundProducer(of), ignore_pause=ignore_pause)
         most = Quota(BoundProducer(of), opened.control).per_run
         ranges = _ranges(opened, of, selection, windows)
-        runs = [_run(of, each, min(each.messages, most), selection, settings) for each in ranges]
+        options = {"context": settings, "ignore_pause": ignore_pause}
+        runs = [_run(of, each, min(each.messages, most), selection, options) for each in ranges]
         return list(launch_all(f"{of.name}_retry", runs, module))
 
 
@@ -71,20 +83,23 @@ def retry_all(
     windows: Sequence[str],
     write_history: Callable[[int], object],
     settings: Mapping[str, Any],
+    *,
+    ignore_pause: bool,
 ) -> list[RunOutput]:
     """Launch runs that retry all selected failures, and print a line for each; in a dry run, only print them.
 
     If the capacity of the pipeline is too small for all failures at once, wait for the runs that use it, and launch the
     next. A failure that fails again meanwhile is not retried once more. `write_history` is called with the number of
-    failures before the first launch. `settings` are fields of the pipeline's context to change in these runs, as JSON.
+    failures before the first launch. `settings` and `ignore_pause` are those of `retry_failures`.
 
     Raises:
-        SetUpError: Failures of several sources have the selected id, DAGSTER_HOME is not set, Dagster does not launch
-            a run, or runs retried nothing.
+        SetUpError: The pipeline is paused, failures of several sources have the selected id, DAGSTER_HOME is not set,
+            Dagster does not launch a run, or runs retried nothing.
         ValueError: A key in `windows` is not valid.
     """
     pipeline = launch.pipeline
-    quota = Quota(BoundProducer(pipeline), opened.control)
+    quota, options = Quota(BoundProducer(pipeline), opened.control), {"context": settings, "ignore_pause": ignore_pause}
+    refuse_paused(opened.control, quota.producer, ignore_pause=ignore_pause)
     with waiting("the lake"):
         ranges = _ranges(opened, pipeline, selection, windows)
     if not ranges:
@@ -104,7 +119,7 @@ def retry_all(
         ]
     write_history(total)
     if total <= quota.capacity and all(each.messages <= most for each in ranges):
-        runs = [_run(pipeline, each, each.messages, selection, settings) for each in ranges]
+        runs = [_run(pipeline, each, each.messages, selection, options) for each in ranges]
         return _carry_out(launch, runs, ranges)
     launch.say(f"{counted(total, 'failure')} to retry, up to {quota.capacity:,} at once.")
     launched = list[RunOutput]()
@@ -113,7 +128,7 @@ def retry_all(
         runs, room = list[PlannedRun](), quota.capacity
         for each in ranges:
             if (messages := min(each.messages, most, room)) > 0:
-                runs.append(_run(pipeline, each, messages, selection, settings, demand=messages))
+                runs.append(_run(pipeline, each, messages, selection, options, demand=messages))
                 room -= messages
         launched += _carry_out(launch._replace(wait=True), runs, ranges)
         if any(run.status != "success" for run in launched):
@@ -171,14 +186,13 @@ def _run(
     of: _Range,
     messages: int,
     selection: Selection,
-    settings: Mapping[str, Any] | None,
+    options: Mapping[str, Any],
     demand: int | None = None,
 ) -> PlannedRun:
     from pipeline_platform.orchestration.jobs import run_request
 
-    request = run_request(
-        BoundProducer(pipeline), "failed", of.windows, messages, demand, selection=selection, context=settings
-    )
+    whole = BoundProducer(pipeline)
+    request = run_request(whole, "failed", of.windows, messages, demand, selection=selection, **options)
     return PlannedRun(of.windows, messages, request)
 
 

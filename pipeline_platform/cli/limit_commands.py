@@ -20,6 +20,7 @@ from pipeline_platform.cli.terminal import duration, say
 from pipeline_platform.control.claims import count_runs
 from pipeline_platform.control.drain import DrainCancelledError, under_way
 from pipeline_platform.control.drain import drain as drain_and_wait
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.strict_options import PipelineError
@@ -106,7 +107,7 @@ def resume(pipeline: Name, reason: Why = "", producer: _Of = "", as_json: Json =
     """Resume a paused pipeline. A producer that was paused with --producer stays paused until resumed with it."""
     with dagster_instance() as instance, chosen_producer(pipeline, producer, as_json=as_json) as (opened, of):
         control, key = opened.control, of.key
-        before = control.paused(key)
+        before = control.paused(key) or any(Quota(each, control).breaker_pause for each in of.each)
         control.resume(key)
         record(opened, key, "resume", reason)
         if as_json:

@@ -12,6 +12,7 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.options import Json, OptionalName
 from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.terminal import duration, say
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.blocks import name_of
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -67,8 +68,8 @@ def _data(control: ControlStore, pipeline: type[Pipeline]) -> PipelineOptions:
     producers = {}
     for producer in BoundProducer.all_of(pipeline):
         key = producer.key
-        limit = control.rate_limiting(key, producer.options.rate_limiting)
-        now = {"rate_limiting": limit, "paused": control.paused(key), "set_at_run_time": control.overrides(key)}
+        limit, paused = control.rate_limiting(key, producer.options.rate_limiting), Quota(producer, control).paused
+        now = {"rate_limiting": limit, "paused": paused, "set_at_run_time": control.overrides(key)}
         producers[producer.name] = dict(control.options_of(producer)) | now
     batchers = {name: {"class": type(batcher).__name__, **dict(batcher)} for name, batcher in pipeline.batchers.items()}
     items = {"producers": producers, "processors": control.processors_of(pipeline), "batchers": batchers}
@@ -117,7 +118,7 @@ def _limits(control: ControlStore, producer: BoundProducer) -> list[str]:
         lines.append(f"rate limit: {loading.counted(limit.allowed_messages, 'message')} every {every}{origin}")
     if producer.name and (at_run_time := str(control.overrides(key))):
         lines.append(f"set at run time: {at_run_time}")
-    if paused := control.paused(key):
+    if paused := Quota(producer, control).paused:
         lines.append(f"paused: {paused}")
     return lines
 

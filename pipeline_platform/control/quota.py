@@ -46,11 +46,13 @@ class Quota:
 
     @property
     def paused(self) -> str | None:
-        """Reason why runs may receive nothing now: a pause, or a breaker. None: they may."""
-        reason = self.control.paused(self.key)
-        if reason is None and self.breaker is not None:
-            reason = self.control.breaker(self.key).paused(datetime.now(UTC))
-        return reason
+        """Reason why runs from the source may receive nothing now: a pause, or the breaker. None: they may."""
+        return self.control.paused(self.key) or self.breaker_pause
+
+    @property
+    def breaker_pause(self) -> str | None:
+        """Reason of the breaker's pause, which does not apply to retries and replays; None without a pause."""
+        return self.control.breaker(self.key).paused(datetime.now(UTC)) if self.breaker else None
 
     def judge(self, messages: int, failed: int) -> None:
         """Record the messages of a published receive for the breaker, and how many failed and may be retried."""

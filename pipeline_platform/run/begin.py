@@ -88,7 +88,7 @@ def begin(
         for name, sink in flow.sinks.items():
             ensure = partial(sink.ensure, flow.pipeline.name, name, sink_columns(flow.tables[name]))
             patiently(ensure, sink.patience, SinkAwayError)
-    if _is_held_back(flow, log, ignore_pause=ignore_pause):
+    if _is_held_back(flow, origin, log, ignore_pause=ignore_pause):
         return receive
     if not is_further:
         if INTAKES[origin].is_outside:
@@ -109,7 +109,7 @@ def begin(
             bounds: dict[str, Any] = {"lease_s": lease.CLAIM_S, "within_s": within_s, "alone": intake.is_alone}
             granted = flow.quota.claim(receive_id, run_id, wanted, log, **bounds)
             # Again: a pause meanwhile either sees this claim, or is seen here.
-            if granted and _is_held_back(flow, log, ignore_pause=ignore_pause):
+            if granted and _is_held_back(flow, origin, log, ignore_pause=ignore_pause):
                 flow.control.end(receive_id)
                 return receive
             # A run that it waited for may have crashed, and its tasks may still run.
@@ -157,14 +157,14 @@ def _check_lake(flow: Flow) -> None:
     )
 
 
-def _is_held_back(flow: Flow, log: Callable[[str], None], *, ignore_pause: bool) -> bool:
+def _is_held_back(flow: Flow, origin: Origin, log: Callable[[str], None], *, ignore_pause: bool) -> bool:
     """Whether a pause prevents the run from receiving messages.
 
     Raises:
         PipelineError: The run ignores pauses, but the pipeline is being drained.
     """
     key = flow.quota.key
-    reason = flow.quota.paused
+    reason = flow.quota.paused if INTAKES[origin].is_outside else flow.control.paused(key)
     if reason is None:
         return False
     if not ignore_pause:

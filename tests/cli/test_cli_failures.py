@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pipeline_platform import Processors, Producer
 from pipeline_platform.cli import launch
+from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.cli.main import app
 from pipeline_platform.cli.runs import planned_runs
 from pipeline_platform.cli.runs.planned_runs import windows_text
@@ -165,6 +166,23 @@ def test_failures_are_driven_by_criteria_that_travel_in_the_run_config(cli, laun
             assert job == "keeping_retry"
             assert config == {"origin": "failed", **({"failures": selection} if selection else {})}
             assert tags["keeping/origin"] == "failed"
+
+
+def test_failures_of_a_paused_pipeline_are_retried_only_with_ignore_pause(cli, control, launched):
+    control.pause("keeping", "moves")
+    assert isinstance(cli("retry", "keeping", "--all").exception, SetUpError)
+    with pytest.raises(SetUpError):
+        launch.retry_failures("keeping")
+    assert launched == []
+    assert cli("retry", "keeping", "--all", "--ignore-pause").exit_code == 0
+    launch.retry_failures("keeping", ignore_pause=True)
+    assert [config for _, config, _ in launched] == [{"origin": "failed", "ignore_pause": True}] * 2
+
+
+def test_failures_of_a_draining_pipeline_are_not_retried(cli, control, launched):
+    control.drain("keeping", "moves", Keeping.shutdown * 100)
+    assert isinstance(cli("retry", "keeping", "--all", "--ignore-pause").exception, SetUpError)
+    assert launched == []
 
 
 def test_each_range_of_windows_is_a_run_of_its_own(cli, lake, launched):

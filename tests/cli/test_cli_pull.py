@@ -5,6 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pipeline_platform import Breaker
+from pipeline_platform.cli.loading import SetUpError
 from pipeline_platform.orchestration.asset_windows import window_now
 from tests.fixtures.pipelines_under_test import Coasts, Told
 from tests.fixtures.small_lake import Memory, numbered
@@ -75,6 +77,16 @@ def test_an_unknown_producer_is_rejected(cli, launched):
 def test_a_paused_pipeline_is_pulled_only_with_ignore_pause(cli, control, launched):
     control.pause("told", "moves")
     assert "told is paused: moves" in str(cli("pull", "told").exception)
+    assert launched == []
+    assert cli("pull", "told", "--ignore-pause").exit_code == 0
+    assert launched[0][1]["ignore_pause"] is True
+
+
+def test_a_producer_whose_breaker_pauses_it_is_pulled_only_with_ignore_pause(cli, control, launched, monkeypatch):
+    breaker = Breaker(of_last=10)
+    monkeypatch.setattr(Told, "producer", Told.producer.model_copy(update={"breaker": breaker}))
+    control.judge("told", breaker, 40, 30)
+    assert isinstance(cli("pull", "told").exception, SetUpError)
     assert launched == []
     assert cli("pull", "told", "--ignore-pause").exit_code == 0
     assert launched[0][1]["ignore_pause"] is True

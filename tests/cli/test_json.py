@@ -72,7 +72,7 @@ ARGUMENTS = {
     "repair": ["keeping"],
     "failures list": ["keeping"],
     "failures show": ["keeping", "2"],
-    "failures retry": ["keeping", "--all", "--dry-run"],
+    "failures retry": ["keeping", "--all", "--dry-run", "--ignore-pause"],
     "failures close": ["keeping", "--all", "--why", "sold out"],
     "failures reopen": ["keeping", "--all"],
     "push": ["coasts", "--producer", "east", "--file", "lines.txt"],

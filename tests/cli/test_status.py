@@ -7,7 +7,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.run_request import InstigatorType
 
-from pipeline_platform import Backlog, Producer, Retry, SourceAwayError
+from pipeline_platform import Backlog, Breaker, Producer, Retry, SourceAwayError
 from pipeline_platform.cli.status import status_command
 from pipeline_platform.cli.waiting import Wait, delay_s
 from pipeline_platform.control.store import ControlStoreError
@@ -25,6 +25,13 @@ class Watched(Keeping):
     name = "watched"
     producer = Producer(source="old", oldest_allowed=timedelta(minutes=5))
     retry = Retry(max_attempts=3)
+
+
+class Guarded(Keeping):
+    """A pipeline with a breaker."""
+
+    name = "guarded"
+    producer = Producer(source="memory", breaker=Breaker(of_last=10))
 
 
 class Old(Memory):
@@ -77,6 +84,16 @@ def test_failures_without_automatic_retry_are_failing(beside, alive, tmp_path, f
 def test_a_run_whose_claim_has_expired_is_failing(beside, alive, control):
     control.claim("keeping", "r1", "gone", wanted=5, capacity=10, lease_s=-1)
     assert state(beside(Keeping, memory=Memory())) == (1, "failing", {"keeping": {"crashed_runs"}})
+
+
+def test_the_pause_of_a_breaker_is_failing_until_it_ends(beside, alive, control):
+    control.judge("guarded", Guarded.producer.breaker, 40, 30)
+    cli = beside(Guarded, memory=Memory())
+    assert state(cli) == (1, "failing", {"guarded": {"breaker"}})
+    producer = json.loads(cli("status", "--json").stdout)["pipelines"]["guarded"]["producers"][""]
+    assert (producer["pause"]["by_breaker"], producer["requests"]["state"]) == (True, "paused")
+    assert cli("resume", "guarded").stdout.splitlines()[1] == "Resumed guarded."
+    assert state(cli)[:2] == (0, "healthy")
 
 
 def in_flight(cli):
@@ -194,7 +211,7 @@ def test_watch_looks_again_until_it_is_interrupted(beside, alive, control, monke
         states = [
             json.loads(line)["pipelines"]["keeping"]["producers"][""]["pause"] for line in answer.stdout.splitlines()
         ]
-        assert states == [None, {"reason": "moves", "draining_until": None}]
+        assert states == [None, {"reason": "moves", "draining_until": None, "by_breaker": False}]
 
 
 @pytest.mark.parametrize(("as_json", "looks", "code"), [(False, 2, 2), (True, 3, 0)], ids=["in it", "after it"])

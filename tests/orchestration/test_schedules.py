@@ -9,7 +9,7 @@ import dagster as dg
 import pytest
 
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.model.options import Producer
+from pipeline_platform.model.options import Breaker, Producer
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import contiguous, window_now, windows_of
 from pipeline_platform.orchestration.deployment import platform_definitions
@@ -115,6 +115,15 @@ def test_a_pause_holds_for_the_clock_too(place, schedule):
     assert not told.run_requests
     assert told.skip_message == "paused: new schema on Monday"
     assert len(resumed.run_requests) == 1
+
+
+def test_the_pause_of_a_breaker_holds_for_pulls_by_the_clock(place, monkeypatch):
+    breaker = Breaker(of_last=10)
+    monkeypatch.setattr(Clocked, "producer", Clocked.producer.model_copy(update={"breaker": breaker}))
+    place.control.judge("clocked", breaker, 40, 30)
+    assert not scheduled("clocked_pull_schedule", place).run_requests
+    with mock.patch.object(schedules.FailedMessages, "chosen_by_window", return_value={"2025-03-01T0000": 2}):
+        assert len(scheduled("clocked_retry_schedule", place).run_requests) == 1
 
 
 @pytest.mark.parametrize(

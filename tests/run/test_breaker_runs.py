@@ -91,6 +91,15 @@ def test_failures_without_a_further_attempt_count(filled, tmp_path):
     assert flow.control.breaker("one_attempt").until is not None
 
 
+def test_a_retry_receives_during_a_pause_of_the_breaker(filled, tmp_path):
+    Path(tmp_path, "down").touch()
+    place = {"folder": str(tmp_path)}
+    flow = filled(Bank, [b"7"] * 30)
+    run(flow, context=place)
+    assert run(flow, context=place).demand == 0
+    assert run(flow, "failed", context=place).demand == 30
+
+
 def test_failures_of_a_retry_do_not_count(filled, tmp_path):
     Path(tmp_path, "down").touch()
     flow = filled(Bank, [b"7"] * 15)

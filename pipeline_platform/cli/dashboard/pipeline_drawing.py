@@ -56,7 +56,7 @@ def _notes(pipeline: PipelinePicture, picture: Picture) -> Iterator[Text]:
     if look.status is None:
         return
     for name, producer in look.status.producers.items():
-        if producer.pause:
+        if producer.pause and not producer.pause.by_breaker:  # that is a problem
             yield line(f"‖ {name} {producer.pause}", "yellow")
     for problem in look.status.problems:
         sign, style = SIGNS[problem.health]

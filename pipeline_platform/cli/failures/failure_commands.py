@@ -31,7 +31,7 @@ from pipeline_platform.cli.options import Json, Name
 from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.runs.context_settings import Settings, settings_of
-from pipeline_platform.cli.runs.planned_runs import DryRun, Launch, Wait
+from pipeline_platform.cli.runs.planned_runs import DryRun, IgnorePause, Launch, Wait
 from pipeline_platform.cli.terminal import say
 from pipeline_platform.cli.time_range import Since, Until
 from pipeline_platform.lake.failures import closing
@@ -65,6 +65,7 @@ def retry(
     since: Since = None,
     until: Until = None,
     every: Every = False,
+    ignore_pause: IgnorePause = False,
     settings: Settings = None,
     why: Why = "",
     dry_run: DryRun = False,
@@ -86,7 +87,9 @@ def retry(
             record(opened, of.name, "failures retry", why, messages=messages, set=sorted(context), **chosen)
 
         launch = Launch(of, f"{pipeline}_retry", dry_run=dry_run, wait=wait, as_json=as_json)
-        launched = retry_all(opened, launch, Selection(**selected), windows or (), write_history, context)
+        launched = retry_all(
+            opened, launch, Selection(**selected), windows or (), write_history, context, ignore_pause=ignore_pause
+        )
     launch.report(launched)
 
 

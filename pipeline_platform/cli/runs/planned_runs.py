@@ -20,6 +20,7 @@ from pipeline_platform.cli.output import Output, print_json
 from pipeline_platform.cli.progress import progress
 from pipeline_platform.cli.runs.run_progress import follow
 from pipeline_platform.cli.terminal import say
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.pipeline import Pipeline
@@ -161,10 +162,13 @@ def _output(run: PlannedRun | Launched, run_id: str | None, status: str | None) 
     return RunOutput(run_id=run_id, windows=list(run.windows), messages=run.messages, status=status)
 
 
-def refuse_paused(control: ControlStore, producer: BoundProducer, *, ignore_pause: bool) -> None:
-    """Raise a `SetUpError` if a run of a producer or of the whole pipeline would take no messages due to a pause."""
+def refuse_paused(control: ControlStore, producer: BoundProducer, *, ignore_pause: bool, pulls: bool = False) -> None:
+    """Raise a `SetUpError` if a run of a producer or of the whole pipeline would take no messages due to a pause.
+
+    The pause of a breaker applies only to a run that pulls from a source.
+    """
     key = producer.key
-    reason = control.paused(key)
+    reason = Quota(producer, control).paused if pulls else control.paused(key)
     if reason is None:
         return
     if control.draining(key) is not None:

@@ -49,7 +49,7 @@ def pull(
 
     with chosen_producer(pipeline, producer, as_json=as_json) as (opened, named):
         of = _largest(opened, named.pipeline) if named.is_whole_pipeline else named
-        refuse_paused(opened.control, of, ignore_pause=ignore_pause)
+        refuse_paused(opened.control, of, ignore_pause=ignore_pause, pulls=True)
         messages = _room(opened, of, demand, explain=dry_run, err=as_json)
         try:
             window = window_now(of.pipeline)

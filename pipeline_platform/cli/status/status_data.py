@@ -30,6 +30,7 @@ ProblemKind = Literal[
     "lost_messages",
     "failed_runs",
     "crashed_runs",
+    "breaker",
     "source",
     "not_requested",
     "dagster",
@@ -38,7 +39,9 @@ ProblemKind = Literal[
 ]
 _HEALTH: dict[str, Health] = {
     "oldest_allowed": Health.BEHIND,
-    **dict.fromkeys(("open_failures", "redelivered", "lost_messages", "failed_runs", "crashed_runs"), Health.FAILING),
+    **dict.fromkeys(
+        ("open_failures", "redelivered", "lost_messages", "failed_runs", "crashed_runs", "breaker"), Health.FAILING
+    ),
 }
 
 
@@ -90,13 +93,11 @@ class RequestsStatus(Output):
     reason: str | None = Field(None, description="Reason why no runs are requested. Null if runs are requested.")
 
     def __str__(self) -> str:
-        """Return the state as text that follows `is`."""
+        """Return the state of a producer that is not paused, as text that follows `is`."""
         if self.state == "active":
             return "active: runs are requested"
         if self.state == "unknown":
             return f"not paused; unknown whether runs are requested: {self.reason}"
-        if self.state in ("paused", "draining"):
-            return f"paused: {self.reason}"
         return f"not paused, but no runs are requested: {self.reason}"
 
 
@@ -107,6 +108,7 @@ class PauseStatus(Output):
     draining_until: Time | None = Field(
         None, description="Time after which runs start no messages. Null if the pipeline is not draining."
     )
+    by_breaker: bool = Field(False, description="Whether the producer's breaker pauses it, and no person.")
 
     def __str__(self) -> str:
         """Return the pause as text."""

@@ -33,6 +33,7 @@ from pipeline_platform.cli.status.status_data import (
 )
 from pipeline_platform.cli.status.status_problems import problems_of
 from pipeline_platform.control.demand import InFlight
+from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStore, ControlStoreError
 from pipeline_platform.lake.decisions.ledger import ReceiveError
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -142,7 +143,7 @@ def _producer(opened: loading.Deployment, producer: BoundProducer, instance: Ins
 
     control = opened.control
     state = _asking(instance, lambda asked: state_of(producer, opened.sources[producer.source], control, asked))
-    pause = _pause(control, producer.key)
+    pause = _pause(control, producer)
     return ProducerStatus(
         key=producer.key,
         source=producer.source,
@@ -165,7 +166,7 @@ def _retries(opened: loading.Deployment, whole: BoundProducer, instance: Instanc
     found = _asking(instance, lambda asked: in_flight(whole, asked, control))
     return Shared(
         key=whole.key,
-        pause=_pause(control, whole.key),
+        pause=_pause(control, whole),
         overrides=_overrides(control, whole.key),
         in_flight=_in_flight(control, whole.key, found, opened.spark_ui),
     )
@@ -198,9 +199,11 @@ def _requests(
     return requests_of(producer, instance)
 
 
-def _pause(control: ControlStore, key: str) -> PauseStatus | None:
-    reason = control.paused(key)
-    return None if reason is None else PauseStatus(reason=reason, draining_until=control.draining(key))
+def _pause(control: ControlStore, producer: BoundProducer) -> PauseStatus | None:
+    if (reason := Quota(producer, control).paused) is None:
+        return None
+    by_breaker = control.paused(producer.key) is None
+    return PauseStatus(reason=reason, draining_until=control.draining(producer.key), by_breaker=by_breaker)
 
 
 def _overrides(control: ControlStore, key: str) -> dict[str, int]:

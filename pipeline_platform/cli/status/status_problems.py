@@ -10,7 +10,7 @@ from pipeline_platform.model.pipeline import Pipeline
 
 
 def problems_of(pipeline: type[Pipeline], status: PipelineStatus) -> list[Problem]:
-    """Return the problems of a pipeline, the worst first. A pause is not a problem: a person chose it."""
+    """Return the problems of a pipeline, the worst first. The pause that a person chose is not a problem."""
     found = [*_of_pipeline(pipeline, status)]
     for name, producer in status.producers.items():
         found += [problem.model_copy(update={"producer": name}) for problem in _of_producer(producer)]
@@ -24,6 +24,8 @@ def _of_producer(producer: ProducerStatus) -> Iterator[Problem]:
         yield Problem(kind="source", text=backlog.error)
     if producer.requests.state == "not_requested":
         yield Problem(kind="not_requested", text=f"no runs are requested: {producer.requests.reason}")
+    if producer.pause and producer.pause.by_breaker:
+        yield Problem(kind="breaker", text=str(producer.pause))
     if backlog.lost:
         yield Problem(kind="lost_messages", text=f"the source lost messages: {backlog.lost}")
     if backlog.oldest_at and backlog.oldest_allowed_s is not None:

@@ -52,7 +52,7 @@ def further_retries(
         except PipelineError as error:  # other runs use the capacity, or the pipeline is drained
             return f"{not_retried}: {error}"
         if not receive.demand:  # unless paused, others closed or retried them meanwhile
-            is_paused = not ignore_pause and flow.quota.paused is not None
+            is_paused = not ignore_pause and flow.control.paused(flow.quota.key) is not None
             return f"{not_retried}, because the pipeline is paused" if is_paused else None
         with working_step(flow, receive, context):
             steps.receive_messages(flow, receive)

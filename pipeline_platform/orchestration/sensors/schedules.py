@@ -1,5 +1,6 @@
 """Schedules for pulls, retries and maintenance, and the sensor that retries due failures."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 
@@ -47,7 +48,7 @@ def pull_schedule(producer: BoundProducer, cron: str) -> dg.ScheduleDefinition:
         required_resource_keys={"control"},
     )
     def pull(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | dg.RunRequest:
-        if held := _held_back(producer.key, context):
+        if held := _held_back(lambda: Quota(producer, context.resources.control).paused):
             return held
         try:
             # At the scheduled time: a stopped daemon evaluates missed ticks later, for their own windows.
@@ -76,7 +77,7 @@ def retry_schedule(pipeline: type[Pipeline], cron: str) -> dg.ScheduleDefinition
         required_resource_keys={"lake", "control"},
     )
     def retry(context: dg.ScheduleEvaluationContext) -> dg.SkipReason | list[dg.RunRequest]:
-        if held := _held_back(pipeline.name, context):
+        if held := _held_back(lambda: context.resources.control.paused(pipeline.name)):
             return held
         chosen, tick = Selection(state="waiting"), context.scheduled_execution_time.isoformat()
         waiting = _failed(pipeline, context.resources.lake, chosen)
@@ -110,11 +111,10 @@ def maintenance_schedule(pipeline: type[Pipeline]) -> dg.ScheduleDefinition:
     return maintenance
 
 
-def _held_back(key: str, context: dg.ScheduleEvaluationContext) -> dg.SkipReason | None:
-    """Return a skip reason if the pipeline is paused or the control store is unavailable, or None."""
-    control: ControlStore = context.resources.control
+def _held_back(paused: Callable[[], str | None]) -> dg.SkipReason | None:
+    """Return a skip reason if runs are paused or the control store is unavailable, or None."""
     try:
-        reason = control.paused(key)
+        reason = paused()
     except ControlStoreError as error:
         return dg.SkipReason(str(error))
     return None if reason is None else dg.SkipReason(f"paused: {reason}")
