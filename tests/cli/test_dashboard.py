@@ -58,12 +58,12 @@ def test_the_picture_shows_what_real_runs_did(location):
     assert 0 < p50 <= p95 <= p99 < 600
     line = told.runs[0]
     assert (line.run_id, line.state, line.origin, len(line.work)) == (run.run_id, "succeeded", "source", 1)
-    assert [(cause.messages, cause.cause) for cause in told.causes.causes] == [(2, "asked to fail")]
+    assert [(cause.messages, cause.cause) for cause in told.look.causes.causes] == [(2, "asked to fail")]
     assert (bare.look.status.state, bare.runs, bare.latency) == (Health.HEALTHY, (), ())
 
-    cause = told.causes.causes[0]._replace(cause=f"<script>alert(1)</script>\x1b[2J{'x' * 300}")
-    told = replace(told, causes=told.causes._replace(causes=(cause,)))
-    picture = replace(picture, pipelines=(told,))
+    cause = told.look.causes.causes[0]._replace(cause=f"<script>alert(1)</script>\x1b[2J{'x' * 300}")
+    look = told.look._replace(causes=told.look.causes._replace(causes=(cause,)))
+    picture = replace(picture, pipelines=(replace(told, look=look),))
     for width in (80, 130, 200):
         assert_lines_fit(picture, width)
     assert_a_page_needs_no_other_file_and_escapes_texts(picture)
@@ -132,6 +132,27 @@ def test_a_source_that_hangs_delays_neither_the_picture_nor_other_pipelines(loca
     assert (beside.look.status.producers[""].backlog.messages, beside.look.waits_for) == (3, "")
 
 
+def test_causes_are_read_in_the_background_and_an_error_leaves_the_other_parts(location, monkeypatch):
+    fail_in_windows(deployment(location.root, location.control).lake, "told", 2)
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def unreadable(*_: Any) -> None:
+        reads.set()
+        goes_on.wait(60)
+        raise OSError("the file is damaged")
+
+    monkeypatch.setattr("pipeline_platform.cli.dashboard.causes.grouped", unreadable)
+    shown = gatherer(location, Told)
+    shown.picture(0)
+    assert reads.wait(60)
+    (told,) = shown.picture(0).pipelines
+    assert (told.look.status, told.look.waits_for) == (None, "the lake")
+    goes_on.set()
+    (told,) = shown.picture(60).pipelines
+    assert told.look.status.failures.open == 2
+    assert told.unknown == {"causes": "unavailable: OSError: the file is damaged"}
+
+
 def test_dagster_that_does_not_answer_leaves_the_control_store_and_the_lake(tmp_path, control):
     queue = TableQueue(name="queue", url=f"sqlite:///{tmp_path}/queue.sqlite")
     queue.create()
@@ -162,8 +183,8 @@ def test_failures_in_many_windows_are_one_line_and_only_the_newest_are_read(loca
 
     (told,) = (picture := gatherer(location, Told).picture(60)).pipelines
 
-    assert (told.look.status.failures.open, told.causes.messages) == (60, 50)
-    assert [cause.cause for cause in told.causes.causes] == ["order * has no price"]
+    assert (told.look.status.failures.open, told.look.causes.messages) == (60, 50)
+    assert [cause.cause for cause in told.look.causes.causes] == ["order * has no price"]
     lines = text_of(picture)
     assert len(lines) < 25
     assert any("60 open in 60 windows, 0 dead" in line for line in lines)

@@ -1,9 +1,8 @@
 """Causes of the open failures of a pipeline's newest windows."""
 
-import time
-from datetime import datetime
+from datetime import UTC, datetime
 
-from pipeline_platform.cli.dashboard.looks import Paced
+from pipeline_platform.cli.dagster_instance import unavailable
 from pipeline_platform.cli.dashboard.picture import Cause, Causes
 from pipeline_platform.cli.status.status_data import FailuresStatus
 from pipeline_platform.lake.failures.failed import FailedMessages
@@ -18,23 +17,23 @@ _SHOWN = 5
 
 
 class CausesOfFailures:
-    """The causes of a pipeline's open failures, read again when their number has changed and the pace allows it."""
+    """The causes of a pipeline's open failures, read again when their number has changed."""
 
-    def __init__(self, lake: Lake, pipeline: type[Pipeline], pace: Paced) -> None:
+    def __init__(self, lake: Lake, pipeline: type[Pipeline]) -> None:
         self._failed = FailedMessages(name=pipeline.name, lake=lake, pipeline=pipeline.name)
-        self._pace, self._known = pace, Causes()
+        self._known = Causes()
         self._of: FailuresStatus | None = None
 
-    def newest(self, failures: FailuresStatus | None, now: datetime) -> Causes:
-        """Return the causes in the newest windows; `failures` are the current numbers, or None if they are unknown."""
-        if failures is None or failures == self._of or not self._pace.is_due:
-            return self._known
-        began = time.thread_time()
-        self._known, self._of = self._read(now) if failures.open else Causes(), failures
-        self._pace.ended(time.thread_time() - began)
+    def newest(self, failures: FailuresStatus) -> Causes:
+        """Return the causes in the newest windows; `failures` are the current numbers."""
+        if failures != self._of:
+            try:
+                self._known, self._of = self._read() if failures.open else Causes(), failures
+            except Exception as error:  # any error of the lake; the state of the pipeline is known
+                return Causes(unknown=unavailable(error))
         return self._known
 
-    def _read(self, now: datetime) -> Causes:
+    def _read(self) -> Causes:
         chosen, messages = list[str](), 0
         for window, counts in sorted(self._failed.by_window().items(), reverse=True)[:_WINDOWS]:
             if messages + counts.open > (_FAILURES if chosen else _OF_A_WINDOW):
@@ -43,7 +42,7 @@ class CausesOfFailures:
             messages += counts.open
         if not chosen:
             return Causes()
-        found = grouped(self._failed.model_copy(update={"windows": tuple(chosen)}), now)
+        found = grouped(self._failed.model_copy(update={"windows": tuple(chosen)}), datetime.now(UTC))
         by_cause: dict[tuple[str, str], Cause] = {}
         for group in found.groups:  # of equal causes in several states
             kind, cause = group.kind, group.cause

@@ -16,10 +16,11 @@ from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import Instance, unavailable
 from pipeline_platform.cli.dashboard import reports as reporting
 from pipeline_platform.cli.dashboard.causes import CausesOfFailures
-from pipeline_platform.cli.dashboard.looks import BackgroundLook, Paced, look_at_all
+from pipeline_platform.cli.dashboard.looks import BackgroundLook, look_at_all
 from pipeline_platform.cli.dashboard.picture import (
     HOUR_MINUTES,
     TIME_LINE,
+    Causes,
     Minute,
     Picture,
     PipelinePicture,
@@ -27,7 +28,8 @@ from pipeline_platform.cli.dashboard.picture import (
     Stage,
 )
 from pipeline_platform.cli.dashboard.run_lines import run_lines
-from pipeline_platform.cli.status.status_gathering import pipeline_status
+from pipeline_platform.cli.status.status_data import PipelineStatus
+from pipeline_platform.cli.status.status_gathering import LookingAt, pipeline_status
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -102,9 +104,14 @@ class _Pipeline:
         self._control, self._pipeline, self._instance = opened.control, pipeline, instance
         self._tags, whole = RunTags.of(pipeline), BoundProducer(pipeline)
         self._keys = list(dict.fromkeys([whole.key, *(producer.key for producer in whole.each)]))
-        self.look = BackgroundLook(lambda waits: pipeline_status(opened, pipeline, instance, waits), share)
-        self._causes = CausesOfFailures(opened.lake, pipeline, Paced(share))
-        self._reports = reporting.Reports(pipeline)
+        self._reports, causes = reporting.Reports(pipeline), CausesOfFailures(opened.lake, pipeline)
+
+        def state(waits: LookingAt) -> tuple[PipelineStatus, Causes]:
+            status = pipeline_status(opened, pipeline, instance, waits)
+            waits(pipeline.name, "the lake")
+            return status, causes.newest(status.failures)
+
+        self.look = BackgroundLook(state, share)
 
     def picture(self, dagster: _Dagster, now: datetime) -> PipelinePicture:
         unknown: dict[str, str] = {}
@@ -119,8 +126,9 @@ class _Pipeline:
             unknown["runs"] = str(error)
             capacity, minutes, runs, stages = {}, (), (), {}
         latency = next((report.latency for report in reversed(reports) if report.latency), ())
-        causes = self._causes.newest(look.status.failures if look.status else None, now)
-        return PipelinePicture(self._pipeline.name, look, capacity, stages, latency, minutes, runs, causes, unknown)
+        if look.causes.unknown:
+            unknown["causes"] = look.causes.unknown
+        return PipelinePicture(self._pipeline.name, look, capacity, stages, latency, minutes, runs, unknown)
 
     def _read_reports(self, since: datetime, unknown: dict[str, str]) -> list[Report]:
         if isinstance(self._instance, str):

@@ -6,7 +6,7 @@ from concurrent.futures import Future, wait
 from datetime import UTC, datetime
 
 from pipeline_platform.background import in_background
-from pipeline_platform.cli.dashboard.picture import Look
+from pipeline_platform.cli.dashboard.picture import Causes, Look
 from pipeline_platform.cli.status.status_data import PipelineStatus
 from pipeline_platform.cli.status.status_gathering import LookingAt
 
@@ -32,15 +32,15 @@ class Paced:
 
 
 class BackgroundLook:
-    """The state of a pipeline, looked at in a thread.
+    """The state of a pipeline and the causes of its failures, looked at in a thread.
 
     Args:
-        status: Returns the state; calls its argument as described in `LookingAt`.
+        state: Returns both; calls its argument as described in `LookingAt`.
         share: Share of a processor to use at most, on average.
     """
 
-    def __init__(self, status: Callable[[LookingAt], PipelineStatus], share: float) -> None:
-        self._status, self._pace = status, Paced(share)
+    def __init__(self, state: Callable[[LookingAt], tuple[PipelineStatus, Causes]], share: float) -> None:
+        self._state, self._pace = state, Paced(share)
         self._look: Future[None] | None = None
         self._known, self._error = Look(), ""
         self._waits_for, self._since = "", time.monotonic()
@@ -85,7 +85,7 @@ class BackgroundLook:
             self._waits_for, self._since = part, time.monotonic()
 
         try:
-            self._known, self._error = Look(self._status(looking_at), datetime.now(UTC)), ""
+            self._known, self._error = Look(*self._state(looking_at), datetime.now(UTC)), ""
         except Exception as error:  # of any store; the picture shows it
             self._error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._pace.ended(time.thread_time() - began)

@@ -16,11 +16,35 @@ TIME_LINE = timedelta(minutes=10)
 """Time that the time line of runs shows."""
 
 
+class Cause(NamedTuple):
+    """Open failures with the same kind and cause, and the time of the last one."""
+
+    messages: int
+    kind: str
+    cause: str
+    last: datetime
+
+
+class Causes(NamedTuple):
+    """The most frequent causes of the open failures of the newest windows.
+
+    Attributes:
+        causes: The causes.
+        messages: Number of failures in these windows.
+        unknown: Reason why the causes are unknown; empty if they are known.
+    """
+
+    causes: tuple[Cause, ...] = ()
+    messages: int = 0
+    unknown: str = ""
+
+
 class Look(NamedTuple):
-    """The last known state of a pipeline, as `status` shows it.
+    """The last known state of a pipeline, as `status` shows it, and the causes of its open failures.
 
     Attributes:
         status: The state; None if it was never known.
+        causes: Causes of the open failures.
         at: Time of the state.
         waits_for: Part that the current look waits for, such as `the source orders_queue`; empty if it does not wait.
         waits_s: Duration of this wait.
@@ -28,6 +52,7 @@ class Look(NamedTuple):
     """
 
     status: PipelineStatus | None = None
+    causes: Causes = Causes()
     at: datetime | None = None
     waits_for: str = ""
     waits_s: float = 0.0
@@ -52,22 +77,6 @@ class Stage(NamedTuple):
     batch: float | None = None
     batch_size: int = 0
     stored_in: str = ""
-
-
-class Cause(NamedTuple):
-    """Open failures with the same kind and cause, and the time of the last one."""
-
-    messages: int
-    kind: str
-    cause: str
-    last: datetime
-
-
-class Causes(NamedTuple):
-    """The most frequent causes of the open failures of the newest windows, and the number of these failures."""
-
-    causes: tuple[Cause, ...] = ()
-    messages: int = 0
 
 
 class Work(NamedTuple):
@@ -129,7 +138,6 @@ class PipelinePicture:
         latency: Percentiles 50, 95 and 99 of the last report with a latency; empty without one.
         minutes: The last hour, oldest first.
         runs: Active runs, then the last ended ones.
-        causes: Causes of open failures.
         unknown: Reason why a part is unknown, by the name of the part.
     """
 
@@ -140,7 +148,6 @@ class PipelinePicture:
     latency: tuple[float, ...]
     minutes: tuple[Minute, ...]
     runs: tuple[RunLine, ...]
-    causes: Causes
     unknown: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -183,13 +183,13 @@ def _of_run(run: RunLine) -> str:
 
 
 def _causes(pipeline: PipelinePicture) -> Iterator[Text]:
-    if not pipeline.causes.causes:
+    causes, of, _ = pipeline.look.causes
+    if not causes:
         return
     status = pipeline.look.status
-    of = pipeline.causes.messages
     is_part = status is not None and of < status.failures.open
     yield Text(f"causes of the {of:,} newest failures" if is_part else "causes of open failures", "dim")
-    for each in pipeline.causes.causes:
+    for each in causes:
         kind = f"{each.kind}: " if each.kind else ""
         yield Text(f"{each.messages:>{_LABEL - 2},}  ", no_wrap=True, overflow="ellipsis").append(
             line(f"{kind}{each.cause}")
