@@ -89,6 +89,13 @@ def objects(deploy):
     return list(yaml.safe_load_all(file.read_text()))
 
 
+def test_a_new_cluster_gets_the_namespace_of_all_objects_first(deploy, objects):
+    launcher = yaml.safe_load((deploy / "kubernetes" / "launcher.yaml").read_text())["run_launcher"]["config"]
+    namespace, *others = objects
+    assert (namespace["kind"], namespace["metadata"]["name"]) == ("Namespace", launcher["job_namespace"])
+    assert {each["metadata"]["namespace"] for each in others} == {launcher["job_namespace"]}
+
+
 def pods_of(objects):
     return [item["spec"]["template"]["spec"] for item in objects if item["kind"] == "Deployment"]
 
@@ -132,6 +139,35 @@ def test_the_web_server_listens_on_loopback_unless_another_address_is_given(depl
     started = subprocess.run(start, env={**path, **given}, capture_output=True, text=True, check=True)
 
     assert started.stdout.split() == ["-h", host, "-p", "3000", "-w", "workspace.yaml"]
+
+
+def started_worker(deploy, tmp_path, addresses, **given):
+    """Start a worker on a host with some addresses, with a Spark that prints its options."""
+    scripts = {"hostname": f'[ "$1" = -I ] && echo "{addresses}" || echo 127.0.1.1', "python": 'echo "$@"'}
+    for name, script in scripts.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o700)
+    own = {"SPARK_STATE_DIR": str(tmp_path), "PIPELINE_PLATFORM_SPARK_SECRET": "s", "SPARK_MASTER": "spark://m:7077"}
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **own, **given}
+    start = ["sh", str(deploy / "start"), "spark-worker"]
+    return subprocess.run(start, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "given", "host"),
+    [
+        ("10.0.0.7 172.17.0.1", {}, "10.0.0.7"),
+        ("10.0.0.7", {"DEPLOY_HOST": "worker-7"}, "worker-7"),
+        ("", {"DEPLOY_HOST": "127.0.0.1"}, "127.0.0.1"),
+    ],
+)
+def test_spark_listens_on_an_address_that_other_hosts_reach(deploy, tmp_path, addresses, given, host):
+    options = started_worker(deploy, tmp_path, addresses, **given).stdout.split()
+    assert options[options.index("--host") + 1] == host
+
+
+def test_spark_does_not_start_on_a_host_without_an_address(deploy, tmp_path):
+    assert started_worker(deploy, tmp_path, "").returncode == 1
 
 
 def test_a_changed_dagster_yaml_arrives_at_the_next_start_unless_the_file_in_dagster_home_is_the_operators(
