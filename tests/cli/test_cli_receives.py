@@ -3,7 +3,9 @@
 import json
 
 import pytest
+from typer.testing import CliRunner
 
+from pipeline_platform.cli.main import app
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from tests.fixtures.small_lake import Keeping, Memory, Run
@@ -37,3 +39,11 @@ def test_receives_tell_run_next_step_messages_and_lease(runs):
     shown = runs("receives", "keeping").stdout
     assert "run of held" in shown
     assert shown.endswith("4 unfinished receives.\n")
+
+
+def test_in_80_columns_ids_and_errors_are_whole(runs, control, tmp_path):
+    control.claim("keeping", "Q" * 32, "Z" * 36, wanted=7, capacity=100, lease_s=60)
+    Lake(root=str(tmp_path / "lake")).write(f"keeping/_receives/{'X' * 32}/receive.json", b"{")
+    shown = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["receives"]).stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [shown.count(letter) for letter in "QZX"] == [32, 36, 64], "X: the id, and the path in its error"

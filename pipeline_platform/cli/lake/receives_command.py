@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 from pydantic import Field
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.options import Json, OptionalName
@@ -69,7 +69,7 @@ def receives(
         print_json(ReceivesOutput(taken_over=taken, receives=found))
         return
     names = [name for name in UnfinishedReceive.model_fields if name not in ("started_at", "error")]
-    table = Table(*(_COLUMNS.get(name, name) for name in names), box=None)
+    table = Table(*(Column(_COLUMNS.get(name, name), overflow="fold") for name in names), box=None)
     for row in found:
         shown = {**dict(row), "step": row.error or row.step}
         table.add_row(*(plain("none" if shown[name] is None else str(shown[name])) for name in names))
