@@ -135,7 +135,7 @@ def divide():
 @pytest.mark.parametrize(
     ("op", "reason"), [(refuse, "SourceError: the login was refused"), (divide, "ZeroDivisionError: division by zero")]
 )
-def test_a_failed_run_is_failing_and_its_reason_is_shown(beside, alive, op, reason):
+def test_a_failed_run_is_failing_until_a_run_acknowledges_messages(beside, alive, control, op, reason):
     @dg.job
     def pull():
         op()
@@ -147,6 +147,9 @@ def test_a_failed_run_is_failing_and_its_reason_is_shown(beside, alive, op, reas
     failed = json.loads(cli("status", "--json").stdout)["pipelines"]["keeping"]["producers"][""]["failed_runs"]
     assert (failed["runs"], failed["run_id"], failed["step"], failed["reason"]) == (1, run_id, op.name, reason)
     assert f"the last run failed, {run_id[:8]} in {op.name}: {reason}" in cli("status").stdout
+    control.claim("keeping", "r2", "continuous", wanted=5, capacity=10, lease_s=60)
+    control.finish("r2")
+    assert state(cli) == (0, "healthy", {"keeping": set()})
 
 
 def test_a_source_that_does_not_answer_is_broken(beside, alive):

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from pipeline_platform.cli.status.status_data import FailedRunsStatus
+from pipeline_platform.control.store import ControlStore
 from pipeline_platform.model.bound_producer import BoundProducer
 
 if TYPE_CHECKING:
@@ -15,12 +16,17 @@ _LONGEST = 300
 """Maximum number of characters of a reason."""
 
 
-def failed_runs(producer: BoundProducer, instance: dg.DagsterInstance) -> FailedRunsStatus | None:
-    """Return the newest runs that pull from a source, if they failed in a row; None if the newest run did not fail."""
+def failed_runs(
+    producer: BoundProducer, instance: dg.DagsterInstance, control: ControlStore
+) -> FailedRunsStatus | None:
+    """Return the newest runs that pull from a source, if they failed in a row.
+
+    None if the newest run that ended did not fail, or if an active run has acknowledged messages since.
+    """
     from pipeline_platform.orchestration.sensors.runs_under_way import failed_in_a_row
 
     found = failed_in_a_row(producer, instance, datetime.now(UTC))
-    if not found.runs:
+    if not found.runs or control.ended(producer.key, since=found.ended, last=1):
         return None
     step, reason = reason_of_run(found.run_id, instance)
     return FailedRunsStatus(runs=found.runs, run_id=found.run_id, ended_at=found.ended, step=step, reason=reason)

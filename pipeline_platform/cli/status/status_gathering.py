@@ -154,7 +154,7 @@ def _producer(opened: loading.Deployment, producer: BoundProducer, instance: Ins
         overrides=_overrides(control, producer.key),
         in_flight=_in_flight(control, producer.key, state.in_flight, opened.spark_ui),
         messages_per_s=round(state.rate, 3),
-        failed_runs=_asking(instance, lambda asked: failed_runs(producer, asked) if asked else None),
+        failed_runs=_asking(instance, lambda asked: failed_runs(producer, asked, control) if asked else None),
         summary=state.sentence,
     )
 
