@@ -4,7 +4,7 @@ import io
 import threading
 import time
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +17,13 @@ from pipeline_platform.cli.dashboard.command import follow, to_html
 from pipeline_platform.cli.dashboard.gathering import Gatherer
 from pipeline_platform.cli.dashboard.looks import Paced
 from pipeline_platform.cli.dashboard.picture import Picture
+from pipeline_platform.cli.dashboard.reports import MOST, by_minute
 from pipeline_platform.cli.status.status_data import Health
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.asset_windows import window_now
 from pipeline_platform.orchestration.jobs import RunTags
+from pipeline_platform.orchestration.reports.stage_figures import Report
 from pipeline_platform.source.backlog import Backlog
 from tests.fixtures.dagster import Location
 from tests.fixtures.dashboards import deployment, fail_in_windows, text_of
@@ -230,6 +232,22 @@ def test_work_is_repeated_after_a_time_in_proportion_to_its_cost(monkeypatch):
     assert not pace.is_due
     now = 105.0
     assert pace.is_due
+
+
+def test_failures_are_unknown_for_minutes_before_the_oldest_of_many_reports():
+    since = datetime(2026, 1, 1, tzinfo=UTC)
+    reports = [
+        Report(since + timedelta(minutes=40, seconds=each), "r", 1, 1, {}, (1.0, 2.0, 3.0)) for each in range(MOST)
+    ]
+    some, many = by_minute(reports[1:], since), by_minute(reports, since)
+    assert [some[minute] for minute in (0, 39, 40, 41, 42)] == [(0, None), (0, None), (59, 2.0), (40, 2.0), (0, None)]
+    assert [many[minute] for minute in (0, 39, 40, 41, 42)] == [
+        (None, None),
+        (None, None),
+        (60, 2.0),
+        (40, 2.0),
+        (0, None),
+    ]
 
 
 def test_the_command_prints_a_picture_or_writes_a_page(beside, tmp_path):

@@ -1,5 +1,7 @@
 """`pipeline-platform erase`."""
 
+import json
+
 import dagster as dg
 import pytest
 
@@ -105,6 +107,7 @@ def test_the_runs_to_delete_are_printed(cli, tables, monkeypatch):
     monkeypatch.setattr(erase_command, "known", lambda found: found)
     answer = cli("erase", "keeping", "--message-id", "a", "--yes")
     assert "  dagster run delete 4711" in answer.stdout.splitlines()
+    assert json.loads(cli("erase", "keeping", "--message-id", "b", "--yes", "--json").stdout)["runs"] == ["4711"]
 
 
 def test_trace_shows_that_a_message_was_erased(cli, tables):
@@ -140,6 +143,8 @@ def test_a_table_with_the_latest_rows_is_named(cli, tables):
     KeyedTable(tables.lake, "keeping", "newest", tables["kept"].schema, ["text"], ["attempt"], "key=['text']").ensure()
     answer = cli("erase", "keeping", "--message-id", "a")
     assert "keeping/newest has the latest row of each key, perhaps of these messages" in answer.stdout
+    printed = json.loads(cli("erase", "keeping", "--message-id", "a", "--json").stdout)
+    assert (printed["latest"], printed["runs"]) == (["keeping/newest"], None)
 
 
 def test_a_message_that_was_never_decided_is_recorded_as_erased(cli, tables):

@@ -182,6 +182,17 @@ def test_several_pipelines_are_a_line_each_and_one_line_per_problem(beside, aliv
     assert "rate limit" not in answer.stdout
 
 
+def test_a_backlog_that_is_a_minimum_is_shown_as_one_in_the_overview(beside, alive):
+    class Bounded(Memory):
+        def backlog(self) -> Backlog:
+            return Backlog(1_000, at_least=True)
+
+    lines = [
+        line.split() for line in beside(Watched, Keeping, old=Old(), memory=Bounded())("status").stdout.splitlines()
+    ]
+    assert ["keeping", "healthy", "≥1,000", "0", "0"] in lines
+
+
 def test_failures_in_many_windows_are_bounded(beside, alive, tmp_path):
     lake = Lake(root=str(tmp_path / "lake"))
     windows = [f"2026-01-{day:02}T{hour:02}00" for day in (1, 2) for hour in range(10)]

@@ -16,6 +16,7 @@ from rich.terminal_theme import TerminalTheme
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
 from pipeline_platform.cli.dashboard.drawing import page
+from pipeline_platform.cli.options import OptionalName
 from pipeline_platform.cli.terminal import say
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ pre {{ font: 13px/1.3 "DejaVu Sans Mono", Menlo, Consolas, monospace; }}
 
 
 def dashboard(
-    pipeline: Annotated[str | None, typer.Argument(help="Only this pipeline.", show_default=False)] = None,
+    pipeline: OptionalName = None,
     once: Annotated[bool, typer.Option("--once", help="Print the picture once, and end.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write the picture to this file, as a page that needs no other file, and end.")

@@ -96,7 +96,7 @@ def _overview(pipelines: Iterable[PipelinePicture], width: int) -> Table:
             state_of(each),
             rate(sum(producer.messages_per_s for producer in producers)) if status else "",
             waiting(producers),
-            oldest(producers, each.look),
+            oldest(producers, each.look.at),
             duration(each.latency[1]) if each.latency else "",
             count(failures.open) if failures else "",
             count(failures.dead) if failures else "",

@@ -1,10 +1,11 @@
 """Figures of a picture as text."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from datetime import datetime
 
 from rich.text import Text
 
-from pipeline_platform.cli.dashboard.picture import Look, PipelinePicture, Stage
+from pipeline_platform.cli.dashboard.picture import PipelinePicture, Stage
 from pipeline_platform.cli.status.status_data import Health, ProducerStatus
 from pipeline_platform.cli.terminal import duration, plain
 
@@ -29,7 +30,7 @@ def state_of(pipeline: PipelinePicture) -> Text:
     return Text(f"{sign} {status.state}", style)
 
 
-def waiting(producers: Iterable[ProducerStatus]) -> str:
+def waiting(producers: Collection[ProducerStatus]) -> str:
     """Return the messages that wait at the sources of producers."""
     counts = [producer.backlog.messages for producer in producers]
     known = [messages for messages in counts if messages is not None]
@@ -39,10 +40,10 @@ def waiting(producers: Iterable[ProducerStatus]) -> str:
     return f"{least}{count(sum(known))}"
 
 
-def oldest(producers: Iterable[ProducerStatus], look: Look) -> str:
-    """Return the age of the oldest waiting message; empty if it is unknown or none waits."""
+def oldest(producers: Iterable[ProducerStatus], at: datetime | None) -> str:
+    """Return the age that the oldest waiting message had at a time; empty if it is unknown or none waits."""
     times = [producer.backlog.oldest_at for producer in producers if producer.backlog.oldest_at is not None]
-    return duration((look.at - min(times)).total_seconds()) if times and look.at else ""
+    return duration((at - min(times)).total_seconds()) if times and at else ""
 
 
 def count(number: int) -> str:

@@ -119,10 +119,16 @@ class RunLine(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """Figures of a minute. `latency_s` is the highest 95th percentile of its reports; None without a report."""
+    """Figures of a minute.
+
+    Attributes:
+        messages: Acknowledged messages.
+        failed: Failed messages; None if they are unknown.
+        latency_s: Highest 95th percentile of its reports; None without a report.
+    """
 
     messages: int = 0
-    failed: int = 0
+    failed: int | None = 0
     latency_s: float | None = None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from datetime import datetime
 
 from rich.console import Group, RenderableType
 from rich.rule import Rule
@@ -10,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline_platform.cli.dashboard.bars import gauge, sparkline, time_line
-from pipeline_platform.cli.dashboard.figures import SIGNS, count, line, oldest, rate, seconds, state_of
-from pipeline_platform.cli.dashboard.picture import TIME_LINE, Look, Minute, Picture, PipelinePicture, RunLine, Stage
+from pipeline_platform.cli.dashboard.figures import SIGNS, count, line, oldest, rate, seconds, state_of, waiting
+from pipeline_platform.cli.dashboard.picture import TIME_LINE, Minute, Picture, PipelinePicture, RunLine, Stage
 from pipeline_platform.cli.status.status_data import ProducerStatus
 from pipeline_platform.cli.terminal import duration, plain
 
@@ -80,7 +81,7 @@ def _stages(pipeline: PipelinePicture) -> Table:
             rate(producer.messages_per_s),
             _fill(in_flight / capacity if capacity else None),
             seconds(stages.get("receive", Stage())),
-            Text.assemble(*_of_source(producer, look)),
+            Text.assemble(*_of_source(producer, look.at)),
         )
     batchers = {name: stage for name, stage in stages.items() if name not in ("receive", "handle")}
     handle = stages.get("handle", Stage())
@@ -94,7 +95,7 @@ def _stages(pipeline: PipelinePicture) -> Table:
     return table
 
 
-def _of_source(producer: ProducerStatus, look: Look) -> Iterator[str | tuple[str, str]]:
+def _of_source(producer: ProducerStatus, at: datetime | None) -> Iterator[str | tuple[str, str]]:
     backlog = producer.backlog
     if backlog.error is not None:
         yield "backlog unknown", "red"
@@ -103,8 +104,8 @@ def _of_source(producer: ProducerStatus, look: Look) -> Iterator[str | tuple[str
     elif backlog.messages is None:
         yield "backlog unknown"
     else:
-        yield f"{'≥' if backlog.is_minimum else ''}{count(backlog.messages)} waiting"
-    if age := oldest([producer], look):
+        yield f"{waiting([producer])} waiting"
+    if age := oldest([producer], at):
         yield f", {age} old"
     yield f", {count(producer.in_flight.messages)} in flight"
     if limit := producer.rate_limit:
@@ -113,8 +114,8 @@ def _of_source(producer: ProducerStatus, look: Look) -> Iterator[str | tuple[str
 
 def _of_failures(pipeline: PipelinePicture) -> Iterator[RenderableType]:
     """Yield the cells of the last row of the stages."""
-    failed = sum(minute.failed for minute in pipeline.minutes[-5:])
-    yield rate(failed / 300) if pipeline.minutes else ""
+    failed = [minute.failed for minute in pipeline.minutes[-5:]]
+    yield "" if not failed or None in failed else rate(sum(filter(None, failed)) / 300)
     yield ""
     yield ""
     status, look = pipeline.look.status, pipeline.look

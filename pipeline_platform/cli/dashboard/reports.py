@@ -82,12 +82,17 @@ def stages_by(
     return {"receive": stage("receive", 0), "handle": stage("handle", concurrency), **batchers}
 
 
-def by_minute(reports: Iterable[Report], since: datetime) -> dict[int, tuple[int, float | None]]:
-    """Return failed messages and the highest 95th percentile of latency, by the number of the minute since a time."""
-    minutes: dict[int, tuple[int, float | None]] = defaultdict(lambda: (0, None))
-    for report in reports:
-        number = int((report.at - since) / timedelta(minutes=1))
+def by_minute(reports: Iterable[Report], since: datetime) -> dict[int, tuple[int | None, float | None]]:
+    """Return failed messages and the highest 95th percentile of latency, by the number of the minute since a time.
+
+    Failed messages before the oldest report are unknown (None) if there may be earlier reports.
+    """
+    minutes: dict[int, tuple[int | None, float | None]] = defaultdict(lambda: (0, None))
+    numbers = [(int((report.at - since) / timedelta(minutes=1)), report) for report in reports]
+    if len(numbers) == MOST:
+        minutes |= dict.fromkeys(range(min(number for number, _ in numbers)), (None, None))
+    for number, report in numbers:
         failed, latency = minutes[number]
         p95 = max(filter(None, (latency, report.latency[1] if report.latency else None)), default=None)
-        minutes[number] = failed + report.failed, p95
+        minutes[number] = (failed or 0) + report.failed, p95
     return minutes

@@ -1,6 +1,5 @@
 """`pipeline-platform erase`: remove messages, their rows and their payloads from the lake for good."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Self
 
@@ -30,8 +29,6 @@ _WHERE = (
 _CONTAINING = "Messages with this text in their payload, their metadata or a column of their rows."
 _TIMEOUT = "Time to wait for the end of receives in progress."
 
-_progress: Callable[[str], None] = partial(say, err=True)
-
 
 class EraseOutput(Output):
     """Output of `erase`."""
@@ -45,15 +42,24 @@ class EraseOutput(Output):
     old_files: int = Field(description="Files that no commit names, with rows of the messages.")
     unfinished: list[str] = Field(description="Receives that did not end in time, whose messages are not erased.")
     left: list[str] = Field(description="Rows and files that are not erased, and errors of sinks.")
+    latest: list[str] = Field(
+        description="Tables `<pipeline>/<asset>` with the latest row of each key, perhaps of these messages, to start "
+        "over."
+    )
+    runs: list[str] | None = Field(
+        description="Runs in Dagster that may quote the messages, to delete. Null in a dry run, or without Dagster."
+    )
     complete: bool = Field(description="Whether nothing is left to erase; false in a dry run.")
     dry_run: bool = Field(description="Whether nothing was erased.")
 
     @classmethod
-    def of(cls, erased: Erased, *, dry_run: bool) -> Self:
+    def of(cls, erased: Erased, latest: list[str], runs: list[str] | None = None, *, dry_run: bool) -> Self:
         """Return the output for a result or a preview."""
         return cls(
             messages=len(erased.ids),
             rows=dict(erased.rows),
+            latest=latest,
+            runs=runs,
             complete=erased.is_complete and not dry_run,
             dry_run=dry_run,
             **{name: getattr(erased, name) for name in ("undecided", "sinks", "old_files", "unfinished", "left")},
@@ -91,17 +97,18 @@ def erase(
             )
         except PipelineError as error:
             raise typer.BadParameter(str(error)) from None
-        erasing = Erasing(tables, choice, _progress)
+        erasing = Erasing(tables, choice, partial(say, err=True))
+        latest = [f"{pipeline}/{name}" for name in keyed_tables(opened.lake, pipeline)]
         try:
             if not yes:
                 found = erasing.preview()
                 if as_json:
-                    print_json(EraseOutput.of(found, dry_run=True))
+                    print_json(EraseOutput.of(found, latest, dry_run=True))
                     return
                 _say(found, f"{pipeline}/{{}}: would erase")
                 for name in opened.sinks:
                     say(f"Rows of {name} are also in the sink {of.batchers[name].sink}.")
-                _say_latest(tables)
+                _say_latest(latest)
                 say("Dry run: erased nothing. Erase with --yes; this cannot be undone.")
                 return
             record(opened, pipeline, "erase", reason, **choice.shown)  # before, because it may be interrupted
@@ -116,12 +123,13 @@ def erase(
             rows=dict(erased.rows),
             old_files=erased.old_files,
         )
+    runs = _quoting_runs(of, erased, choice)
     if as_json:
-        print_json(EraseOutput.of(erased, dry_run=False))
+        print_json(EraseOutput.of(erased, latest, runs, dry_run=False))
         raise typer.Exit(0 if erased.is_complete else 1)
     _say(erased, f"{pipeline}/{{}}: erased")
-    _say_runs(of, erased, choice)
-    _say_latest(tables)
+    _say_runs(runs)
+    _say_latest(latest)
     for name, rows in erased.sinks.items():
         sink = f"the sink {of.batchers[name].sink}"
         if rows is None:
@@ -146,23 +154,24 @@ def _say(erased: Erased, row: str) -> None:
         say(f"Unfinished: receive {receive_id}, whose messages are not erased yet. See `pipeline-platform receives`.")
 
 
-def _say_latest(tables: Tables) -> None:
-    for name in keyed_tables(tables.lake, tables.pipeline.name):
-        say(
-            f"{tables.pipeline.name}/{name} has the latest row of each key, perhaps of these messages: delete its "
-            "folder, and materialise it."
-        )
+def _say_latest(latest: list[str]) -> None:
+    for name in latest:
+        say(f"{name} has the latest row of each key, perhaps of these messages: delete its folder, and materialise it.")
 
 
-def _say_runs(pipeline: type[Pipeline], erased: Erased, choice: ErasureChoice) -> None:
+def _quoting_runs(pipeline: type[Pipeline], erased: Erased, choice: ErasureChoice) -> list[str] | None:
+    """Return the runs in Dagster that may quote the messages; None without Dagster."""
     from pipeline_platform.orchestration.runs.quoting_runs import quoting_runs
 
     with dagster_instance() as found:
         if (instance := known(found)) is None:
-            say("Dagster was not searched: set DAGSTER_HOME to list the runs whose events quote the messages.")
-            return
-        runs = quoting_runs(instance, pipeline, sorted(erased.windows), [*choice.texts, *erased.ids])
-    if runs:
+            return None
+        return quoting_runs(instance, pipeline, sorted(erased.windows), [*choice.texts, *erased.ids])
+
+
+def _say_runs(runs: list[str] | None) -> None:
+    if runs is None:
+        say("Dagster was not searched: set DAGSTER_HOME to list the runs whose events quote the messages.")
+    elif runs:
         say(f"{counted(len(runs), 'run')} in Dagster may quote the messages. To delete them with their events:")
-    for run_id in runs:
-        say(f"  dagster run delete {run_id}")
+        say(*(f"  dagster run delete {run_id}" for run_id in runs))

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from pipeline_platform.cli import loading
 from pipeline_platform.cli.dagster_instance import dagster_instance, known
+from pipeline_platform.cli.dashboard import figures
 from pipeline_platform.cli.errors import BROKEN, exiting_with, line_of
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, OptionalName
@@ -141,16 +142,13 @@ def _overview(found: StatusOutput) -> Table:
     for title in ("pipeline", "state", "waiting", "oldest", "in flight", "failures"):
         table.add_column(title, justify="left" if title in ("pipeline", "state") else "right", overflow="fold")
     for name, pipeline in found.pipelines.items():
-        backlogs = [producer.backlog for producer in pipeline.producers.values()]
-        known_counts = [backlog.messages for backlog in backlogs if backlog.messages is not None]
-        waiting_text = f"{sum(known_counts):,}" if len(known_counts) == len(backlogs) else "?"
-        oldest = min((backlog.oldest_at for backlog in backlogs if backlog.oldest_at), default=None)
-        parts = [*pipeline.producers.values(), *filter(None, [pipeline.retries])]
+        producers = list(pipeline.producers.values())
+        parts = [*producers, *filter(None, [pipeline.retries])]
         table.add_row(
             Text(plain(name)),
             Text("paused" if _is_paused(pipeline) else pipeline.state, style=_STYLES[pipeline.state]),
-            waiting_text,
-            "" if oldest is None else duration((found.at - oldest).total_seconds()),
+            figures.waiting(producers),
+            figures.oldest(producers, found.at),
             f"{sum(part.in_flight.messages for part in parts):,}",
             f"{pipeline.failures.open:,}",
         )
