@@ -12,6 +12,7 @@ from pipeline_platform.cli.status import status_command
 from pipeline_platform.cli.waiting import Wait, delay_s
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.lake.storage import Lake
+from pipeline_platform.launcher import run_process
 from pipeline_platform.orchestration.jobs import RunTags
 from tests.fixtures.failures import event, record
 from tests.fixtures.heartbeats import beat, turn_off
@@ -120,6 +121,16 @@ def test_a_run_that_has_only_claimed_its_messages_is_to_lease_them(beside, alive
     run_id = alive.add_run(dg.DagsterRun("any", tags=tags, status=dg.DagsterRunStatus.STARTED)).run_id
     control.claim("keeping", "r1", run_id, wanted=5, capacity=10, lease_s=60)
     assert in_flight(beside(Keeping, memory=Memory())) == (0, [(run_id, "to_lease", 5)])
+
+
+def test_a_long_run_on_another_host_is_crashed_only_without_a_claim(beside, alive, control, monkeypatch):
+    monkeypatch.setattr(run_process, "STARTS_WITHIN", timedelta(0))
+    tags = {RunTags.of(Keeping).origin: "source", RunTags.of(Keeping).received: "5"}
+    run_id = alive.add_run(dg.DagsterRun("any", tags=tags, status=dg.DagsterRunStatus.STARTED)).run_id
+    cli = beside(Keeping, memory=Memory())
+    assert state(cli)[2] == {"keeping": {"crashed_runs"}}
+    control.claim("keeping", "r1", run_id, wanted=5, capacity=10, lease_s=60)
+    assert state(cli)[2] == {"keeping": set()}
 
 
 @dg.op

@@ -109,7 +109,7 @@ def pipeline_status(
     whole = BoundProducer(pipeline)
     retries = _retries(opened, whole, instance) if whole.is_whole_pipeline else None
     look("Dagster's storage")
-    runs = _runs(pipeline, instance)
+    runs = _runs(pipeline, instance, opened.control)
     look("the lake")
     unrated = PipelineStatus(
         state=Health.HEALTHY,
@@ -246,7 +246,7 @@ def _in_flight(control: ControlStore, key: str, found: InFlight, spark_ui: str) 
     return InFlightStatus(messages=sum(run.messages for run in runs if run.state == "leased"), runs=runs)
 
 
-def _runs(pipeline: type[Pipeline], instance: Instance) -> DagsterRuns:
+def _runs(pipeline: type[Pipeline], instance: Instance, control: ControlStore) -> DagsterRuns:
     """Return the active runs of the pipeline. Manual materialisations of assets count once they have received."""
     if isinstance(instance, str):
         return DagsterRuns(error=instance)
@@ -254,9 +254,12 @@ def _runs(pipeline: type[Pipeline], instance: Instance) -> DagsterRuns:
     from pipeline_platform.orchestration.jobs import tags_of
     from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_with
 
+    name, now = pipeline.name, datetime.now(UTC)
+    claims = {claim.run_id for claim in (*control.in_flight(name, of_all=True), *control.over(name, of_all=True))}
     try:
-        records, now = runs_with(instance, UNDER_WAY, tags_of(pipeline)), datetime.now(UTC)
-        crashed = [record.dagster_run.run_id for record in records if never_begins(record, instance, now)]
+        records = runs_with(instance, UNDER_WAY, tags_of(pipeline))
+        without_claim = [record for record in records if record.dagster_run.run_id not in claims]
+        crashed = [record.dagster_run.run_id for record in without_claim if never_begins(record, instance, now)]
     except Exception as error:  # any error of the instance's storage; the other parts do not depend on it
         return DagsterRuns(error=unavailable(error))
     counts = Counter(record.dagster_run.status for record in records)
