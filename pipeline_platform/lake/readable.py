@@ -29,7 +29,8 @@ def refuse_nul(names: Iterable[str], columns: Iterable[pa.Array]) -> None:
         for texts in _parts(column, _is_text):
             if pc.any(pc.match_substring(texts, "\0")).as_py():
                 raise ColumnError(
-                    f"{name}: contains the character NUL, which the sink cannot store. Remove it in a callback"
+                    f"{name}: contains the character NUL, which the sink cannot store. Remove it in a callback or at "
+                    "the sender"
                 )
 
 

@@ -110,9 +110,10 @@ class PostgresSink(Sink):
         """Delete the rows of messages in one transaction."""
         ids = sa.column("source", sa.Text), sa.column("message_id", sa.Text)
         there = sa.table(_name(pipeline, table), *ids, schema=self.namespace)
+        storable = {source: [key for key in some if "\0" not in key] for source, some in messages.items()}
         is_mine = [
-            sa.and_(there.c.source == source, there.c.message_id == sa.any_(sa.literal([*some], _TEXTS)))
-            for source, some in messages.items()
+            sa.and_(there.c.source == source, there.c.message_id == sa.any_(sa.literal(some, _TEXTS)))
+            for source, some in storable.items()
         ]
 
         def delete(connection: sa.Connection) -> int:

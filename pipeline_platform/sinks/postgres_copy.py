@@ -59,6 +59,8 @@ def _printable(column: pa.Array) -> pa.Array:
         return pc.cast(column, pa.string())
     if column.type in _TYPES:
         return column
-    values = column.to_pylist(maps_as_pydicts="strict")
-    texts = (None if value is None else to_json(value, inf_nan_mode="strings").decode() for value in values)
-    return pa.array(texts, pa.string())
+    return pa.array(map(_json, column.to_pylist(maps_as_pydicts="strict")), pa.string())
+
+
+def _json(value: Any) -> str | None:
+    return None if value is None else to_json(value, bytes_mode="base64", inf_nan_mode="strings").decode()

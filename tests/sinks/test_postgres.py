@@ -29,6 +29,7 @@ class Colour(enum.Enum):
 
 class Part(BaseModel):
     size: int
+    raw: bytes = b"\xff\x00"
 
 
 class Everything(BaseModel):
@@ -47,6 +48,8 @@ class Everything(BaseModel):
     tags: list[str]
     part: Part
     sizes: dict[str, int]
+    raws: list[bytes]
+    files: dict[str, bytes]
     free: Json[Any] | None = None
 
 
@@ -66,6 +69,8 @@ VALUES = Everything(
     tags=["a", ""],
     part=Part(size=3),
     sizes={"x": 1},
+    raws=[b"\xff\x00", b""],
+    files={"x": b"\x00"},
 )
 
 
@@ -120,8 +125,10 @@ def test_every_value_arrives_unchanged(filled, warehouse, postgres_url):
         "id": str(VALUES.id),
         "colour": "red",
         "tags": ["a", ""],
-        "part": {"size": 3},
+        "part": {"size": 3, "raw": "_wA="},
         "sizes": {"x": 1},
+        "raws": ["_wA=", ""],
+        "files": {"x": "AA=="},
         "free": None,
         "receive_id": receive.receive_id,
         "message_id": "1",

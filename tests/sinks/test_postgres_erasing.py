@@ -68,3 +68,8 @@ def test_after_an_outage_of_the_sink_the_same_command_finds_the_rows(flow, postg
 
 def test_a_sink_without_the_table_has_nothing_to_erase(postgres_url):
     assert PostgresSink(name="warehouse", url=postgres_url).erase("lines", "lines", {"queue": ["1"]}) == 0
+
+
+def test_an_id_that_the_sink_cannot_store_has_no_rows_there(flow, postgres_url):
+    (message_id, *_), sink = rows(flow, "lines")["message_id"], flow.sinks["lines"]
+    assert sink.erase("lines", "lines", {"queue": ["a\0", message_id]}) == 1

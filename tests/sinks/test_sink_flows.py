@@ -6,16 +6,19 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 from pydantic import BaseModel, Field
 
-from pipeline_platform import Message, Pipeline, Producer, TableBatcher
+from pipeline_platform import Batcher, BatchInfo, Message, Pipeline, Producer, TableBatcher
+from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.run import steps
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.run.receive_state import Phase, ReceiveState
 from pipeline_platform.sinks.contract import Sink, SinkAwayError
 from pipeline_platform.testing import Store
 from tests.fixtures.flow import begun, finish, handled, kinds, rows, run
+from tests.fixtures.table_queue import do
 from tests.sinks.test_sink_contract import SINKS
 
 
@@ -34,6 +37,29 @@ class Lines(Pipeline):
     def handle_message(self, message: Message, context: Any) -> Message:
         text = message.data.decode()
         return message.put(Line(text=text.strip("*"), words=text.split()), batcher="lines")
+
+
+class BatchedLines(Lines):
+    """Makes the rows in batches."""
+
+    name = "lines"
+    batchers: ClassVar[Any] = {"lines": Batcher(schema=Line, sink="warehouse")}
+
+    def handle_batch(self, batcher: str, messages: list[Message], batch_info: BatchInfo, context: Any) -> list[Message]:
+        return messages
+
+
+class BlocksOfLines(Pipeline):
+    """Makes the rows in blocks."""
+
+    name = "lines"
+    producer = Producer(source="queue")
+    batchers = Lines.batchers
+
+    def handle_messages(self, messages: pa.Table, context: Any) -> pa.Table:
+        texts, count = messages["data"].cast(pa.string()), messages.num_rows
+        columns = {"text": texts, "words": pa.array([[]] * count, pa.list_(pa.string())), "batcher": ["lines"] * count}
+        return pa.table(dict(zip(messages.schema.names, messages.columns, strict=True)) | columns)
 
 
 @pytest.fixture
@@ -124,6 +150,20 @@ def test_a_text_that_a_sink_cannot_store_fails_its_message_alone(filled, warehou
     run(flow)
     assert [message_id for message_id, _ in stored(warehouse)] == ["1"]
     assert {*kinds(flow).values()} == {"ColumnError"}
+
+
+@pytest.mark.parametrize("kind", [Lines, BatchedLines, BlocksOfLines])
+def test_an_id_that_a_sink_cannot_store_fails_its_message_alone(filled, warehouse, tmp_path, kind):
+    url = f"sqlite:///{tmp_path}/texts.sqlite"
+    do(url, "CREATE TABLE messages (id TEXT PRIMARY KEY, data TEXT)")
+    for key in "1", "2\0", "3":
+        do(url, "INSERT INTO messages VALUES (:key, :data)", key=key, data=key.strip("\0"))
+    queue = TableQueue(name="queue", url=url)
+    queue.create()
+    flow = replace(with_sink(filled(kind, []), warehouse[0]), source=queue)
+    run(flow)
+    assert [message_id for message_id, _ in stored(warehouse)] == ["1", "3"]
+    assert kinds(flow) == {"2": "ColumnError"}
 
 
 def test_a_run_leases_nothing_while_the_sink_is_unavailable(filled, warehouse):

@@ -34,11 +34,13 @@ def build_columns(
         return _staged_columns(recording, name, block, indexes)
     row_type = recording.row_types.get(name)
 
-    def build(messages: list[Message]) -> list[pa.Array]:
-        data = [message.data for message in messages]
+    def build(some: list[int]) -> list[pa.Array]:
+        data = [block.messages[index].data for index in some]
         columns = row_type.columns(data) if row_type else [pa.array(map(_json, data), pa.string())]
-        columns = [*columns, pa.array([message.batch_key for message in messages], pa.string())]
-        recording.step.check_sink(name, [*(row_type.casts if row_type else ["data"]), "batch_key"], columns)
+        columns = [*columns, pa.array([block.messages[index].batch_key for index in some], pa.string())]
+        ids = block.take(["message_id"], some)
+        names = [*(row_type.casts if row_type else ["data"]), "batch_key", *ids.schema.names]
+        recording.step.check_sink(name, names, [*columns, *ids.columns])
         return columns
 
     return _fitting(recording.watch, build, block, indexes)
@@ -52,7 +54,11 @@ def _staged_columns(
     model, partition_by = pipeline.batchers[name].table_schema, pipeline.partitioning(name)
     if partition_by is not None and partition_by != SOURCE:
         indexes, partitions = _partitioned(recording.watch, partition_by, block, indexes)
-    columns, fitting = _fitting(recording.watch, lambda messages: handled_columns(messages, model), block, indexes)
+
+    def build(some: list[int]) -> list[pa.Array]:
+        return handled_columns([block.messages[index] for index in some], model)
+
+    columns, fitting = _fitting(recording.watch, build, block, indexes)
     if partitions is not None:
         own = partitions.take(pa.array(fitting, pa.int64()))
     else:
@@ -75,7 +81,7 @@ def _partitioned(watch: Watch, function: Any, block: Block, indexes: list[int]) 
 
 
 def _fitting(
-    watch: Watch, build: Callable[[list[Message]], list[pa.Array]], block: Block, indexes: list[int]
+    watch: Watch, build: Callable[[list[int]], list[pa.Array]], block: Block, indexes: list[int]
 ) -> tuple[list[pa.Array], list[int]]:
     """Build the columns of the messages that fit. Messages are built singly only if the whole block fails.
 
@@ -85,12 +91,12 @@ def _fitting(
     if not watch.exact:
         busy = messages if block.at is None else [*{message._row: message for message in messages}.values()]
         with watch.busy("lake", busy), suppress(BaseException):
-            return build(messages), indexes
+            return build(indexes), indexes
     fitting, built = [], []
     for index, message in zip(indexes, messages, strict=True):
         with watch.busy("lake", [message]):
             try:
-                built.append(build([message]))
+                built.append(build([index]))
             except BaseException as error:
                 block.fail(index, Failure.of(error, "lake"))
             else:

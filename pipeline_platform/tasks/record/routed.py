@@ -136,8 +136,8 @@ class RoutedRows:
         known = self._recording.row_types[name]
         try:
             columns = known.cast([rows.column(FIELD + name) for name in known.casts])
-            keys = rows.column("batch_key")
-            self._recording.step.check_sink(name, [*known.casts, "batch_key"], [*columns, keys])
+            ids = ["batch_key", "message_id"]
+            self._recording.step.check_sink(name, [*known.casts, *ids], [*columns, *rows.select(ids).columns])
         except BaseException as error:  # user code of an enum may raise anything
             if rows.num_rows > 1:
                 for half in _halves(rows):
