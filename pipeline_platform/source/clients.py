@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any, Generic, TypeVar
@@ -57,7 +58,7 @@ class AsyncClient(Generic[T]):
 
     Args:
         connect: Function that connects the client.
-        within_s: Seconds after which a call raises `TimeoutError`.
+        within_s: Seconds after which a call raises `TimeoutError`, which is an `OSError`.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[T]], within_s: float) -> None:
@@ -66,18 +67,35 @@ class AsyncClient(Generic[T]):
         try:
             self._client: Any = self._run(connect())
         except BaseException:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop)
             raise
 
     def call(self, use: Callable[[T], Coroutine[Any, Any, R]]) -> R:
-        """Call a function with the client, and return the result of its coroutine."""
+        """Call a function with the client, and return the result of its coroutine.
+
+        Raises:
+            TimeoutError: It took too long, or the client is closed.
+            ConnectionError: Another thread has closed the client.
+        """
         return self._run(use(self._client))
 
     def close(self) -> None:
-        """Close the client, and end the thread."""
+        """Close the client, cancel the calls of other threads, and end the thread."""
         with suppress(Exception):  # the connection may be lost already
             self._run(self._client.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
+        asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+
+    async def _end(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._within_s)
+        self._loop.stop()
 
     def _run(self, result: Awaitable[R]) -> R:
-        return asyncio.run_coroutine_threadsafe(asyncio.wait_for(result, self._within_s), self._loop).result()
+        call = asyncio.run_coroutine_threadsafe(asyncio.wait_for(result, self._within_s), self._loop)
+        try:
+            return call.result(self._within_s + 1)  # the loop may have stopped
+        except CancelledError:
+            raise ConnectionAbortedError("another thread has closed the client") from None

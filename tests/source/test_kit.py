@@ -6,8 +6,8 @@ import os
 import pickle
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -25,6 +25,7 @@ from pipeline_platform import (
     per_process,
     with_metadata,
 )
+from pipeline_platform.testing.promises import error_of
 
 
 class Client:
@@ -198,6 +199,33 @@ def test_a_call_of_an_asyncio_client_times_out_and_an_error_of_connecting_ends_i
     for thread in threading.enumerate()[before:]:
         thread.join(5)
     assert threading.active_count() <= before
+
+
+def error_in_thread(call: Callable[[], object]) -> Future[Exception | None]:
+    """Call a function in a thread that does not keep the process alive if it hangs."""
+    error = Future[Exception | None]()
+    threading.Thread(target=lambda: error.set_result(error_of(call)), daemon=True).start()
+    return error
+
+
+def test_a_call_of_an_asyncio_client_ends_if_another_thread_closes_the_client():
+    client, waits = AsyncClient(connected, within_s=60), threading.Event()
+
+    async def forever() -> None:
+        waits.set()
+        await asyncio.Event().wait()
+
+    error = error_in_thread(lambda: client.call(lambda _: forever()))
+    assert waits.wait(5)
+    client.close()
+    assert isinstance(error.result(5), ConnectionError)
+
+
+def test_a_call_of_a_closed_asyncio_client_times_out():
+    client = AsyncClient(connected, within_s=0.05)
+    client.close()
+    client._client.thread.join(5)
+    assert isinstance(error_in_thread(lambda: client.call(lambda its: its.echo("late"))).result(5), TimeoutError)
 
 
 # Errors and metadata
