@@ -5,10 +5,12 @@ the facts of its `Server`. It may request the fixtures of its server.
 """
 
 import pickle
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -176,6 +178,21 @@ def test_a_source_delivers_the_requested_number_and_can_be_used_after_it_was_clo
         type(source).close(source)
     source.backlog()
     source.close()
+
+
+@pytest.mark.parametrize("row", [redis, nats], ids=lambda row: row.__name__)
+def test_example_sources_mark_every_delivery_because_their_servers_may_forget_deliveries(row, rows):
+    build, server = rows(row, SHORT_S)
+    with closing(build()) as source:
+        assert source.send(server.payloads) == len(server.payloads)
+        received = [batch for share in source.plan(5, 1, "a") for batch in source.read(share, "a")]
+    assert {is_marked for batch in received for is_marked in batch["redelivered"].to_pylist()} == {True}
+
+
+def test_the_promises_that_jetstream_does_not_keep_are_documented():
+    page = Path(__file__).parents[2] / "docs" / "connect" / "your-own.md"
+    (left_out,) = re.findall(r"leave out\n(.*?):", page.read_text(), re.S)
+    assert {*re.findall(r"`(\w+)`", left_out)} == {*EXACTLY_ONCE}
 
 
 def test_a_relative_path_is_resolved_for_tasks_in_other_directories(tmp_path, monkeypatch):

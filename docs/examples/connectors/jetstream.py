@@ -14,10 +14,10 @@ import pyarrow as pa
 from nats.js.errors import APIError
 from pydantic import Field
 
-from pipeline_platform import AsyncClient, Backlog, LeasedSource, Refused, Share, per_process, with_metadata
+from pipeline_platform import AsyncClient, Backlog, LeasedSource, Refused, Share, calls, per_process, with_metadata
 
 FETCH, ANSWER_S = 500, 5.0
-"""Messages of a request, and seconds to wait for an answer."""
+"""Messages of a request or a group, and seconds to wait for an answer."""
 
 
 class JetStream(LeasedSource):
@@ -59,7 +59,6 @@ class JetStream(LeasedSource):
                 metadata=[{**(message.headers or {}), "subject": message.subject} for message in messages],
                 ack_id=[message.reply for message in messages],
                 ack_ref=receive_id,
-                redelivered=[(fact.num_delivered or 0) > 1 for fact in facts],
                 published_at=[fact.timestamp for fact in facts],
             )
             left -= len(messages)
@@ -84,12 +83,11 @@ class JetStream(LeasedSource):
         """Publish to `subject`; metadata become headers."""
 
         async def publish(client: nats.NATS) -> int:
-            stream, sent = client.jetstream(), 0
-            for payload, fields in with_metadata(payloads, metadata):
+            stream, messages = client.jetstream(), [*with_metadata(payloads, metadata)]
+            for payload, fields in messages:
                 headers = {name: str(value) for name, value in fields.items() if name != "subject"}
                 await stream.publish(self.subject or "", payload, stream=self.stream, headers=headers or None)
-                sent += 1
-            return sent
+            return len(messages)
 
         return int(self._do(publish))
 
@@ -103,11 +101,14 @@ class JetStream(LeasedSource):
             await pull.unsubscribe()
 
     def _answer(self, ack_ids: Sequence[str], answer: bytes) -> list[Refused]:
-        async def confirmed(client: nats.NATS) -> None:
-            await asyncio.gather(*(client.request(subject, answer, timeout=ANSWER_S) for subject in ack_ids))
+        def confirm(group: Sequence[str]) -> list[Refused]:
+            async def confirmed(client: nats.NATS) -> None:
+                await asyncio.gather(*(client.request(subject, answer, timeout=ANSWER_S) for subject in group))
 
-        self._do(confirmed)
-        return []
+            self._do(confirmed)
+            return []
+
+        return calls.in_groups(confirm, ack_ids, FETCH)
 
     @per_process
     def _client(self) -> AsyncClient[nats.NATS]:

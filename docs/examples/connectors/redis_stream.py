@@ -66,12 +66,12 @@ class RedisStream(LeasedSource):
         while left and cursor != b"0-0":  # the end
             page = {"start_id": cursor or b"0-0", "count": min(left, PAGE)}
             cursor, entries, _ = self._do("xautoclaim", self.stream, self.group, receive_id, lease_ms, **page)
-            yield self._rows(entries, receive_id, redelivered=True)
+            yield self._rows(entries, receive_id)
             left -= len(entries)
         new = {self.stream: ">"}
         while left and (found := self._do("xreadgroup", self.group, receive_id, new, count=min(left, PAGE))):
             ((_, entries),) = found
-            yield self._rows(entries, receive_id, redelivered=False)
+            yield self._rows(entries, receive_id)
             left -= len(entries)
 
     def ack(self, ack_ref: str, ack_ids: Sequence[str]) -> list[Refused]:
@@ -108,11 +108,11 @@ class RedisStream(LeasedSource):
 
         return calls.in_groups(give, ids, PAGE)
 
-    def _rows(self, entries: Sequence[Any], receive_id: str, *, redelivered: bool) -> pa.RecordBatch:
+    def _rows(self, entries: Sequence[Any], receive_id: str) -> pa.RecordBatch:
         ids = [entry.decode() for entry, _ in entries]
         fields = [{name.decode(errors="replace"): value for name, value in each.items()} for _, each in entries]
         data = [each.pop(self.field, b"") for each in fields]
-        return self.deliveries(message_id=ids, data=data, metadata=fields, ack_ref=receive_id, redelivered=redelivered)
+        return self.deliveries(message_id=ids, data=data, metadata=fields, ack_ref=receive_id)
 
     @per_process
     def _client(self) -> redis.Redis:
