@@ -136,17 +136,17 @@ class Trial(promises.Trial):
         self.need(is_possible, "its server has no payloads for it (many)")
         super().check()
 
-    def receive(self, *, by: Source | None = None, demand: int = MANY, concurrency: int = 2) -> Received:
-        """Plan and read, as a run does."""
+    def receive(self, *, by: Source | None = None, demand: int = MANY) -> Received:
+        """Plan for two tasks and read, as a run does."""
         source, receive_id = by or self.source, f"receive-{next(self._numbers)}"
-        shares = source.plan(demand, concurrency, receive_id)
+        shares = source.plan(demand, 2, receive_id)
         rows = [row for share in shares for batch in source.read(share, receive_id) for row in batch.to_pylist()]
         return Received(source, receive_id, shares, rows)
 
-    def first(self, *, by: Source | None = None, demand: int = MANY) -> Received:
+    def first(self, *, demand: int = MANY) -> Received:
         """Receive at least one message."""
         for _ in self._looks(self.soon_s):
-            received = self.receive(by=by, demand=demand)
+            received = self.receive(demand=demand)
             if received.rows:
                 return received
         raise BrokenPromiseError(self.promise, "one of the waiting messages", "no message")
