@@ -66,11 +66,15 @@ class IcebergSink(Sink):
         from pyiceberg.exceptions import CommitFailedException, NoSuchNamespaceError, NoSuchTableError
 
         with self._errors():
-            while True:
+            for attempt in count():
                 try:
                     with suppress(CommitFailedException):
-                        return self._widen(self._load(pipeline, table), columns)
+                        self._widen(self._load(pipeline, table), columns)
+                        return
                 except (NoSuchTableError, NoSuchNamespaceError):
+                    if attempt:  # it was created, or its name is taken
+                        why = f"{self.namespace}.{pipeline}_{table} exists, but is not an Iceberg table"
+                        raise SinkError(f"sink {self.name!r}: {why}. Drop it, or rename the batcher") from None
                     self._create(pipeline, table, columns)
 
     def publish(self, publication: Publication) -> bool:
@@ -121,8 +125,7 @@ class IcebergSink(Sink):
         from pyiceberg.exceptions import CommitFailedException, NamespaceAlreadyExistsError, TableAlreadyExistsError
         from sqlalchemy.exc import IntegrityError
 
-        # Two runs may do this at the same time.
-        with suppress(NamespaceAlreadyExistsError, IntegrityError):
+        with suppress(NamespaceAlreadyExistsError, IntegrityError):  # another run may create them at the same time
             if not self._catalog.namespace_exists(self.namespace):
                 self._catalog.create_namespace(self.namespace)
         name = f"{self.namespace}.{pipeline}_{table}"
@@ -209,7 +212,6 @@ def _has_rows(table: Table, publication: Publication) -> bool:
 
 
 def _rows_of(receive_ids: Sequence[str], windows: Sequence[str]) -> Any:
-    """Return a filter for rows of receives in windows."""
     from pyiceberg import expressions
 
     among: Any = expressions.In  # mypy's plugin of pydantic misreads its signature

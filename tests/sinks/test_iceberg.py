@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import duckdb
 import polars as pl
 import pytest
+import requests
 from botocore.exceptions import ClientError
 from pyiceberg.catalog import glue, load_catalog
 from pyiceberg.exceptions import NoSuchTableError
@@ -17,7 +18,7 @@ from pipeline_platform.sinks.contract import SinkAwayError, SinkError
 from pipeline_platform.sinks.iceberg import RECEIVE, IcebergSink
 from pipeline_platform.testing.sinks.sink_trial import COLUMNS
 from tests.fixtures.flow import run
-from tests.fixtures.sinks import iceberg, iceberg_table
+from tests.fixtures.sinks import glue_and_s3, iceberg, iceberg_table
 from tests.sinks.test_postgres import VALUES, Typed
 
 
@@ -47,7 +48,7 @@ def test_every_reader_finds_each_value_unchanged(filled, warehouse):
     with duckdb.connect() as connection:
         connection.register("stored", table.scan().to_arrow())
         found = connection.execute("SELECT text, number, price, tags, part FROM stored ORDER BY message_id").fetchall()
-    assert found[0] == (VALUES.text, VALUES.number, VALUES.price, ["a", ""], {"size": 3})
+    assert found[0] == (VALUES.text, VALUES.number, VALUES.price, ["a", ""], {"size": 3, "raw": b"\xff\x00"})
     assert iceberg_table(warehouse, "typed", "batched").scan().to_arrow()["data"].to_pylist() == ['{"said":"batch"}']
     assert [snapshot.summary[RECEIVE] for snapshot in table.metadata.snapshots] == [receive.receive_id]
     assert {str(file.file.partition[0]) for file in table.scan().plan_files()} == {receive.window}
@@ -79,6 +80,35 @@ def test_a_table_with_other_partitions_is_refused(warehouse):
         catalog.create_table(f"{warehouse.namespace}.orders_lake", COLUMNS)
     with pytest.raises(SinkError, match=r"orders_lake must be partitioned by window, got \[\]"):
         warehouse.ensure("orders", "lake", COLUMNS)
+
+
+@pytest.mark.parametrize("is_view", [False, True], ids=["a table of Glue", "a view of a REST catalog"])
+def test_something_else_with_the_name_of_the_table_is_refused(tmp_path, request, is_view):
+    fixtures = ["iceberg_rest_server"] if is_view else ["glue_server", "s3"]
+    servers = [request.getfixturevalue(name) for name in fixtures]
+    new, _ = iceberg(tmp_path, **({"type": "rest", "uri": servers[0]} if is_view else glue_and_s3(*servers, tmp_path)))
+    with closing(new()) as sink:
+        sink.ensure("orders", "others", COLUMNS)
+        (create_view if is_view else create_glue_table)(sink, "orders_lake")
+        with pytest.raises(SinkError, match=r"orders_lake exists, but is not an Iceberg table"):
+            sink.ensure("orders", "lake", COLUMNS)
+
+
+def create_glue_table(sink: IcebergSink, name: str) -> None:
+    catalog = sink._catalog
+    assert isinstance(catalog, glue.GlueCatalog)
+    catalog.glue.create_table(
+        DatabaseName=sink.namespace, TableInput={"Name": name, "Parameters": {"table_type": "delta"}}
+    )
+
+
+def create_view(sink: IcebergSink, name: str) -> None:
+    representation = {"type": "sql", "sql": "SELECT 1 AS number", "dialect": "spark"}
+    version = {"version-id": 1, "timestamp-ms": 1, "schema-id": 0, "summary": {}, "representations": [representation]}
+    fields = [{"id": 1, "name": "number", "type": "int", "required": False}]
+    view = {"name": name, "schema": {"type": "struct", "schema-id": 0, "fields": fields}, "properties": {}}
+    view["view-version"] = {**version, "default-namespace": [sink.namespace]}
+    requests.post(f"{sink.properties['uri']}/v1/namespaces/{sink.namespace}/views", json=view).raise_for_status()
 
 
 def test_an_unavailable_glue_is_waited_for(monkeypatch):
