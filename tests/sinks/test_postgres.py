@@ -186,8 +186,9 @@ def publish(
 ) -> None:
     values = [dict(zip(CHANGES.names, (*row, receive_id, window), strict=True)) for row in rows]
     batch = pa.RecordBatch.from_pylist(values, schema=CHANGES)
-    options = {"columns": CHANGES, "started_at": datetime.now(UTC), "windows": (window,), "replaces": (), **more}
-    assert sink.publish(Publication(receive_id, "changes", "rows", rows=lambda: iter([batch]), **options))
+    defaults = {"columns": CHANGES, "windows": (window,), "replaces": (), "rows": lambda: iter([batch])}
+    publication = Publication(receive_id, "changes", "rows", started_at=datetime.now(UTC), **defaults | more)
+    assert sink.publish(publication)
 
 
 def newest(url: str) -> list[tuple[int | None, int | None, str]]:
@@ -201,6 +202,20 @@ def test_a_key_has_its_newest_row(by_number, postgres_url):
     assert newest(postgres_url) == [(None, 2, "a"), (1, 2, "a"), (2, None, "a"), (3, 1, "a")]
     publish(by_number, "b", (1, 1), (2, 0), (3, 1), (None, 1), (4, None))
     assert newest(postgres_url) == [(None, 2, "a"), (1, 2, "a"), (2, 0, "b"), (3, 1, "b"), (4, None, "b")]
+
+
+def test_a_replaced_row_keeps_columns_of_users_and_of_removed_fields(by_number, postgres_url):
+    with_note = CHANGES.append(pa.field("note", pa.string()))
+    by_number.ensure("changes", "rows", with_note)
+    batch = pa.RecordBatch.from_pylist([{"number": 1, "version": 1, "note": "old"}], schema=with_note)
+    publish(by_number, "a", columns=with_note, rows=lambda: iter([batch]))
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute("ALTER TABLE changes_rows ADD COLUMN seen boolean")
+        connection.execute("UPDATE changes_rows SET seen = true")
+    publish(by_number, "b", (1, 2), (2, 1))
+    with psycopg.connect(postgres_url) as connection:
+        found = connection.execute("SELECT number, version, note, seen FROM changes_rows ORDER BY number").fetchall()
+    assert found == [(1, 2, "old", True), (2, 1, None, None)]
 
 
 def test_a_replay_overwrites_no_newer_row_and_brings_no_older_row_back(by_number, postgres_url):
