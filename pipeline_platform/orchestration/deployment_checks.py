@@ -36,9 +36,9 @@ def check_deployment(pipelines: Sequence[type[Pipeline]], resources: Mapping[str
     _check_names(pipelines)
     for pipeline in pipelines:
         _check_dead_letters(pipeline, resources)
-        _check_sinks(pipeline, resources)
         for producer in BoundProducer.all_of(pipeline):
             _check_source(producer, resources[producer.source])
+    _check_sinks(pipelines, resources)
     _check_places(pipelines, resources)
 
 
@@ -87,16 +87,25 @@ def _check_dead_letters(pipeline: type[Pipeline], resources: Mapping[str, Any]) 
     raise PipelineError(f"{pipeline.__qualname__}.dead_letters is {key!r}: {why}")
 
 
-def _check_sinks(pipeline: type[Pipeline], resources: Mapping[str, Any]) -> None:
-    for batcher, key in sink_keys(pipeline).items():
-        option = f"batchers[{batcher!r}].sink"
-        if key not in resources:
-            hint = did_you_mean(key, sorted(resources), "keys")
-            _refuse(pipeline, option, f"no resource has the key {key!r}. {hint}")
-        if not hasattr(type(resources[key]), "sink_class"):
-            kind = type(resources[key]).__name__
-            why = f"must be the key of a sink, got {key!r}, a {kind}. Make a resource with sink_resource(...)"
-            _refuse(pipeline, option, why)
+def _check_sinks(pipelines: Sequence[type[Pipeline]], resources: Mapping[str, Any]) -> None:
+    """Refuse a resource that is not a sink, and two batchers that would share a table of a sink."""
+    owners: dict[tuple[str, str], str] = {}
+    for pipeline in pipelines:
+        for batcher, key in sink_keys(pipeline).items():
+            option = f"batchers[{batcher!r}].sink"
+            if key not in resources:
+                hint = did_you_mean(key, sorted(resources), "keys")
+                _refuse(pipeline, option, f"no resource has the key {key!r}. {hint}")
+            if not hasattr(type(resources[key]), "sink_class"):
+                kind = type(resources[key]).__name__
+                why = f"must be the key of a sink, got {key!r}, a {kind}. Make a resource with sink_resource(...)"
+                _refuse(pipeline, option, why)
+            table = f"{pipeline.name}_{batcher}"  # also of `orders` and `eu_big`, and of `orders_eu` and `big`
+            if other := owners.get((key, table)):
+                fix = "Rename a batcher, or use another sink."
+                why = f"the table {table} of {key!r} already has the rows of {other}. {fix}"
+                _refuse(pipeline, option, why)
+            owners[key, table] = f"{pipeline.__qualname__}.batchers[{batcher!r}]"
 
 
 def _check_source(producer: BoundProducer, resource: Any) -> None:

@@ -79,3 +79,33 @@ def test_wrong_sinks_are_refused(queue):
         platform_definitions([Orders], sources={"queue": queue, "warehouse": TableQueue(name="w", url="sqlite:///w")})
     with pytest.raises(PipelineError, match=r"sinks\['warehouse'\] must be a sink; got a TableQueue"):
         platform_definitions([Orders], sources=sources, sinks={"warehouse": queue})
+
+
+class EuBig(Orders):
+    """A pipeline with the table `orders_eu_big`."""
+
+    name = "orders"
+    batchers: ClassVar[Any] = {"eu_big": TableBatcher(schema=Order, sink="warehouse")}
+
+
+class Big(Orders):
+    """Another pipeline with the table `orders_eu_big`."""
+
+    name = "orders_eu"
+    producer = Producer(source="eu_queue")
+    batchers: ClassVar[Any] = {"big": TableBatcher(schema=Order, sink="warehouse")}
+
+
+class BigElsewhere(Big):
+    """A pipeline with this table in another sink."""
+
+    name = "orders_eu"
+    batchers: ClassVar[Any] = {"big": TableBatcher(schema=Order, sink="lakehouse")}
+
+
+def test_two_batchers_with_one_table_in_a_sink_are_refused(queue, tmp_path):
+    sources = {"queue": queue, "eu_queue": TableQueue(name="eu_queue", url=f"sqlite:///{tmp_path}/eu.sqlite")}
+    sinks = {key: PostgresSink(name=key, url=f"postgresql://h/{key}") for key in ("warehouse", "lakehouse")}
+    with pytest.raises(PipelineError, match=r"Big.batchers\['big'\].sink: .*EuBig.batchers\['eu_big'\]"):
+        platform_definitions([EuBig, Big], sources=sources, sinks=sinks)
+    assert platform_definitions([EuBig, BigElsewhere], sources=sources, sinks=sinks)
