@@ -27,8 +27,13 @@ from pipeline_platform.orchestration.resources.lake_resources import (
     resource_options,
 )
 from pipeline_platform.orchestration.resources.launchpad import out_of_launchpad
-from pipeline_platform.orchestration.resources.sink_resources import resource_of_sink
-from pipeline_platform.orchestration.resources.source_resources import AcknowledgerResource, connector_of, resource_of
+from pipeline_platform.orchestration.resources.sink_resources import sink_resource
+from pipeline_platform.orchestration.resources.source_resources import (
+    AcknowledgerResource,
+    configured,
+    connector_of,
+    source_resource,
+)
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource, shipping_also
 from pipeline_platform.orchestration.retention.maintenance_job import maintenance_job
 from pipeline_platform.orchestration.sensors.alerts import To, alerts_sensor
@@ -139,8 +144,8 @@ def with_sources(
                 raise PipelineError(f"{option}[{key!r}] is also a key of resources. Remove one of the two")
     if resources is not None and not sources and not sinks:
         return resources
-    made = {key: resource_of(source) for key, source in sources.items()}
-    made |= {key: resource_of_sink(sink) for key, sink in sinks.items()}
+    made: dict[str, Any] = {key: source_resource(type(item))(**configured(item)) for key, item in sources.items()}
+    made |= {key: sink_resource(type(item))(**configured(item)) for key, item in sinks.items()}
     return {**(default_resources() if resources is None else resources), **made}
 
 

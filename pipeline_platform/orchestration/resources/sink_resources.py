@@ -3,13 +3,13 @@
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import dagster as dg
 
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.orchestration.resources.addresses import QUIET
-from pipeline_platform.orchestration.resources.source_resources import configured, given_options, resource_class
+from pipeline_platform.orchestration.resources.source_resources import given_options, resource_class
 from pipeline_platform.sinks.contract import Sink
 
 
@@ -33,11 +33,6 @@ def sink_resource(sink: type[Sink]) -> type[dg.ConfigurableResource[Sink]]:
             made.close()
 
     return resource_class(sink, _SinkResource)
-
-
-def resource_of_sink(sink: Sink) -> Any:
-    """Return the resource of a configured sink."""
-    return sink_resource(type(sink))(**configured(sink))
 
 
 def sink_keys(pipeline: type[Pipeline]) -> dict[str, str]:

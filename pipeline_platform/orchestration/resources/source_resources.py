@@ -74,11 +74,6 @@ def _without_defaults(values: Mapping[str, Any], kind: type[BaseModel]) -> dict[
     return {name: values[name] for name, field in kind.model_fields.items() if values[name] != _default(field)}
 
 
-def resource_of(source: Source) -> dg.ConfigurableResource[Source]:
-    """Return the resource of a configured connector."""
-    return source_resource(type(source))(**configured(source))
-
-
 def configured(item: BaseModel) -> dict[str, Any]:
     """Return the options that are set of a connector or a sink, for its resource."""
     return {name: _as_configured(getattr(item, name)) for name in item.model_fields_set}
