@@ -16,8 +16,10 @@ from pipeline_platform.model.pipeline import Pipeline, PipelineError
 from pipeline_platform.orchestration.deployment import pipeline_definitions, resources_together
 from pipeline_platform.orchestration.resources.default_resources import default_resources
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
+from pipeline_platform.orchestration.resources.sink_resources import sink_resource
 from pipeline_platform.orchestration.resources.source_resources import source_resource
 from pipeline_platform.orchestration.resources.spark_resource import SparkResource
+from pipeline_platform.sinks.contract import Sink
 from pipeline_platform.source.contract import Source
 
 
@@ -65,14 +67,21 @@ def _in_yaml(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_OPTIONS = "A value `{env: NAME}`, also within a value, is read from a variable, and Dagster hides it."
+
+
 class SourceEntry(dg.Model):
     """A source in a `defs.yaml`."""
 
     connector: str = Field(description="Import path of the connector's class.")
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Options of the connector. A value `{env: NAME}` is read from a variable, and Dagster hides it.",
-    )
+    options: dict[str, Any] = Field(default_factory=dict, description=f"Options of the connector. {_OPTIONS}")
+
+
+class SinkEntry(dg.Model):
+    """A sink in a `defs.yaml`."""
+
+    sink: str = Field(description="Import path of the sink's class.")
+    options: dict[str, Any] = Field(default_factory=dict, description=f"Options of the sink. {_OPTIONS}")
 
 
 def _imported(context: dg.ResolutionContext, path: str, base: type) -> Any:
@@ -90,11 +99,15 @@ def _imported(context: dg.ResolutionContext, path: str, base: type) -> Any:
 
 def _given(context: dg.ResolutionContext, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of a resource, with `{env: NAME}` as `dg.EnvVar`."""
-    values = context.resolve_value(options)
-    return {
-        name: dg.EnvVar(value["env"]) if isinstance(value, dict) and list(value) == ["env"] else value
-        for name, value in values.items()
-    }
+    return {name: _with_variables(value) for name, value in context.resolve_value(options).items()}
+
+
+def _with_variables(value: Any) -> Any:
+    if isinstance(value, dict):
+        if list(value) == ["env"]:
+            return dg.EnvVar(value["env"])
+        return {key: _with_variables(item) for key, item in value.items()}
+    return [_with_variables(item) for item in value] if isinstance(value, list) else value
 
 
 def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceEntry]) -> dict[str, Any]:
@@ -103,6 +116,13 @@ def _sources(context: dg.ResolutionContext, sources: Mapping[str, SourceEntry]) 
             **{"name": key, **_given(context, source.options)}
         )
         for key, source in sources.items()
+    }
+
+
+def _sinks(context: dg.ResolutionContext, sinks: Mapping[str, SinkEntry]) -> dict[str, Any]:
+    return {
+        key: sink_resource(_imported(context, sink.sink, Sink))(**{"name": key, **_given(context, sink.options)})
+        for key, sink in sinks.items()
     }
 
 
@@ -138,6 +158,14 @@ class PipelineComponent(dg.Component, dg.Model, dg.Resolvable):
             description="Sources by resource key: those that the pipeline pulls from, and the one for dead letters.",
         ),
     ]
+    sinks: Annotated[
+        dict[str, Any],
+        dg.Resolver(
+            _sinks,
+            model_field_type=dict[str, SinkEntry],
+            description="Sinks of the pipeline's batchers by resource key.",
+        ),
+    ] = Field(default_factory=dict)
     lake: Annotated[Any, _resource(LakeResource)] = None
     control: Annotated[Any, _resource(ControlResource)] = None
     spark: Annotated[Any, _resource(SparkResource)] = None
@@ -171,13 +199,15 @@ def _shared(components: Sequence[PipelineComponent]) -> dict[str, Any]:
     owners: dict[str, str] = {}
     for component in components:
         project = {"lake": component.lake, "control": component.control, "spark": component.spark}
-        given = {**component.sources, **{key: resource for key, resource in project.items() if resource}}
+        named = [*component.sources.items(), *component.sinks.items(), *project.items()]
         name = component.pipeline.__qualname__
-        for key, resource in given.items():
+        for key, resource in named:
+            if resource is None:
+                continue
             if resources.setdefault(key, resource) != resource:
                 raise PipelineError(
                     f"the components of {owners[key]} and {name} give the resource {key!r} different options. Remove "
-                    "it from one of the two components, or rename a source"
+                    "it from one of the two components, or rename a source or a sink"
                 )
             owners.setdefault(key, name)
     return resources_together([component.pipeline for component in components], {**default_resources(), **resources})

@@ -13,6 +13,7 @@ from pipeline_platform.cli import loading
 from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration import deployment
 from pipeline_platform.orchestration.component import NewComponent, PipelineScaffolder
+from pipeline_platform.orchestration.resources.source_resources import places_of
 from tests.fixtures.keeper import PROJECT
 
 TYPE = "pipeline_platform.orchestration.PipelineComponent"
@@ -146,6 +147,53 @@ def test_a_variable_is_handed_on_by_its_name(project, monkeypatch):
     assert "a-secret" not in repr(resources)
     with dg.build_resources({"control": resources["control"]}) as made:
         assert made.control.url.password == "a-secret"
+
+
+def test_a_variable_within_an_option_is_handed_on_by_its_name(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("SHOP_KEY", "a-secret")
+    monkeypatch.setenv("SHOP_TOPIC", "orders")
+    storage = {"aws_secret_access_key": {"env": "SHOP_KEY"}, "aws_region": "eu-west-1"}
+    topics = {"bootstrap_servers": "a:9092", "group_id": "shop", "topics": [{"env": "SHOP_TOPIC"}, "others"]}
+    kafka = {"connector": "pipeline_platform.connectors.kafka.KafkaSource", "options": topics}
+    lake = {"root": str(tmp_path / "lake"), "storage_options": storage}
+    scaffold(project, "orders", sources={"orders_queue": kafka}, lake=lake)
+
+    resources = load(project).resources
+
+    assert resources["lake"].storage_options == {"aws_secret_access_key": "SHOP_KEY", "aws_region": "eu-west-1"}
+    with dg.build_resources({key: resources[key] for key in ("lake", "orders_queue")}) as made:
+        assert made.lake.storage_options == {"aws_secret_access_key": "a-secret", "aws_region": "eu-west-1"}
+        assert made.orders_queue.topics == ("orders", "others")
+        assert places_of(resources["orders_queue"]) == made.orders_queue.places
+
+
+SINK = {
+    "sink": "pipeline_platform.sinks.postgres.PostgresSink",
+    "options": {"url": {"env": "SHOP_WAREHOUSE"}, "key": ["number"], "order": "number"},
+}
+
+
+def test_a_component_has_the_sinks_of_its_pipeline(project, monkeypatch):
+    scaffold(project, "orders", sinks={"warehouse": SINK})
+    pipeline = project / "orders" / "orders.py"
+    pipeline.write_text(pipeline.read_text().replace("schema=Row", 'schema=Row, sink="warehouse"'))
+    scaffold(project, "payments", sinks={"warehouse": SINK})
+    monkeypatch.setenv("SHOP_WAREHOUSE", "postgresql://user:a-secret@localhost/warehouse")
+
+    resources = load(project).resources
+
+    assert "a-secret" not in repr(resources)
+    with dg.build_resources({"warehouse": resources["warehouse"]}) as made:
+        assert (made.warehouse.name, made.warehouse.key) == ("warehouse", ("number",))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sinks": {"warehouse": {**SINK, "sink": "json.loads"}}}, {"sinks": {"orders_queue": SINK}}]
+)
+def test_a_wrong_sink_is_refused(project, changes):
+    scaffold(project, "orders", **changes)
+
+    assert "PipelineError" in refusal(project)
 
 
 def test_where_spark_is_comes_from_the_environment_if_no_component_says_it(project, monkeypatch):

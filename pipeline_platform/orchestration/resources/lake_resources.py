@@ -86,6 +86,8 @@ def resource_options(resource: dg.ConfigurableResource[Any]) -> dict[str, Any]:
     def value(given: Any) -> Any:
         if isinstance(given, dict):
             return {key: value(item) for key, item in given.items()}
+        if isinstance(given, list):
+            return [value(item) for item in given]
         return given.get_value() if isinstance(given, dg.EnvVar) else given
 
     return {name: value(given) for name, given in resource}
