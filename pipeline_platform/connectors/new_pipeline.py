@@ -1,12 +1,13 @@
 """Templates of a new pipeline, its test and its source, for `pipeline-platform new` and `dg scaffold`."""
 
 import json
-import re
+from keyword import iskeyword
 from string import Template
 from typing import Any, Literal
 
 from pipeline_platform.connectors.table_queue import TableQueue
 from pipeline_platform.home import home
+from pipeline_platform.model.strict_options import NAME
 
 SourceKind = Literal["table", "sqs", "kafka", "kinesis", "rabbitmq", "pubsub", "files"]
 
@@ -75,6 +76,13 @@ class $Class(Pipeline):
         return message.put(message.json(Row), batcher="lake")
 '''
 
+_NAMES = ("Any", "BaseModel", "Message", "Pipeline", "Producer", "Row", "TableBatcher")
+"""Names of the template, which a class with the name would replace."""
+_NAME = NAME._replace(
+    must_be=f"{NAME.must_be}, and neither a keyword of Python nor a name of the template, such as row",
+    fix="Choose another name.",
+)
+
 _TEST = '''\
 """Tests of the callbacks of `$name`, without Spark and without a queue."""
 
@@ -97,7 +105,7 @@ class NewPipeline:
     """Files of a new pipeline.
 
     Args:
-        name: Name of the pipeline: lower-case letters, digits and _, starting with a letter.
+        name: Name of the pipeline, and of the module of its class.
         source: Kind of its source.
         package: Python package of the class.
 
@@ -106,13 +114,11 @@ class NewPipeline:
     """
 
     def __init__(self, name: str, source: SourceKind, package: str) -> None:
-        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
-            raise ValueError(
-                f"{name!r} is not a valid name. Use lower-case letters, digits and _, starting with a letter."
-            )
+        self.class_name = "".join(part.capitalize() for part in name.split("_"))
+        if not NAME.is_valid(name) or iskeyword(name) or iskeyword(self.class_name) or self.class_name in _NAMES:
+            raise ValueError(_NAME.error(name))
         module, self.connector, options = _CONNECTORS[source]
         self.key = f"{name}_queue"
-        self.class_name = "".join(part.capitalize() for part in name.split("_"))
         self.connector_module = f"pipeline_platform.connectors.{module}"
         self._words = {
             "name": name,

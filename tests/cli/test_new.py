@@ -57,6 +57,31 @@ def test_pipelines_of_all_sources_are_in_the_deployment_and_their_tests_pass(che
     assert (linted.returncode, formatted.returncode) == (0, 0), linted.stdout + formatted.stderr
 
 
+@pytest.mark.parametrize("name", ["import", "none", "row", "message", "Orders", "a" * 64])
+def test_a_name_that_its_code_cannot_have_is_refused_and_nothing_is_written(checkout, name):
+    before = sorted(checkout.rglob("*.py"))
+
+    assert new(name).exit_code == 2
+
+    assert sorted(checkout.rglob("*.py")) == before
+
+
+@pytest.mark.parametrize(
+    ("shown", "other"), [("flights_queue(),\n}", "flights_queue()\n}"), ("[Flights]", "[Flights,  # the demo\n]")]
+)
+def test_a_deployment_that_cannot_be_extended_is_left_unchanged(checkout, shown, other):
+    definitions = checkout / "definitions.py"
+    before = definitions.read_text().replace(shown, other)
+    assert other in before
+    definitions.write_text(before)
+
+    refused = new("orders")
+
+    assert isinstance(refused.exception, SetUpError)
+    assert "no file was written. Add these lines manually:" in str(refused.exception)
+    assert (definitions.read_text(), (checkout / "pipelines/orders.py").exists()) == (before, False)
+
+
 def test_a_name_that_is_taken_and_a_deployment_of_another_shape_are_refused_and_nothing_is_written(checkout):
     definitions = checkout / "definitions.py"
     taken = new("flights")

@@ -221,7 +221,9 @@ def test_a_component_in_python_takes_the_class_and_its_resources(project):
     assert "orders_pull" in {job.name for job in load(project).jobs}
 
 
-@pytest.mark.parametrize(("name", "form"), [("Orders", "yaml"), ("orders-2", "yaml"), ("orders", "python")])
+@pytest.mark.parametrize(
+    ("name", "form"), [("Orders", "yaml"), ("orders-2", "yaml"), ("import", "yaml"), ("orders", "python")]
+)
 def test_what_cannot_be_scaffolded_is_refused_and_leaves_no_file(project, name, form):
     with pytest.raises(click.UsageError):
         scaffold(project, name, scaffold_format=form)

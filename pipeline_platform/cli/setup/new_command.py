@@ -1,6 +1,9 @@
 """`pipeline-platform new`: add a pipeline to this checkout, with a source, a test, and lines in `definitions.py`."""
 
+import ast
 import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -45,14 +48,22 @@ def _with_lines(definitions: Path, name: str, key: str, pipeline: str) -> str:
             f"{definitions} does not exist in {Path.cwd()}. Change to a checkout of this template; in a dg project, "
             "use `dg scaffold defs pipeline_platform.orchestration.PipelineComponent`"
         )
-    text = definitions.read_text()
     imports = [f"from pipelines.{name} import {pipeline}", f"from resources.{key} import {key}"]
+    with suppress(SyntaxError):
+        text = _extended(definitions.read_text(), imports, key, pipeline)
+        if {key, pipeline} <= {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}:
+            return text
+    lines = "\n".join([*imports, f'"{key}": {key}  # in the resources', f"{pipeline}  # in the list of pipelines"])
+    raise SetUpError(f"Could not extend {definitions}; no file was written. Add these lines manually:\n{lines}")
+
+
+def _extended(text: str, imports: Sequence[str], key: str, pipeline: str) -> str:
+    """Add lines to the text of `definitions.py`. Return it unchanged if it has another form than in this checkout."""
     listed = re.search(r"platform_definitions\(\s*\[([^\]]*?),?\s*\]", text)
     held = re.search(r"^RESOURCES(?:: [^\n]+)? = \{\n(.*?)^\}", text, re.M | re.S)
     above = list(re.finditer(r"^from [\w.]+ import .*\n", text, re.M))
     if not (listed and held and above):
-        lines = "\n".join([*imports, f'"{key}": {key}  # in the resources', f"{pipeline}  # in the list of pipelines"])
-        raise SetUpError(f"Could not extend {definitions}; no file was written. Add these lines manually:\n{lines}")
+        return text
     # From the end of the text to the start, so that positions stay valid.
     changes = [(held.end(1), f'    "{key}": {key},\n'), (listed.end(1), f"{', ' if listed[1] else ''}{pipeline}")]
     for line in imports:
