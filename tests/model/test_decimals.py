@@ -2,18 +2,29 @@
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NewType
 
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    RootModel,
+    ValidationError,
+    create_model,
+    field_validator,
+)
+from typing_extensions import TypeAliasType
 
 from pipeline_platform.model.columns.casts import ColumnError
 from pipeline_platform.model.columns.schema import arrow_schema, row_type
 from pipeline_platform.model.failure import PayloadError
+from pipeline_platform.model.formats.exact_decimals import has_decimal
 from pipeline_platform.model.formats.payload import decoder
 
 LONG = "12345678901234567.89"
@@ -64,6 +75,8 @@ PLACES = [
     (Price | Literal["none"], '{"price": %s}', lambda made: made.price),
     (dict[str, list[Decimal]], '{"\\u00e9": [1, %s]}', lambda made: made["\u00e9"][1]),
     (tuple[int, Decimal], "[1, %s]", lambda made: made[1]),
+    (dict[str, NewType("Euro", Decimal)], '{"a": %s}', lambda made: made["a"]),
+    (TypeAliasType("Prices", list[Decimal]), "[%s]", lambda made: made[0]),
 ]
 
 
@@ -104,11 +117,53 @@ def test_a_validator_sees_the_number_where_a_float_holds_it():
     assert seen == [1.25]
 
 
+class All(BaseModel):
+    kind: Literal["all"]
+    of: list["Rule"]
+
+
+class Some(BaseModel):
+    kind: Literal["some"]
+    of: list["Rule"]
+
+
+class Less(BaseModel):
+    kind: Literal["less"]
+    than: Decimal
+
+
+Rule = Annotated[All | Some | Less, Field(discriminator="kind")]
+
+
+def test_the_time_does_not_grow_with_the_alternatives_of_each_level():
+    payload = f'{{"kind": "less", "than": {LONG}}}'
+    for kind in ["all", "some"] * 30:
+        payload = f'{{"kind": "{kind}", "of": [{payload}]}}'
+
+    rule = decoder(Rule)(payload.encode())
+    while not isinstance(rule, Less):
+        (rule,) = rule.of
+    assert rule.than == Decimal(LONG)
+
+
+def test_models_that_contain_each_other_are_searched_once():
+    models: list[Any] = [
+        create_model(f"M{number}", **{f"m{other}": (f"M{other} | None", None) for other in range(20)})
+        for number in range(20)
+    ]
+    for model in models:
+        model.model_rebuild(_types_namespace={model.__name__: model for model in models})
+
+    assert not has_decimal(models[0])
+
+
 def test_an_invalid_payload_has_the_error_of_the_model():
     with pytest.raises(ValidationError, match="price"):
         decoder(Price)(b'{"price": "x%s"}' % LONG.encode())
     with pytest.raises(ValidationError, match="Invalid JSON"):
         decoder(Price)(b'{"price": %s' % LONG.encode())
+    with pytest.raises(ValidationError, match="recursion limit"):
+        decoder(Node)(b'{"next": ' * 3_000 + b"1" + b"}" * 3_000)
 
 
 def test_no_digits_are_lost_beside_a_nan():

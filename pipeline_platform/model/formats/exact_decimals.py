@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from itertools import chain
+from types import UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -18,22 +19,29 @@ _elements = msgspec.json.Decoder(list[Raw]).decode
 _members = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
+_Types = frozenset[Any]
+"""Alternative types of a value."""
+
+
 class _Plan(NamedTuple):
-    """Places of Decimals in a type: itself, its alternatives, its items, its fields by their names in JSON."""
+    """Places of Decimals in a value: itself, its members by name in JSON or by index, and its other members."""
 
     is_decimal: bool = False
-    either: Sequence[Any] = ()
-    items: Sequence[Any] = ()
-    fields: Mapping[str, Any] = {}
+    members: Mapping[str | int, _Types] = {}
+    others: _Types = frozenset()
 
 
-def has_decimal(annotation: Any, inside: tuple[Any, ...] = ()) -> bool:
+def has_decimal(annotation: Any) -> bool:
     """Whether JSON of a type may contain a Decimal."""
-    if annotation in inside:
-        return False
-    plan = _plan(annotation)
-    inner = (*plan.either, *plan.items, *plan.fields.values())
-    return plan.is_decimal or any(has_decimal(part, (*inside, annotation)) for part in inner)
+    seen, left = set[Any](), [annotation]
+    while left:
+        if (kind := left.pop()) not in seen:
+            seen.add(kind)
+            plan = _plan(frozenset([kind]))
+            if plan.is_decimal:
+                return True
+            left += chain(plan.others, *plan.members.values())
+    return False
 
 
 def exact(data: bytes, annotation: Any) -> bytes | None:
@@ -44,30 +52,38 @@ def exact(data: bytes, annotation: Any) -> bytes | None:
 
     Raises:
         msgspec.DecodeError: The JSON is not valid, or has NaN or an infinity.
+        RecursionError: The JSON has too many nested brackets.
     """
-    plan, data = _plan(annotation), data.strip()
-    if plan.is_decimal:
-        return b'"%b"' % data if _is_changed(data) else None
-    made: bytes | None = None
-    parts: list[tuple[str, Raw, Any]]
-    for alternative in plan.either:
-        made = exact(made or data, alternative) or made
-    if plan.items and data[:1] == b"[":
+    return _exact(data, frozenset([annotation]))
+
+
+def _exact(data: bytes, types: _Types) -> bytes | None:
+    # Visits each value once for all alternatives: a visit per alternative would take exponential time in the depth.
+    plan, data = _plan(types), data.strip()
+    if plan.is_decimal and _is_changed(data):
+        return b'"%b"' % data
+    if not (plan.members or plan.others):
+        return None
+    if data[:1] == b"[":
         elements = [bytes(raw) for raw in _elements(data)]
-        found = [exact(item, of) for item, of in zip(elements, _repeated(plan.items, len(elements)), strict=True)]
+        found = [_exact(item, plan.members.get(place, plan.others)) for place, item in enumerate(elements)]
         if any(found):
-            made = b"[%b]" % b",".join(new or old for new, old in zip(found, elements, strict=True))
-    elif (plan.items or plan.fields) and data[:1] == b"{":
-        if plan.fields:
-            decode, wanted = _probe(annotation)
-            probe = decode(data)
-            parts = [(key, getattr(probe, attribute), of) for attribute, key, of in wanted]
-        else:
-            parts = [(key, value, plan.items[-1]) for key, value in _members(data).items()]
-        rewritten = [(key, exact(bytes(value), of)) for key, value, of in parts]
+            return b"[%b]" % b",".join(new or old for new, old in zip(found, elements, strict=True))
+    elif data[:1] == b"{":
+        rewritten = [(key, _exact(bytes(value), of)) for key, value, of in _parts(data, types)]
         if changed := {key: Raw(value) for key, value in rewritten if value is not None}:
-            made = msgspec.json.encode(_members(data) | changed)
-    return made
+            return msgspec.json.encode(_members(data) | changed)
+    return None
+
+
+def _parts(data: bytes, types: _Types) -> list[tuple[str, Raw, _Types]]:
+    """Return the members of an object that may have Decimals: name, value and types."""
+    plan = _plan(types)
+    if plan.others:
+        return [(key, value, plan.members.get(key, plan.others)) for key, value in _members(data).items()]
+    decode, wanted = _probe(types)
+    probe = decode(data)
+    return [(key, getattr(probe, attribute), of) for attribute, key, of in wanted]
 
 
 def _is_changed(number: bytes) -> bool:
@@ -79,43 +95,61 @@ def _is_changed(number: bytes) -> bool:
     return Decimal(number.decode()) != Decimal(repr(float(number)))
 
 
-def _repeated(items: Sequence[Any], count: int) -> list[Any]:
-    """Return the type of each element; the last type repeats."""
-    return [items[min(place, len(items) - 1)] for place in range(count)]
-
-
 @lru_cache(maxsize=1_024)
-def _probe(annotation: Any) -> tuple[Callable[[bytes], Any], Sequence[tuple[str, str, Any]]]:
-    """Return a decoder of the fields that may have Decimals, and their attribute, name in JSON and type."""
-    wanted = {key: field for key, field in _plan(annotation).fields.items() if has_decimal(field)}
+def _probe(types: _Types) -> tuple[Callable[[bytes], Any], Sequence[tuple[str, str, _Types]]]:
+    """Return a decoder of the members that may have Decimals, and their attribute, name in JSON and types."""
+    known = {key: of for key, of in _plan(types).members.items() if isinstance(key, str)}
+    wanted = {key: of for key, of in known.items() if any(map(has_decimal, of))}
     names = {f"field_{number}": key for number, key in enumerate(wanted)}
     probe = defstruct("Probe", [(name, Raw, Raw(b"")) for name in names], rename=names, gc=False)
     return msgspec.json.Decoder(probe).decode, [(name, key, wanted[key]) for name, key in names.items()]
 
 
 @lru_cache(maxsize=1_024)
-def _plan(annotation: Any) -> _Plan:
+def _plan(types: _Types) -> _Plan:
+    plans = [*map(_single, types)]
+    return _Plan(
+        any(plan.is_decimal for plan in plans),
+        {
+            key: _union(plan.members.get(key, plan.others) for plan in plans)
+            for key in chain(*(plan.members for plan in plans))
+        },
+        _union(plan.others for plan in plans),
+    )
+
+
+def _union(types: Iterable[_Types]) -> _Types:
+    return frozenset[Any]().union(*types)
+
+
+def _single(annotation: Any) -> _Plan:
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return _plan(arguments[0])
-    if origin in (Union, types.UnionType):
+    named = getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)
+    if inner := arguments[0] if origin is Annotated else named:  # a NewType, or a TypeAliasType
+        return _single(inner)
+    if origin in (Union, UnionType):
         others = {*arguments} - {type(None), bool, int}
         # With further alternatives, pydantic could read the text as another type.
-        return _Plan(either=[kind for kind in arguments if others == {kind} or not _plan(kind).is_decimal])
+        return _plan(frozenset(kind for kind in arguments if others == {kind} or not _single(kind).is_decimal))
     if annotation is Decimal:
         return _Plan(is_decimal=True)
-    if isinstance(annotation, type) and issubclass(annotation, RootModel):
-        return _Plan(either=[annotation.model_fields["root"].annotation])
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        fields = dict[str, Any]()
+        annotation.model_rebuild(raise_errors=False)  # resolves names of classes that were defined later
+        if issubclass(annotation, RootModel):
+            return _single(annotation.model_fields["root"].annotation)
+        fields = dict[str | int, _Types]()
         for name, field in annotation.model_fields.items():
             alias = field.validation_alias
             names = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            fields |= dict.fromkeys([name, *(key for key in names if isinstance(key, str))], field.annotation)
-        return _Plan(fields=fields)
+            fields |= dict.fromkeys(
+                [name, *(key for key in names if isinstance(key, str))], frozenset([field.annotation])
+            )
+        return _Plan(members=fields)
+    if origin is tuple and ... not in arguments:
+        return _Plan(members={place: frozenset([kind]) for place, kind in enumerate(arguments)})
     if origin is not None:
         is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
-        return _Plan(items=[kind for kind in arguments[is_mapping:] if kind is not ...])
+        return _Plan(others=frozenset(arguments[is_mapping:]) - {...})
     if isinstance(annotation, type) and "__annotations__" in vars(annotation):  # a dataclass, or a TypedDict
-        return _Plan(fields=get_type_hints(annotation))
+        return _Plan(members={name: frozenset([kind]) for name, kind in get_type_hints(annotation).items()})
     return _Plan()

@@ -96,7 +96,7 @@ def _named(own: Callable[[Any], Any], data: Any) -> Any:
 def _exactly(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
     try:
         return own(exact(data, model) or data) if isinstance(data, bytes) else own(data)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         own(data)  # raises pydantic's error, unless only msgspec refuses the payload
         why = "it contains NaN or an infinity together with a Decimal, whose digits cannot be exact then"
         raise PayloadError(f"the payload is not valid JSON: {why}") from None
