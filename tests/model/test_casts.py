@@ -1,7 +1,9 @@
 """Casts refuse the same values in rows and in blocks, with the name of the field."""
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pydantic import create_model
@@ -57,3 +59,32 @@ def test_nested_fields_that_differ_in_case_only_are_refused_with_the_class():
     inner = create_model("Inner", late=(int, 0), Late=(int, 0))
     with pytest.raises(ColumnError, match=r"Inner has fields that differ only in case.*: \['late'\]"):
         arrow_schema(create_model("Outer", inner=(list[inner], ...)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (float, np.uint64(2**64 - 1)),
+        (float, np.int64(2**53 + 1)),
+        (int, np.uint64(2**64 - 1)),
+        (datetime, pd.Timestamp(1, unit="ns", tz="UTC")),
+        (datetime, pd.NaT),
+        (timedelta, pd.Timedelta(1, "ns")),
+    ],
+)
+def test_a_value_of_numpy_or_pandas_is_refused_if_its_column_would_change_it(kind, value):
+    with pytest.raises(ColumnError, match="value"):
+        rows(create_model("One", value=(kind, ...)), {"value": value})
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "stored"),
+    [
+        (float, np.uint64(2**53), 2.0**53),
+        (float, np.float32(0.5), 0.5),
+        (datetime, pd.Timestamp("2026-01-01T01:00:00.000001+01:00"), datetime(2026, 1, 1, 0, 0, 0, 1, UTC)),
+        (timedelta, pd.Timedelta(-5, "s"), "-1 day, 23:59:55"),
+    ],
+)
+def test_a_value_of_numpy_or_pandas_is_stored_like_python_s(kind, value, stored):
+    assert rows(create_model("One", value=(kind, ...)), {"value": value}) == [{"value": stored}]

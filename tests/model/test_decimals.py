@@ -199,11 +199,38 @@ def test_a_decimal_column_has_the_digits_of_its_field():
         ({"items": [Decimal("0.5"), Decimal(100)]}, r"items\[\] does not fit .* 2 digits before"),
         ({"both": 0.5}, "both must be Decimal or int, got float"),
         ({"both": Decimal("NaN")}, "both does not fit"),
+        *(({"places": Decimal(few)}, "places does not fit") for few in ("1e-48", "1e-60", "1e-999999999", "9.9e-30")),
+        *(({"digits": Decimal(f"999.{'9' * more}")}, "digits does not fit") for more in (36, 41, 60, 300)),
+        ({"digits": Decimal("42555925159789868479120456930.3707102626")}, "digits does not fit"),
     ],
 )
 def test_a_decimal_beyond_its_column_is_refused_with_the_limits(data, words):
     with pytest.raises(ColumnError, match=words):
         row_type(Limited).columns([data])
+
+
+@pytest.mark.parametrize("number", ["1.5" + "0" * 60, "1.50", "-0E-999999999", "0E+99999", "9" * 26 + "." + "9" * 12])
+def test_a_decimal_within_its_column_is_stored_exactly(number):
+    assert row_type(Limited).columns([{"places": Decimal(number)}])[1].to_pylist() == [Decimal(number)]
+
+
+@pytest.mark.parametrize(
+    ("column", "fits"),
+    [
+        (pa.array([Decimal("78581.79")], pa.decimal128(12, 2)), True),
+        (pa.array([2**64 - 1], pa.uint64()), True),
+        (pa.array([Decimal("765759968318974824760885444.8")], pa.decimal128(38, 5)), False),
+        (pa.array([Decimal("1.5")], pa.decimal128(38, 37)), True),
+        (pa.array([Decimal("1e60")], pa.decimal256(76, 0)), False),
+    ],
+)
+def test_decimals_of_arrow_are_stored_exactly_or_refused(column, fits):
+    cast = row_type(create_model("Places", places=(Annotated[Decimal, Field(decimal_places=12)], ...))).cast
+    if fits:
+        assert cast([column])[0].to_pylist() == column.to_pylist()
+    else:
+        with pytest.raises(ColumnError, match="places does not fit"):
+            cast([column])
 
 
 def test_more_digits_than_a_table_holds_are_refused():

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time, timedelta
-from decimal import Decimal
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from numbers import Integral, Real
@@ -26,9 +26,10 @@ from pyarrow import types as arrow
 from pydantic import AnyUrl, IPvAnyAddress, TypeAdapter
 from pydantic_core import from_json, to_json
 
-MISFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
+MISFIT = (pa.ArrowException, TypeError, ValueError, ArithmeticError)
 _EPOCH, _DAY = date(1970, 1, 1), 86_400
 _FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))
+_INEXACT = [Inexact, InvalidOperation]
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -96,7 +97,13 @@ KINDS: Mapping[type, Kind] = {
     datetime: Kind(pa.timestamp("us", "UTC"), (datetime,), arrow.is_timestamp, "datetime", _YEARS, exact=(datetime,)),
     date: Kind(pa.date32(), (date,), arrow.is_date, "date", "the years 1 to 9999", (datetime,), (date,)),
     Decimal: Kind(
-        pa.decimal128(38, 9), (Decimal, int), _is_any(arrow.is_decimal, arrow.is_integer), "Decimal or int", "", (bool,)
+        pa.decimal128(38, 9),
+        (Decimal, int),
+        _is_any(arrow.is_decimal, arrow.is_integer),
+        "Decimal or int",
+        "",
+        (bool,),
+        (Decimal, int),
     ),
 }
 """Types that a column stores unchanged. A subclass has the same column."""
@@ -157,17 +164,20 @@ class Plain(Cast):
         self.type, self.own = type_ or self.kind.column, (base, type(None))
         self._is_time = is_time(self.type)
         self._exact = self.kind.exact and {*self.kind.exact, type(None)}
-        limits = self.kind.limits
+        self._limits, self._quantize = self.kind.limits, None
         if base is Decimal:
-            whole, places = self.type.precision - self.type.scale, self.type.scale
-            limits = f"{whole} digits before the decimal point and {places} after it"
-        self._limits = limits
+            digits, places = self.type.precision, self.type.scale
+            self._limits = f"{digits - places} digits before the decimal point and {places} after it"
+            self._unit, self._quantize = Decimal((0, (1,), -places)), Context(digits, traps=_INEXACT).quantize
 
     def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
         """Build the column of Python's values."""
         if self._exact and not set(map(type, values)) <= self._exact:
-            self._refuse_others(values, path)
+            values = self._as_exact(values, path)
         try:
+            if (quantize := self._quantize) is not None:  # Arrow stores wrong values for more digits, or crashes
+                unit = self._unit
+                values = [None if value is None else quantize(value, unit) for value in values]
             column = pa.array(values, self.type)
         except MISFIT:
             self._refuse_others(values, path)
@@ -184,8 +194,8 @@ class Plain(Cast):
         try:
             if self.base is str:  # via bytes, because Arrow does not check the UTF-8 of text
                 column = column.cast(pa.binary())
-            elif self.base is Decimal and arrow.is_integer(column.type):
-                column = column.cast(pa.decimal128(20, 0))
+            elif self.base is Decimal:  # via 256 bits, because Arrow stores wrong values of decimals that overflow 128
+                column = column.cast(pa.decimal256(76, self.type.scale))
             return self._within(column.cast(self.type), path)
         except pa.ArrowException:
             raise self._beyond(path) from None
@@ -202,6 +212,13 @@ class Plain(Cast):
             if value is not None and (not isinstance(value, python) or isinstance(value, refused)):
                 raise ColumnError(f"{path} must be {self.kind.takes}, got {type(value).__qualname__}")
 
+    def _as_exact(self, values: Sequence[Any], path: str) -> Sequence[Any]:
+        """Return values of other types, such as those of NumPy and pandas, as values that Arrow stores exactly."""
+        self._refuse_others(values, path)
+        if any(getattr(value, "nanosecond", 0) for value in values):
+            raise self._beyond(path)
+        return [int(value) if isinstance(value, Integral) else value for value in values]
+
     def _within(self, column: pa.Array, path: str) -> pa.Array:
         if self._is_time and beyond_calendar(column):
             raise self._beyond(path)
@@ -217,8 +234,8 @@ class Text(Cast):
     def __init__(self, base: type) -> None:
         self.type, self.base, self.own = pa.string(), base, (base, type(None))
         self._python = (IPv4Address, IPv6Address) if base is _ANY_ADDRESS else base
-        is_url = issubclass(base, AnyUrl)
-        self._text, self._parsed, self._arrow = _of_url(base) if is_url else AS_TEXT[base]
+        of_url: _AsText = str, TypeAdapter(base).validate_python, None
+        self._text, self._parsed, self._arrow = AS_TEXT.get(base, of_url)
         self._takes = f"{base.__name__} or its text"
 
     def of_values(self, values: Sequence[Any], path: str) -> pa.Array:
@@ -261,6 +278,12 @@ def parsed_span(text: str) -> timedelta:
     return _to_timedelta(rest) + timedelta(int(days.partition(" day")[0] or 0))
 
 
+def _span_text(span: timedelta) -> str:
+    if getattr(span, "nanoseconds", 0):  # of pandas
+        raise ValueError("finer than a microsecond")
+    return timedelta.__str__(span)
+
+
 def _in_microseconds(parsed: Callable[[str], Any], text: str) -> Any:
     if _FINER.search(text):
         raise ValueError("finer than a microsecond")
@@ -274,13 +297,9 @@ AS_TEXT: Mapping[type, _AsText] = {
     _ANY_ADDRESS: (str, ip_address, None),
     **{address: (str, address, None) for address in (IPv4Address, IPv6Address, IPv4Network, IPv6Network)},
     time: (time.isoformat, partial(_in_microseconds, time.fromisoformat), arrow.is_time),
-    timedelta: (str, partial(_in_microseconds, parsed_span), arrow.is_duration),
+    timedelta: (_span_text, partial(_in_microseconds, parsed_span), arrow.is_duration),
 }
 """Types that a column stores as text: the functions that write and parse it, and the accepted Arrow type."""
-
-
-def _of_url(base: type) -> _AsText:
-    return str, TypeAdapter(base).validate_python, None
 
 
 def is_text(annotation: Any) -> bool:
