@@ -125,6 +125,33 @@ def test_a_record_that_contains_itself_is_decoded():
     assert message_of(encoded(tree, value)).avro(dict, json.dumps(tree)) == value
 
 
+def test_a_type_may_occur_several_times_in_a_union():
+    paid = {"type": "record", "name": "Paid", "fields": [field("line", LINE)]}
+    schema = [paid, {"type": "record", "name": "Sent", "fields": [field("line", "Line"), field("back", "Line")]}]
+    line = {"sku": "x", "count": 2}
+    value = {"line": line, "back": line}
+
+    assert message_of(encoded(schema, ("Sent", value))).avro(dict, json.dumps(schema)) == value
+
+
+@pytest.mark.parametrize("of", ["bytes", "fixed"])
+def test_a_decimal_with_more_digits_than_its_schema_is_exact(of):
+    digits = (1_234_567).to_bytes(4, "big")
+    kind = logical("decimal", of, precision=4, scale=2) | ({"name": "Four", "size": 4} if of == "fixed" else {})
+
+    payload = encoded(kind | {"logicalType": None}, digits)
+    assert message_of(payload).avro(Decimal, json.dumps(kind)) == Decimal("12345.67")
+
+
+@pytest.mark.parametrize("kind", [["null", "string", "int"], STATUS])
+@pytest.mark.parametrize("index", [-1, -2, -3, -4, 3, 2**40])
+@pytest.mark.parametrize("place", [lambda kind: kind, lambda kind: {**LINE, "fields": [field("sku", kind)]}])
+def test_an_index_outside_a_union_or_an_enum_is_refused(kind, index, place):
+    for value in (b"", b"\2"):
+        with pytest.raises(PayloadError, match="not Avro of this schema"):
+            message_of(encoded("long", index) + value).avro(Any, json.dumps(place(kind)))
+
+
 GOOD = encoded(ORDER, VALUES)
 
 
@@ -152,9 +179,11 @@ def test_values_that_the_model_refuses_are_a_payload_error_with_its_field(model)
 
 
 def test_a_wrong_argument_is_refused():
-    with pytest.raises(TypeError, match="JSON text or a SchemaRegistry"):
-        message_of(GOOD).avro(Order, 7)
-    with pytest.raises(ValueError, match="not a valid Avro schema"):
-        message_of(GOOD).avro(Order, "no schema")
+    for schema in (7, ORDER):
+        with pytest.raises(TypeError, match="JSON text or a SchemaRegistry"):
+            message_of(GOOD).avro(Order, schema)
+    for text in ("no schema", '{"type": "array"}', '{"type": "union"}', '"Unknown"', "7"):
+        with pytest.raises(ValueError, match="not a valid Avro schema"):
+            message_of(GOOD).avro(Order, text)
     with pytest.raises(TypeError, match="bytes"):
         message_of(None).avro(Order, TEXT)
