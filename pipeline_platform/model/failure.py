@@ -3,13 +3,14 @@
 import re
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
+from pydantic_core import PydanticKnownError
 
 _REFUSALS = 5
 """Most fields in the reason of a ValidationError."""
@@ -20,7 +21,9 @@ _SAID = 2_000
 _PLATFORM = str(Path(__file__).parents[1])
 """Folder of the platform's files, also inside an archive."""
 
-_FIELD = re.compile(r"\[key\]|[A-Za-z_][\w\[\]()-]{0,39}")
+_FIELD = re.compile(r"[A-Za-z_][\w\[\]()-]{0,39}")
+_MARGIN = re.compile(r"[ |]*")
+"""Start of the lines of an exception in the traceback of an ExceptionGroup."""
 
 
 class RunError(BaseException):
@@ -39,44 +42,69 @@ def words(value: object, limit: int | None = 8_000) -> str:
     return text[:limit].encode("utf-8", "backslashreplace").decode()
 
 
+def declare(error: ValidationError, names: Container[str]) -> None:
+    """Set the names of fields and types, which the reason of an error may show. It shows other names as `*`."""
+    error.declared = names  # type: ignore[attr-defined]
+
+
 def reason_of(error: BaseException) -> str:
     """Return the text of an exception, without payloads quoted by pydantic: reasons are logged and displayed."""
-    return words(_without_input(words(error, None), error), 2_000) or type(error).__name__
+    return words(_without_input(words(error, None), _refusals(error)), 2_000) or type(error).__name__
 
 
-def _without_input(text: str, error: BaseException | None) -> str:
-    """Replace the text of an exception's ValidationErrors, which may be the exception itself or its causes."""
-    for each in _chain(error):
-        if isinstance(each, ValidationError):
-            text = text.replace(words(each, None), _refusal(each))
+def _refusals(error: BaseException) -> Mapping[str, str]:
+    """Return the text of each ValidationError of an exception, which may quote a payload, with a text without it."""
+    return {words(each, None): _refusal(each) for each in _chain(error) if isinstance(each, ValidationError)}
+
+
+def _without_input(text: str, refusals: Mapping[str, str]) -> str:
+    if margin := _MARGIN.match(text):
+        for quoting, refusal in refusals.items():
+            text = text.replace(quoting, refusal).replace(quoting.replace("\n", f"\n{margin[0]}"), refusal)
     return text
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__context__ if error.__cause__ is None else error.__cause__
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its causes, and the exceptions of groups."""
+    seen, left = set[int](), list[BaseException | None]([error])
+    while left:
+        each = left.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            left.append(each.__context__ if each.__cause__ is None else each.__cause__)
+            left += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
 
 
 def _refusal(error: ValidationError) -> str:
     """Return fields and reasons of a ValidationError; equal causes give equal text, so that they can be counted."""
-    refused = error.errors(include_url=False, include_context=False, include_input=False)
-    some = [": ".join(filter(None, (_place(details), details["msg"]))) for details in refused[:_REFUSALS]]
+    refused, names = error.errors(include_url=False, include_input=False), getattr(error, "declared", None)
+    some = [": ".join(filter(None, (_place(details, names), _rule(details)))) for details in refused[:_REFUSALS]]
     more = [f"and {len(refused) - _REFUSALS} more"] if len(refused) > _REFUSALS else []
     return f"{error.title}: {'; '.join(some + more)}"
 
 
-def _place(refused: Any) -> str:
-    """Return the path to a field, without indices and keys, which come from the payload."""
+def _rule(refused: Any) -> str:
+    """Return the message of an error, without the tag of a union, which comes from the payload."""
+    if refused["type"] != "union_tag_invalid":
+        return str(refused["msg"])
+    return PydanticKnownError("union_tag_invalid", {**refused["ctx"], "tag": "*"}).message()
+
+
+def _place(refused: Any, names: Container[str] | None) -> str:
+    """Return the path to a field, without indices and keys, which come from the payload.
+
+    If no names are declared, a key of a dict that looks like a name remains.
+    """
     path = list(refused["loc"])
     if path and refused["type"] == "extra_forbidden":
         path[-1] = None
     for index, part in enumerate(path):
         if part == "[key]":
             path[index - 1] = None
-    return ".".join(part if isinstance(part, str) and _FIELD.fullmatch(part) else "*" for part in path)
+        elif not isinstance(part, str) or not (_FIELD.fullmatch(part) if names is None else part in names):
+            path[index] = None
+    return ".".join(part or "*" for part in path)
 
 
 def _traceback_of(error: BaseException) -> str:
@@ -86,7 +114,8 @@ def _traceback_of(error: BaseException) -> str:
         del whole.stack[0]
     for frame in whole.stack:
         frame.filename = frame.filename.rpartition(".zip/")[2]
-    parts = [_without_input(part, error) for part in whole.format()]
+    refusals = _refusals(error)
+    parts = [_without_input(words(part, None), refusals) for part in whole.format()]
     return words("".join(part if len(part) <= _SAID else f"{part[:_SAID]}...\n" for part in parts)[-8_000:])
 
 

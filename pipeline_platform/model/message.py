@@ -108,6 +108,10 @@ class MessageState(NamedTuple):
     fetched: int = 0
 
 
+def _text_of(reason: object) -> str:
+    return reason_of(reason) if isinstance(reason, BaseException) else words(reason, 2_000)
+
+
 _ROUTE = {"batcher": "put_batcher", "batch_key": "put_batch_key"}
 """Attributes that user code can set without their methods, checked after the callback: it costs less."""
 
@@ -330,8 +334,7 @@ class Message(MessageFormats):
         if isinstance(reason, Failure):
             kind, text, trace, stage = map(words, reason[:4])
             return self._but(failure=Failure(kind, text, trace, stage, bool(reason.retry and retry), reason.error))
-        error = reason if isinstance(reason, BaseException) else None
-        text = words(reason, 2_000) if error is None else reason_of(error)
+        text, error = _text_of(reason), reason if isinstance(reason, BaseException) else None
         before = self.failure or Failure("failed", text, error=error)
         return self._but(failure=before._replace(reason=text, retry=bool(retry)))
 
@@ -341,7 +344,7 @@ class Message(MessageFormats):
         Callbacks before batching are not called for it any more. A child that is skipped has no row, and does not
         change the outcome of its message. In `handle_failed` this requires the option `rescue`, like `rescued()`.
         """
-        return self._but(failure=None, children=None, skip_reason=words(reason, 2_000))
+        return self._but(failure=None, children=None, skip_reason=_text_of(reason))
 
     def rescued(self) -> Message:
         """Remove its failure, in `handle_failed`. Requires the option `rescue`; otherwise it stays failed."""

@@ -1,11 +1,12 @@
 """Messages are immutable: methods return new messages, and properties of the delivery are read-only."""
 
 import enum
+from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
-from pipeline_platform.model.failure import Failure, words
+from pipeline_platform.model.failure import Failure, PayloadError, words
 from pipeline_platform.model.message import Message
 from tests.fixtures.small_lake import batch_of
 
@@ -188,6 +189,60 @@ def test_a_validation_error_quoted_by_another_exception_has_no_payload(message):
     assert failure.reason.startswith("no fare: Fare: price: Input should be")
     assert failed.reason == failure.reason
     assert "SECRET" not in "".join([*failure[:4], *failed.failure[:4]])
+
+
+class Bus(BaseModel):
+    kind: Literal["bus"]
+    seats: dict[str, int] = {}
+    fares: list[Fare] = Field([], validation_alias="prices")
+
+
+class Train(BaseModel):
+    kind: Literal["train"]
+
+
+class Trip(BaseModel):
+    leg: Annotated[Bus | Train, Field(discriminator="kind")]
+    note: int | list[int] = 0
+
+
+@pytest.mark.parametrize(
+    ("payload", "place"),
+    [
+        (b'{"leg": {"kind": "SECRET"}}', "Trip: leg: Input tag '*'"),
+        (b'{"leg": {"kind": "bus", "seats": {"SECRET": "x"}}}', "Trip: leg.bus.seats.*: "),
+        (b'{"leg": {"kind": "bus", "prices": [{"price": 1, "SECRET": 2}]}}', "Trip: leg.bus.prices.*.*: "),
+        (b'{"leg": {"kind": "bus", "prices": [{"price": "SECRET"}]}}', "Trip: leg.bus.prices.*.price: "),
+        (b'{"leg": {"kind": "train"}, "note": "SECRET"}', "Trip: note.int: "),
+    ],
+)
+@pytest.mark.parametrize("decode", [Message.json, lambda message, model: framed(message).json_schema(model)])
+def test_the_reason_of_a_payload_has_only_names_of_the_model(message, payload, place, decode):
+    with pytest.raises((ValidationError, PayloadError)) as refused:
+        decode(message.put_data(payload), Trip)
+    failure = Failure.of(refused.value, "handle_message")
+    assert place in failure.reason
+    assert "SECRET" not in "".join(failure[:4])
+
+
+def framed(message: Message) -> Message:
+    return message.put_data(b"\0\0\0\0\1" + message.data)
+
+
+def test_the_traceback_of_a_group_has_no_payload():
+    error = ExceptionGroup("two", [ExceptionGroup("inner", [refusal(b'{"price": "SECRET"}')]), ValueError("other")])
+    try:
+        raise error
+    except ExceptionGroup as group:
+        failure = Failure.of(group, "handle_message")
+    assert "Fare: price: Input should be a valid integer" in failure.traceback
+    assert "SECRET" not in failure.traceback
+    assert error.exceptions[0].__traceback__ is None
+
+
+def test_the_reason_of_a_skip_has_no_payload(message):
+    assert "SECRET" not in message.skip(refusal(b'{"price": "SECRET"}')).reason
+    assert message.skip(ValueError()).reason == "ValueError"
 
 
 def test_exceptions_with_circular_causes_have_a_reason():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from functools import lru_cache
 from itertools import chain
@@ -33,15 +33,27 @@ class _Plan(NamedTuple):
 
 def has_decimal(annotation: Any) -> bool:
     """Whether JSON of a type may contain a Decimal."""
+    return any(plan.is_decimal for _, plan in _inside(annotation))
+
+
+@lru_cache(maxsize=256)
+def names_in(annotation: Any) -> frozenset[str]:
+    """Return the names of fields, classes and tags in a type. JSON may have further keys."""
+    names = set[str]()
+    for kind, plan in _inside(annotation):
+        names.add(kind if isinstance(kind, str) else getattr(kind, "__name__", ""))
+        names.update(key for key in plan.members if isinstance(key, str))
+    return frozenset(names)
+
+
+def _inside(annotation: Any) -> Iterator[tuple[Any, _Plan]]:
+    """Yield each type in a type once, with its plan."""
     seen, left = set[Any](), [annotation]
     while left:
         if (kind := left.pop()) not in seen:
             seen.add(kind)
-            plan = _plan(frozenset([kind]))
-            if plan.is_decimal:
-                return True
+            yield kind, (plan := _plan(frozenset([kind])))
             left += chain(plan.others, *plan.members.values())
-    return False
 
 
 def exact(data: bytes, annotation: Any) -> bytes | None:

@@ -14,9 +14,9 @@ from pydantic import BaseModel, PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import from_json
 
 from pipeline_platform.model.columns.fields import ModelClass, fields
-from pipeline_platform.model.failure import PayloadError, words
+from pipeline_platform.model.failure import PayloadError, declare, words
 from pipeline_platform.model.formats.compression import format_of
-from pipeline_platform.model.formats.exact_decimals import exact, has_decimal
+from pipeline_platform.model.formats.exact_decimals import exact, has_decimal, names_in
 
 QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
 """Pattern of the values and names of a payload that msgspec quotes in errors."""
@@ -59,7 +59,7 @@ def decoder(model: Any) -> Callable[[Any], Any]:
             own = TypeAdapter(model).validate_json
         except PydanticUserError as error:
             raise TypeError(f"json() cannot decode to {words(model, 200)}: {error.message}") from None
-    return partial(_named, partial(_exactly, own, model) if has_decimal(model) else own)
+    return partial(_named, partial(_exactly, own, model) if has_decimal(model) else own, model)
 
 
 def has_struct(model: Any) -> bool:
@@ -82,11 +82,12 @@ def _by_msgspec(model: Any) -> Callable[[Any], Any]:
     return decoded_to
 
 
-def _named(own: Callable[[Any], Any], data: Any) -> Any:
+def _named(own: Callable[[Any], Any], model: Any, data: Any) -> Any:
     """Decode by pydantic. The error of a payload that is not JSON names its format, if that is known."""
     try:
         return own(data)
     except ValidationError as error:
+        declare(error, names_in(model))
         if (why := format_of(data)) is None or error.errors(include_input=False)[0]["type"] != "json_invalid":
             raise
         refused: Any = {"type": "json_invalid", "ctx": {"error": why}, "input": data}

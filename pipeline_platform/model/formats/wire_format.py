@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import msgspec
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
-from pipeline_platform.model.failure import PayloadError, reason_of, words
+from pipeline_platform.model.failure import PayloadError, declare, reason_of, words
+from pipeline_platform.model.formats.exact_decimals import names_in
 from pipeline_platform.model.formats.payload import QUOTED, decoder, has_struct
 
 HEADER = 5
@@ -98,6 +99,8 @@ def misfit(error: Exception, model: Any, prefix: str) -> PayloadError:
         name = getattr(model, "__name__", str(model))
         why = QUOTED.sub(r"\1", str(error))
         return PayloadError(f"{prefix}{name}: {why}")
+    if isinstance(error, ValidationError):
+        declare(error, names_in(model))
     return PayloadError(f"{prefix}{reason_of(error)}")
 
 
