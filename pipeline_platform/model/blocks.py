@@ -66,11 +66,6 @@ def annotated(callback: Callable[..., Any]) -> Any:
         return getattr(import_module(full.partition(".")[0]), names[0]) if full in BLOCK_TYPES else None
 
 
-def is_block(value: object) -> bool:
-    """Whether a value is a block."""
-    return name_of(type(value)) in BLOCK_TYPES
-
-
 def as_block(rows: pa.Table, kind: Any) -> Any:
     """Return rows as a block of the class `kind`."""
     if kind is pa.Table:
@@ -258,4 +253,5 @@ def ack_immediately(messages: Iterable[Message] | pl.DataFrame | pa.Table) -> li
         RuntimeError: The pipeline does not set `acks_immediately`, or another run has fenced this receive.
         OSError: The ids could not be written to the lake first; nothing was acknowledged.
     """
-    return acknowledge_at_once(messages_of(messages) if is_block(messages) else cast("Iterable[Message]", messages))
+    is_block = name_of(type(messages)) in BLOCK_TYPES
+    return acknowledge_at_once(messages_of(messages) if is_block else cast("Iterable[Message]", messages))
