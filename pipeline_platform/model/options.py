@@ -288,10 +288,11 @@ class Batcher(Options):
 
     Data is passed from `handle_message` to `handle_batch` as JSON. With a `schema` every value arrives unchanged: bool,
     int, float (NaN and infinity, too), str, bytes, datetime, date, time, timedelta, Decimal, UUID, Enum, Literal,
-    models, and lists, sets, tuples and dicts of them. Validators and serializers do not run again, private attributes
-    are created again, and extra fields arrive as plain JSON. Fields that are stored as JSON text (`Any`, unions) arrive
-    as plain JSON, or as their type decodes it. Without a `schema` bytes stay bytes, and all other data
-    arrives as plain JSON (a datetime as text). A message fails if its data cannot be passed.
+    models, and lists, sets, tuples and dicts of them. A datetime whose offset to UTC has seconds arrives in UTC.
+    Validators and serializers do not run again, private attributes are created again, and extra fields arrive as plain
+    JSON. Fields that are stored as JSON text (`Any`, unions) arrive as plain JSON, or as their type decodes it. Without
+    a `schema` bytes stay bytes, and all other data arrives as plain JSON (a datetime as text). A message fails if its
+    data cannot be passed.
     """
 
     concurrency: int = Field(1, ge=1, le=10_000, description="Batches handled in parallel.")

@@ -4,11 +4,13 @@ import enum
 import json
 import math
 import re
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, Literal
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
@@ -26,7 +28,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from typing_extensions import TypedDict
 
+from pipeline_platform.model.columns.casts import ColumnError
 from pipeline_platform.model.columns.crossing import decode, encode
 from pipeline_platform.model.columns.schema import CONSTRAINED, row_type
 from pipeline_platform.model.options import Batcher
@@ -285,6 +289,67 @@ def test_every_type_in_the_docstring_of_batcher_is_unchanged():
         seen = crossed(model(value=value), model).value
         assert type(seen) is type(value), name
         assert seen == value or repr(seen) == repr(value) == "nan", name
+
+
+LOCAL = datetime(1890, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+"""A time whose offset to UTC has seconds."""
+EARLY = datetime.min.replace(tzinfo=timezone(timedelta(seconds=1)))
+
+
+class Stay(BaseModel):
+    """A model whose values need no cast."""
+
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@pytest.mark.parametrize("first", [Stay(), Stay(since=LOCAL)])
+def test_an_offset_with_seconds_crosses_as_utc(first):
+    for stay in (first, Stay(since=datetime(2026, 1, 1, tzinfo=UTC)), Stay(since=LOCAL), Stay(until=LOCAL)):
+        assert crossed(stay, Stay) == stay
+    model: Any = create_model("Nested", value=(list[datetime], ...))
+    assert crossed({"value": [LOCAL]}, model).value == [LOCAL]
+    with pytest.raises(ColumnError, match="since does not fit"):
+        encode(Stay(since=EARLY), Stay)
+
+
+def test_a_time_of_day_keeps_the_seconds_of_its_offset():
+    model: Any = create_model("Clock", value=(time, ...))
+    value = time(1, 2, 3, 4, LOCAL.utcoffset() and timezone(LOCAL.utcoffset()))
+    assert crossed({"value": value}, model).value == value
+
+
+class Raw(TypedDict):
+    raw: bytes
+
+
+@dataclass
+class RawData:
+    raw: bytes
+
+
+class RawEnum(enum.Enum):
+    A = b"\xff"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (bytes | int, b"abcd"),
+        (list[bytes | int], [b"abcd", 1]),
+        (Raw | int, {"raw": b"abcd"}),
+        (RawData | int, RawData(b"abcd")),
+        (dict[str, bytes | int], {"a": b"abcd"}),
+        (bytes | None, b"\xff\xfe\xfb"),
+        (list[bytes], [b"\xff"]),
+        (Literal[b"\xff", b"a"], b"\xff"),
+        (RawEnum, RawEnum.A),
+    ],
+)
+def test_bytes_are_unchanged_in_each_type_of_field(kind, value):
+    model: Any = create_model("Raws", value=(kind, ...), other=(bytes, b"\xff"))
+    back = crossed({"value": value}, model)
+    assert (back.value, back.other) == (value, b"\xff")
 
 
 @pytest.mark.parametrize("kind", CONSTRAINED)

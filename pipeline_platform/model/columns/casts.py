@@ -27,7 +27,7 @@ from pydantic import AnyUrl, IPvAnyAddress, TypeAdapter
 from pydantic_core import from_json, to_json
 
 MISFIT = (pa.ArrowException, TypeError, ValueError, ArithmeticError)
-_EPOCH, _DAY = date(1970, 1, 1), 86_400
+_EPOCH, _DAY, _MINUTE = date(1970, 1, 1), 86_400, timedelta(minutes=1)
 _FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))
 _INEXACT = [Inexact, InvalidOperation]
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -47,6 +47,12 @@ def beyond_calendar(times: pa.Array) -> bool:
     per_day = 1 if arrow.is_date32(times.type) else _DAY * _PER_SECOND[getattr(times.type, "unit", "ms")]
     first, end = _FIRST_DAY * per_day, (_LAST_DAY + 1) * per_day
     return any(bound.is_valid and not first <= bound.value < end for bound in pc.min_max(times).values())
+
+
+def has_seconds(value: datetime | None) -> bool:
+    """Whether the offset of a time to UTC has seconds, as in times before 1900. JSON would lose them."""
+    offset = value and value.utcoffset()
+    return bool(offset and offset % _MINUTE)
 
 
 class Kind(NamedTuple):
@@ -201,10 +207,10 @@ class Plain(Cast):
             raise self._beyond(path) from None
 
     def crossing(self, value: Any, path: str) -> Any:
-        """Return a value of the field's own type."""
-        if type(value) in self.own:
-            return value
-        return self.of_values([value], path)[0].as_py()
+        """Return a value of the field's own type, which JSON can contain."""
+        if type(value) not in self.own or (self.base is datetime and has_seconds(value)):
+            return self.of_values([value], path)[0].as_py()
+        return value
 
     def _refuse_others(self, values: Iterable[Any], path: str) -> None:
         python, refused = self.kind.python, self.kind.refused

@@ -1,7 +1,9 @@
 """Encoding of data between handling and batching: JSON that preserves every value."""
 
 import enum
-from datetime import timedelta
+from base64 import urlsafe_b64decode
+from collections.abc import Callable, Mapping
+from datetime import datetime, time, timedelta
 from functools import lru_cache, partial, reduce
 from operator import contains, or_
 from types import UnionType
@@ -14,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from pipeline_platform.model.columns.casts import KINDS, is_text, parsed_span
+from pipeline_platform.model.columns.casts import KINDS, Plain, has_seconds, is_text, parsed_span
 from pipeline_platform.model.columns.fields import MODELS, ModelClass, fields, values_of
 from pipeline_platform.model.columns.schema import CONSTRAINED, bare, is_json, row_type
 from pipeline_platform.model.formats.payload import has_struct
@@ -65,6 +67,8 @@ class _Crossing:
         self._names, self._own = [*self._row_type.casts], [cast.own for cast in self._row_type.casts.values()]
         self._is_flat = all(self._own) and not is_open
         self._exact = set[tuple[type, ...]]()
+        casts = self._row_type.casts.items()
+        self._times = [name for name, cast in casts if isinstance(cast, Plain) and cast.base is datetime]
         # JSON has no bytes: they are written as text.
         has_bytes = "binary" in str(self._row_type.schema.types) or is_open
         self._bytes_mode: Literal["base64", "utf8"] = "base64" if has_bytes else "utf8"
@@ -79,6 +83,8 @@ class _Crossing:
             values = self._row_type.crossing(data)
             if len(self._exact) < _COMBINATIONS and all(map(contains, self._own, kinds)):
                 self._exact.add(kinds)
+        elif any(has_seconds(values[name]) for name in self._times):
+            values = self._row_type.crossing(data)
         return to_json(values, bytes_mode=self._bytes_mode, inf_nan_mode="constants")
 
 
@@ -119,12 +125,20 @@ def _shape(model: ModelClass) -> Any:
         return instance
 
     typed_dict: Any = TypedDict  # its fields are known at run time only
-    config = ConfigDict(strict=True, val_json_bytes="base64", extra=extra)
+    config = ConfigDict(strict=True, extra=extra)
     return Annotated[with_config(config)(typed_dict(model.__name__, stripped)), AfterValidator(make)]
 
 
-def _span(value: Any) -> Any:
-    return parsed_span(value) if isinstance(value, str) else value
+_PARSED: Mapping[Any, Callable[[str], Any]] = {
+    timedelta: parsed_span,
+    time: time.fromisoformat,
+    bytes: urlsafe_b64decode,
+}
+"""Types that are parsed from another text than pydantic's. Bytes in a column of JSON text are pydantic's."""
+
+
+def _parsed(parse: Callable[[str], Any], value: Any) -> Any:
+    return parse(value) if isinstance(value, str) else value
 
 
 _set = object.__setattr__  # also works for a frozen model
@@ -146,10 +160,11 @@ def _stripped(annotation: Any) -> Any:
         return _stripped(arguments[0])
     if origin in (Union, UnionType):
         return reduce(or_, map(_stripped, arguments))
-    if annotation is timedelta:
-        return Annotated[timedelta, BeforeValidator(_span)]
-    if origin is Literal or is_text(annotation) or annotation in (*KINDS, type(None), ...):
-        return annotation
+    if origin is Literal:  # its column has one type
+        return _stripped(type(arguments[0]))
+    if is_text(annotation) or annotation in (*KINDS, type(None), ...):
+        parse = _PARSED.get(annotation)
+        return annotation if parse is None else Annotated[annotation, BeforeValidator(partial(_parsed, parse))]
     if origin is not None:
         return origin[tuple(map(_stripped, arguments))]
     if annotation in CONSTRAINED:
@@ -161,4 +176,4 @@ def _stripped(annotation: Any) -> Any:
     else:
         kind = next(base for base in KINDS if issubclass(annotation, base))
     # A lambda, because pydantic refuses the signature of an enum since Python 3.12.
-    return Annotated[kind, AfterValidator(lambda value: annotation(value))]  # noqa: PLW0108
+    return Annotated[_stripped(kind), AfterValidator(lambda value: annotation(value))]  # noqa: PLW0108
