@@ -1,6 +1,8 @@
 """Fields of several types, as columns of JSON text, and types that are stored as text."""
 
 import json
+import typing
+from collections import abc
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 from typing import Annotated, Any, Literal
 
@@ -142,7 +144,23 @@ def test_urls_and_ip_addresses_are_text_in_a_normal_form(type_, value, text):
         stored(model, {"value": "neither of them"})
 
 
-@pytest.mark.parametrize("type_", [SecretStr, dict[int, str], tuple[float, float], Literal["a", 1], object, complex])
+BARE = {name: getattr(typing, name) for name in ("List", "Dict", "Set", "FrozenSet", "Tuple", "Mapping", "Sequence")}
+
+
+@pytest.mark.parametrize("type_", [list, BARE["List"], BARE["List"] | None, dict, BARE["Dict"]])
+def test_a_list_or_dict_without_types_is_json_text(type_):
+    model = of(type_)
+    value = {"a": [1]} if type_ in (dict, BARE["Dict"]) else [1, "b"]
+
+    assert [json.loads(text) for text in stored(model, {"value": value})[0]] == [value]
+    assert decode(*encode({"value": value}, model), model).value == value
+
+
+REFUSED = [SecretStr, dict[int, str], tuple[float, float], Literal["a", 1], object, complex]
+OTHERS = [*(BARE[name] for name in BARE.keys() - {"List", "Dict"}), tuple[()], set, tuple, abc.Mapping, abc.Sequence]
+
+
+@pytest.mark.parametrize("type_", [*REFUSED, *OTHERS])
 def test_a_refused_type_names_the_way_out(type_):
     with pytest.raises(ColumnError, match="Any, for a column of JSON text"):
         arrow_schema(of(type_))

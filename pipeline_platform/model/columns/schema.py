@@ -87,9 +87,9 @@ def is_json(declared: Any) -> bool:
     """Whether a column stores a type as JSON text: any JSON, lists and dicts of it, and several types."""
     annotation = bare(declared)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if origin in (*_LISTS, dict, Mapping):
+    if arguments and origin in (*_LISTS, dict, Mapping):
         return arguments[-1] is Any
-    return annotation in _FREE or origin in (Union, types.UnionType)
+    return annotation in _FREE or origin in (Union, types.UnionType, list, dict)  # List and Dict have an origin
 
 
 def _cast(
