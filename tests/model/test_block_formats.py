@@ -9,9 +9,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, create_model
+from pydantic import BaseModel, Field, create_model
 
-from pipeline_platform import Pipeline, Producer, TableBatcher
+from pipeline_platform import Pipeline, Producer, TableBatcher, columns
+from pipeline_platform.model.columns.casts import ColumnError
+from pipeline_platform.model.columns.schema import row_type
 from pipeline_platform.model.formats.block_formats import _decoded, avro_columns, json_schema_columns, protobuf_columns
 from pipeline_platform.model.formats.payload import decoder_of
 from pipeline_platform.model.formats.wire_format import fitting
@@ -67,16 +69,34 @@ def test_protobuf_becomes_columns():
 
 def test_json_in_the_wire_format_becomes_columns_and_failures_name_the_schema():
     good = framed(3, b'{"number": 7, "customer": "a"}')
-    payloads = good, framed(4, b'{"number": "x", "customer": "a"}'), b"{}", None, framed(5, b"{")
+    large = b"\0\xff\xff\xff\xff" + good[5:]
+    payloads = good, framed(4, b'{"number": "x", "customer": "a"}'), b"{}", None, framed(5, b"{"), large
     known = json_schema_columns(block_of(*payloads), Flat).to_pylist()
 
-    assert [row["status"] for row in known] == ["ok", "failed", "failed", "failed", "failed"]
+    assert [row["status"] for row in known] == ["ok", *["failed"] * 5]
     assert known[0]["number"] == 7
     for row, payload in zip(known[1:], payloads[1:], strict=True):
         with pytest.raises((ValueError, TypeError)) as refused:
             message_of(payload).json_schema(Flat)
         assert row["reason"] == str(refused.value)
     assert known[1]["reason"].startswith("schema 4: Flat: number: ")
+
+
+class Defaulting(BaseModel):
+    number: int
+    note: str = Field(default_factory=lambda: 5)  # type: ignore[arg-type]
+
+
+def test_a_row_that_the_model_accepts_and_its_column_refuses_fails():
+    payload = b'{"number": 7}'
+    with pytest.raises(ColumnError):
+        row_type(Defaulting).columns([message_of(framed(3, payload)).json_schema(Defaulting)])
+    for known in (
+        json_schema_columns(block_of(framed(3, payload), framed(4, payload)), Defaulting),
+        columns(block_of(payload, payload), Defaulting),
+    ):
+        assert known["status"].to_pylist() == ["failed", "failed"]
+        assert None not in known["reason"].to_pylist()
 
 
 KINDS = [bool, int, float, str, date, datetime, bytes, Decimal, int | None, list[int], dict[str, float], Literal["a"]]

@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from pipeline_platform.model.blocks import decoded_columns, decoded_json
 from pipeline_platform.model.columns.fields import ModelClass
-from pipeline_platform.model.failure import Failure
+from pipeline_platform.model.failure import Failure, PayloadError
 from pipeline_platform.model.formats import avro, protobuf
 from pipeline_platform.model.formats.payload import decoder_of
-from pipeline_platform.model.formats.wire_format import HEADER, Registry, json_decoder
+from pipeline_platform.model.formats.wire_format import HEADER, Registry, json_decoder, schema_id_of
 
 if TYPE_CHECKING:
     from pipeline_platform.model.blocks import BlockOf
@@ -107,9 +107,8 @@ def _decoded_json(
 ) -> tuple[list[Any], Sequence[int]]:
     """Decode the payloads that have a header as JSON without it."""
     payloads, decode = data.to_pylist(), json_decoder(model)
-    is_framed = [payload is not None and len(payload) >= HEADER and not payload[0] for payload in payloads]
-    unframed = [row for row in rows if not is_framed[row]]
-    framed = [row for row in rows if is_framed[row]] if unframed else rows
+    unframed = [row for row in rows if not _is_framed(payloads[row])]
+    framed = sorted({*rows} - {*unframed}) if unframed else rows
     # Not `pc.binary_slice`: it fails with "Negative buffer resize" for blocks of thousands of rows (PyArrow 26.0.1).
     texts = pa.chunked_array([[payload and payload[HEADER:] for payload in payloads]], pa.binary())
     found = dict[int, Failure]()
@@ -119,4 +118,14 @@ def _decoded_json(
             decode(payloads[row])
         except BaseException as error:  # with the id of the schema
             failures[row] = Failure.of(error, "handle_messages")
+        else:  # the model accepts values that its columns refuse
+            failures[row] = found[row]
     return values, fitting
+
+
+def _is_framed(payload: Any) -> bool:
+    try:
+        schema_id_of(payload)
+    except (PayloadError, TypeError):
+        return False
+    return True
