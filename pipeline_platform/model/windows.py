@@ -1,6 +1,7 @@
 """Windows: the partition keys of tables, assets and paths; and cron schedules, by Dagster's rules, without Dagster."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 WINDOW_FORMAT = "%Y-%m-%dT%H%M"
@@ -76,16 +77,19 @@ def canonical(schedule: str) -> str:
     return _NICKNAMES.get(text, text)
 
 
-def _numbers(item: str, allowed: range, names: dict[str, int]) -> range:
-    """Return the numbers of an item of a field; empty if the item is not valid."""
+def _numbers(item: str, allowed: range, names: dict[str, int]) -> Sequence[int]:
+    """Return the numbers of an item of a field; empty if the item is not valid. A range like 22-2 continues from 0."""
     match = _ITEM.fullmatch(item)
     if match is None or match["step"] == "0":
-        return range(0)
+        return ()
     step = int(match["step"] or 1)
     if match["first"] is None:
         return allowed[::step]
     given = [names.get(bound, int(bound) if bound.isdecimal() else -1) for bound in match.group(1, 2) if bound]
     if not all(bound in allowed for bound in given):
-        return range(0)
-    last = given[-1] if match["last"] else allowed[-1] if match["step"] else given[0]
-    return range(given[0], last + 1, step)
+        return ()
+    first, last = given[0], given[-1] if match["last"] else allowed[-1] if match["step"] else given[0]
+    numbers = (
+        range(first, last + 1) if first <= last else [*range(first, allowed.stop), *range(allowed.start, last + 1)]
+    )
+    return numbers[::step]

@@ -5,7 +5,7 @@ from pydantic import BaseModel, ValidationError
 
 from pipeline_platform.model.options import Processors, Producer
 from pipeline_platform.model.pipeline import Pipeline, PipelineError
-from pipeline_platform.model.windows import is_cron
+from pipeline_platform.model.windows import is_cron, most_a_day
 from tests.fixtures.built import build
 from tests.fixtures.small_lake import Keeping
 
@@ -29,6 +29,7 @@ CRONS = [
     *("0 * * * *", "*/5 * * * *", "30 2 * * mon-fri", "0 0,12 1-15/2 JAN,jul 7", "@daily", "5-55/10 9-17 * * 1,3"),
     *("hourly", "", "* * * *", "0 0 * * * *", "60 * * * *", "0 24 * * *", "0 0 0 * *", "0 0 * 13 *", "0 0 * * 8"),
     *("*/0 * * * *", "a * * * *", "1-x * * * *", "0 0 * * monday", "@often", "1,, * * * *", "-1 * * * *"),
+    *("0 22-2 * * *", "0 0 * * fri-sun", "0 0 * nov-feb *", "50-10/5 * * * *", "0 25-2 * * *", "0 0 9-32 * *"),
     *("0 0 30 2 *", "0 0 31 FEB *", "0 0 29 2 *", "0 0 31 4 *", "@Hourly"),
 ]
 
@@ -37,6 +38,13 @@ def test_cron_schedules_are_validated_like_in_dagster():
     from dagster._utils.schedules import is_valid_cron_schedule
 
     assert [cron for cron in CRONS if is_cron(cron) != is_valid_cron_schedule(cron)] == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "times"), [("@hourly", 24), ("0 22-2 * * *", 5), ("50-10/5 8,9 * * *", 10), ("*/15 9-17/4 * * *", 12)]
+)
+def test_the_times_of_a_day_are_counted(schedule, times):
+    assert most_a_day(schedule) == times
 
 
 def test_pipelines_may_share_options_in_an_abstract_base():
