@@ -216,6 +216,13 @@ class Waiting(BaseModel, frozen=True):
         """Whether the check is due again. Dagster keeps each evaluation for ever, so there should be few."""
         return self.reported is None or not self.reported <= now < self.reported + REPORTS_EVERY
 
+    def is_due(self, expired_at: datetime, now: datetime) -> bool:
+        """Whether a claim that expired is worth a run: no run was requested since then, or none for `LONGEST_PAUSE`.
+
+        A receive stays unfinished while its dead letters or the pipeline's own `acknowledge` fail.
+        """
+        return self.asked is None or expired_at > self.asked or not self.asked <= now < self.asked + LONGEST_PAUSE
+
     def waited(self, now: datetime) -> timedelta | None:
         """Return the time since `since`; never negative, even if the clock was set back."""
         return None if self.since is None else max(timedelta(0), now - self.since)

@@ -3,8 +3,8 @@
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing
-from datetime import UTC, datetime
-from functools import partial
+from datetime import UTC, datetime, timedelta
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 
@@ -58,7 +58,7 @@ def find_first_windows(pipelines: Sequence[type[Pipeline]], resources: Mapping[s
         with closing(ControlStore(**resource_options(resources["control"]))) as control:
             for pipeline in unset:
                 first = control.first_window(pipeline.name, partial(_first_of, pipeline, lake))
-                _FIRST[pipeline] = datetime.strptime(first, WINDOW_FORMAT).replace(tzinfo=UTC)
+                _FIRST[pipeline] = _time_of(first)
     except Exception as error:  # any error of the database or the storage
         names = ", ".join(pipeline.name for pipeline in unset if pipeline not in _FIRST)
         warnings.warn(
@@ -74,13 +74,7 @@ def _first_of(pipeline: type[Pipeline], lake: Lake) -> str:
 
 def windows_of(pipeline: type[Pipeline]) -> dg.TimeWindowPartitionsDefinition:
     """Return the windows as partitions, including the current window."""
-    return dg.TimeWindowPartitionsDefinition(
-        cron_schedule=pipeline.window_cron,
-        start=_begin(pipeline).astimezone(UTC),  # Dagster would replace another time zone, not convert it
-        fmt=WINDOW_FORMAT,
-        timezone="UTC",
-        end_offset=1,
-    )
+    return _windows(pipeline.window_cron, _begin(pipeline))
 
 
 def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
@@ -89,15 +83,40 @@ def window_now(pipeline: type[Pipeline], now: datetime | None = None) -> str:
     Raises:
         NoWindowError: The first window has not started yet.
     """
-    with dg.partition_loading_context(effective_dt=now or datetime.now(UTC)):
+    now = now or datetime.now(UTC)
+    with dg.partition_loading_context(effective_dt=now):
         key = windows_of(pipeline).get_last_partition_key()
-    if key is None:
+    if key is None or _time_of(key) > now:
         raise NoWindowError(f"{pipeline.name}: no window has started yet; first_window is {_begin(pipeline)}")
     return key
 
 
 def _begin(pipeline: type[Pipeline]) -> datetime:
-    return pipeline.first_window or _FIRST.get(pipeline, EARLIEST)
+    first = pipeline.first_window or _FIRST.get(pipeline)
+    return EARLIEST if first is None else _start_of_window(pipeline.window_cron, first)
+
+
+@cache
+def _start_of_window(cron: str, time: datetime) -> datetime:
+    """Return the start of the window that contains a time; the time itself if windows are longer than a year."""
+    windows = _windows(cron, time - timedelta(days=366))
+    with dg.partition_loading_context(effective_dt=time):
+        key = windows.get_last_partition_key()
+    return time if key is None else _time_of(key)
+
+
+def _windows(cron: str, start: datetime) -> dg.TimeWindowPartitionsDefinition:
+    return dg.TimeWindowPartitionsDefinition(
+        cron_schedule=cron,
+        start=start.astimezone(UTC),  # Dagster would replace another time zone, not convert it
+        fmt=WINDOW_FORMAT,
+        timezone="UTC",
+        end_offset=1,
+    )
+
+
+def _time_of(key: str) -> datetime:
+    return datetime.strptime(key, WINDOW_FORMAT).replace(tzinfo=UTC)
 
 
 def contiguous(pipeline: type[Pipeline], windows: Collection[str]) -> list[list[str]]:

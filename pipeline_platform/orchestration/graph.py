@@ -149,10 +149,10 @@ def _receive_op(pipeline: type[Pipeline]) -> dg.OpDefinition:
     configured: Any = receive_config_of(pipeline)
 
     @_op(pipeline, "receive_messages")
-    def receive_messages(context: dg.AssetExecutionContext, config: configured) -> None:
+    def receive_messages(context: dg.AssetExecutionContext, config: configured) -> None:  # noqa: ARG001 - for the launchpad
         """Leases messages from the source and writes them to the lake, from which all later steps read."""
         with _failing_with_reason(context):
-            flow, receive = receive_of(pipeline, context, config)
+            flow, receive = receive_of(pipeline, context, config_of(pipeline, context))
             if receive is not None:
                 _end_step(flow, receive, context)
 

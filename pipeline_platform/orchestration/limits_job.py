@@ -14,6 +14,7 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.options import Overrides
 from pipeline_platform.model.pipeline import Pipeline
 from pipeline_platform.model.strict_options import PipelineError
+from pipeline_platform.orchestration.runs.receive_config import without_variables
 
 _OVERRIDES = Overrides.model_fields
 _ACTS = ("pause", "drain", "resume")
@@ -54,8 +55,9 @@ def limits_job(pipeline: type[Pipeline]) -> dg.JobDefinition:
         required_resource_keys={"control"},
         out=dg.Out(dg.Nothing),
     )
-    def change_limits(context: dg.OpExecutionContext, config: LimitsConfig) -> None:
-        change(pipeline, context.resources.control, config, context.log.info, who=who(context.run))
+    def change_limits(context: dg.OpExecutionContext, config: LimitsConfig) -> None:  # noqa: ARG001 - for the launchpad
+        plain = without_variables(LimitsConfig, context.run.run_config, ("ops", "change", "config"))
+        change(pipeline, context.resources.control, plain, context.log.info, who=who(context.run))
 
     # Without this config, the launchpad would not show fields whose default is null.
     unset = LimitsConfig().model_dump()

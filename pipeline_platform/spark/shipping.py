@@ -70,13 +70,11 @@ def packages_of(classes: Iterable[type]) -> set[str]:
     waiting = [_module_of(class_) for class_ in classes]
     packages, seen = {module.__name__.partition(".")[0] for module in waiting}, {PLATFORM}
     while waiting:
-        for name in _named_in(waiting.pop()):
-            top, module = name.partition(".")[0], sys.modules.get(name)
-            if name not in seen and (module or "." not in name):
-                seen.add(name)
-                if top in packages or _is_of_project(top):
-                    packages.add(top)
-                    waiting += [module] if module else []
+        for name in {*_named_in(waiting.pop())} - seen:
+            seen.add(name)
+            if (top := name.partition(".")[0]) in packages or _is_of_project(top):
+                packages.add(top)
+                waiting += [module] if (module := sys.modules.get(name)) else []
     return packages
 
 
@@ -118,7 +116,7 @@ def _named_in(module: ModuleType) -> Iterator[str]:
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
+            elif isinstance(node, ast.ImportFrom) and (module.__package__ or not node.level):
                 name = importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__)
                 yield from (name, *(f"{name}.{alias.name}" for alias in node.names))
     for value in list(vars(module).values()):

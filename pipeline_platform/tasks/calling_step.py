@@ -34,7 +34,7 @@ from pipeline_platform.tasks.record.step import Destination, Step
 Rows = Iterator[pa.RecordBatch]
 
 _FORKS = 3
-"""Forks that may crash before their first try until the task fails: gRPC ends some if the parent has channels."""
+"""Forks that may crash before their first try; then the task fails. gRPC ends some if the parent has channels."""
 
 
 @dataclass(frozen=True)

@@ -148,10 +148,9 @@ def test_causes_are_read_in_the_background_and_an_error_leaves_the_other_parts(l
     shown.picture(0)
     assert reads.wait(60)
     (told,) = shown.picture(0).pipelines
-    assert (told.look.status, told.look.waits_for) == (None, "the lake")
+    assert (told.look.status.failures.open, told.look.waits_for) == (2, "the lake")
     goes_on.set()
     (told,) = shown.picture(60).pipelines
-    assert told.look.status.failures.open == 2
     assert told.unknown == {"causes": "unavailable: OSError: the file is damaged"}
 
 

@@ -10,7 +10,8 @@ import dagster as dg
 import pytest
 from dagster._core.events import DagsterEvent
 
-from pipeline_platform.control.demand import InFlight
+from pipeline_platform.control import demand
+from pipeline_platform.control.demand import InFlight, Waiting
 from pipeline_platform.launcher import run_process
 from pipeline_platform.launcher.run_process import LAUNCHER_TAG, PROCESS_TAG, RunProcess, is_gone
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -82,7 +83,7 @@ def test_patience_does_not_restart_for_released_messages(place, status, at):
     assert place.skips() == "7 messages wait; a run starts at 50, or after 30 s (waited 0 s)", "once"
 
 
-def test_an_unfinishable_receive_leads_to_a_single_immediate_run(place):
+def test_an_unfinishable_receive_leads_to_an_immediate_run_and_to_another_after_a_pause(place):
     """Each run that tries leaves the claim unchanged: it expired when the first run ended."""
     run = place.queued(tags(7, **{TAGS.receive_id: "r"}), dg.DagsterRunStatus.SUCCESS)
     place.control.claim("asked", "r", run.run_id, wanted=7, capacity=200, lease_s=60)
@@ -90,7 +91,10 @@ def test_an_unfinishable_receive_leads_to_a_single_immediate_run(place):
     assert place.asked() == [7]
     place.instance.delete_run(place.instance.get_runs()[0].run_id)
     place.control.expire("r")
-    assert "a run starts at 50, or after 30 s" in place.skips()
+    assert "the queue is empty" in place.skips()
+    minutes_ago = Waiting.from_json(place.cursor).asked - demand.LONGEST_PAUSE
+    place.cursor = Waiting(asked=minutes_ago, since=minutes_ago).to_json()
+    assert place.asked() == [7]
 
 
 def test_a_backfill_uses_capacity_but_no_messages_of_the_source(place):

@@ -1,6 +1,9 @@
 """Tables as arguments and results of downstream assets, and the lake on an object store."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import dagster as dg
@@ -132,6 +135,29 @@ def test_a_run_over_several_partitions_must_say_which_row_is_whose(location, spa
     assert [row["window"] for row in stored(location)] == [WINDOW, NEXT]
     with pytest.raises(ValueError, match="a run over 2 partitions returned a frame without the column 'window'"):
         materialise(returning(pa.table({"n": [1]}), HOURLY), location, spark, tags=tags)
+
+
+def test_a_window_that_is_not_a_partition_of_the_run_is_refused(location, spark):
+    other = pa.table({"n": [1], "window": [NEXT]})
+    with pytest.raises(ValueError, match=f"contains '{NEXT}', which is not a partition of the run"):
+        materialise(returning(other, HOURLY), location, spark, partition_key=WINDOW)
+
+
+def test_first_runs_at_the_same_time_keep_the_rows_of_each_other(tmp_path):
+    manager: Any = SimpleNamespace(lake=Lake(root=str(tmp_path)))
+    windows = [f"2026-01-0{day}T0000" for day in range(1, 7)]
+    start = threading.Barrier(len(windows))
+
+    def write(window: str) -> None:
+        context = dg.build_output_context(
+            asset_key=dg.AssetKey("writer"), partition_key=window, asset_partitions_def=HOURLY
+        )
+        start.wait()
+        LakeIOManager.handle_output(manager, context, pa.table({"n": [windows.index(window)]}))
+
+    with ThreadPoolExecutor(len(windows)) as runs:
+        list(runs.map(write, windows))
+    assert sorted(pl.read_delta(str(tmp_path / "writer"))["window"]) == windows
 
 
 def test_an_asset_that_returns_something_else_is_told_what_the_lake_keeps(location, spark):

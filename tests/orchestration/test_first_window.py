@@ -12,6 +12,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.model.windows import window_key
+from pipeline_platform.orchestration.asset_windows import NoWindowError, window_now
 from pipeline_platform.orchestration.deployment import platform_definitions
 from pipeline_platform.orchestration.graph import pipeline_assets
 from pipeline_platform.orchestration.resources.lake_resources import ControlResource, LakeResource
@@ -50,6 +51,24 @@ def first_of(pipeline: type[Keeping], root: Path, **given: Any) -> str:
     (windows,) = partitions | {definitions.resolve_job_def(f"{pipeline.name}_pull").partitions_def}
     assert windows is not None
     return windows.get_partition_keys(current_time=datetime(2031, 1, 1, tzinfo=UTC))[0]
+
+
+class Monthly(Keeping):
+    window_cron = "@monthly"
+    first_window = datetime(2026, 3, 23, tzinfo=UTC)
+
+
+def test_a_first_window_within_a_window_is_the_start_of_that_window():
+    assert window_now(Monthly, datetime(2026, 3, 28, tzinfo=UTC)) == "2026-03-01T0000"
+    assert window_now(Monthly, datetime(2026, 4, 1, tzinfo=UTC)) == "2026-04-01T0000"
+    with pytest.raises(NoWindowError):
+        window_now(Monthly, datetime(2026, 2, 28, 23, tzinfo=UTC))
+
+
+def test_a_stored_first_window_is_rounded_down_if_windows_become_longer(tmp_path, monkeypatch):
+    ControlStore(f"sqlite:///{tmp_path}/control.sqlite").first_window(Open.name, lambda: NEXT_YEAR)
+    monkeypatch.setattr(Open, "window_cron", "@daily")
+    assert first_of(Open, tmp_path) == "2030-05-01T0000"
 
 
 def hour_of(moment: datetime) -> str:

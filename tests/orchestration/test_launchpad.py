@@ -15,9 +15,11 @@ from dagster_graphql.schema import create_schema
 from pydantic import BaseModel, Field
 
 from pipeline_platform import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 from pipeline_platform.orchestration import ControlResource
+from pipeline_platform.orchestration.limits_job import LimitsConfig
 from pipeline_platform.orchestration.resources.launchpad import out_of_launchpad
-from pipeline_platform.orchestration.runs.receive_config import receive_config_of
+from pipeline_platform.orchestration.runs.receive_config import receive_config_of, without_variables
 from pipelines.flights import Rules
 from tests.fixtures.keeper import PROJECT
 
@@ -183,6 +185,22 @@ def test_a_field_that_the_context_does_not_have_is_refused_before_a_run_starts(p
     given = {"ops": {"receive": {"config": {"context": {"limmit": 4}}}}}
     with pytest.raises(dg.DagsterInvalidConfigError, match="limmit"):
         receiving.execute_in_process(run_config=given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "config"),
+    [
+        (receive_config_of(Enriched), {"context": {"limit": {"env": "LIMIT"}}}),
+        (receive_config_of(Enriched), {"producer": {"env": "PRODUCER"}}),
+        (LimitsConfig, {"pause": True, "reason": {"env": "BANK_TOKEN"}}),
+    ],
+)
+def test_a_variable_in_the_config_of_an_op_is_refused_and_its_value_is_not_shown(monkeypatch, kind, config):
+    for name in ("LIMIT", "PRODUCER", "BANK_TOKEN"):
+        monkeypatch.setenv(name, "42")
+    with pytest.raises(PipelineError) as error:
+        without_variables(kind, {"ops": {"change": {"config": config}}}, ("ops", "change", "config"))
+    assert "42" not in str(error.value)
 
 
 def test_resources_show_their_values_on_their_own_page(asked):

@@ -281,7 +281,7 @@ def test_a_source_that_hangs_delays_a_tick_for_a_short_time_and_a_late_answer_co
 
     assert [tick(), tick()] == [(False, True)] * 2
     released.set()
-    while not asked:
+    while not all(call.answer.done() for call in timely_calls._CALLS.values()):
         time.sleep(0.01)
     assert tick() == (True, True)
     assert len(asked) == asked_times, "the source is not called again while a call has not returned"

@@ -41,7 +41,9 @@ def test_the_result_of_a_late_call_is_read_once_and_other_calls_do_not_wait_for_
     with pytest.raises(SourceAwayError, match="backlog has not returned yet"):
         timely(source, "backlog", late, 0.01)
     with pytest.raises(SourceAwayError, match="backlog has not returned yet"):
-        timely(source, "wait", lambda: "never called", 30)
+        timely(source, "wait", lambda: "never called", 0.01)
+    with pytest.raises(SourceAwayError):
+        timely(source, "backlog", lambda: "never called", 0.1)
     assert is_late(source, "backlog")
     released.set()
     time.sleep(0.2)

@@ -79,7 +79,7 @@ def test_partitions_are_named_as_the_platform_names_windows(pipeline):
     first = begin.replace(month=1, day=1)
     keys = partitions.get_partition_keys(current_time=begin + timedelta(hours=5))
 
-    assert keys == [window_key(first + n * day) for n in range(61)], "from first_window to the one that is open"
+    assert keys == [window_key(first + n * day) for n in range(-1, 61)], "from the window of first_window on"
     assert partitions.time_window_for_partition_key(window_key(begin)) == dg.TimeWindow(begin, begin + day)
     assert {spec.partitions_def for spec in pipeline_assets(pipeline).specs} == {partitions}
 

@@ -107,6 +107,23 @@ def test_a_session_is_named_after_code_server_and_generation():
     assert len(others | {name}) == 4
 
 
+BEERS = """
+import json, pytest, malts
+from strengths import STRONG
+
+try:
+    from .taps import TAP
+except ImportError:
+    TAP = 1
+
+
+class Beer:
+    def label(self):
+        import labels
+        from glasses.tall import Tall
+"""
+
+
 def test_a_class_is_shipped_with_its_imports_from_the_project_only(tmp_path, monkeypatch):
     elsewhere, installed = tmp_path / "elsewhere", tmp_path / "lib" / "site-packages"
     for folder, name, text in [
@@ -115,15 +132,12 @@ def test_a_class_is_shipped_with_its_imports_from_the_project_only(tmp_path, mon
         (elsewhere, "unused", ""),
         (elsewhere, "strengths", "STRONG = 7\n"),
         (elsewhere, "labels", ""),
-        (
-            tmp_path / "project",
-            "beers",
-            "import json, pytest, malts\nfrom strengths import STRONG\nclass Beer:\n    def f(self): import labels",
-        ),
+        (elsewhere / "glasses", "tall", "Tall = 1\n"),
+        (tmp_path / "project", "beers", BEERS),
     ]:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.py").write_text(text)
         monkeypatch.syspath_prepend(str(folder))
     from beers import Beer  # type: ignore[import-not-found]
 
-    assert shipping.packages_of([Beer]) == {"beers", "malts", "strengths", "labels"}
+    assert shipping.packages_of([Beer]) == {"beers", "malts", "strengths", "labels", "glasses"}

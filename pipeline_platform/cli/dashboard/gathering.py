@@ -20,7 +20,6 @@ from pipeline_platform.cli.dashboard.looks import BackgroundLook, look_at_all
 from pipeline_platform.cli.dashboard.picture import (
     HOUR_MINUTES,
     TIME_LINE,
-    Causes,
     Minute,
     Picture,
     PipelinePicture,
@@ -28,8 +27,7 @@ from pipeline_platform.cli.dashboard.picture import (
     Stage,
 )
 from pipeline_platform.cli.dashboard.run_lines import run_lines
-from pipeline_platform.cli.status.status_data import PipelineStatus
-from pipeline_platform.cli.status.status_gathering import LookingAt, pipeline_status
+from pipeline_platform.cli.status.status_gathering import pipeline_status
 from pipeline_platform.control.quota import Quota
 from pipeline_platform.control.store import ControlStoreError
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -106,12 +104,11 @@ class _Pipeline:
         self._keys = list(dict.fromkeys([whole.key, *(producer.key for producer in whole.each)]))
         self._reports, causes = reporting.Reports(pipeline), CausesOfFailures(opened.lake, pipeline)
 
-        def state(waits: LookingAt) -> tuple[PipelineStatus, Causes]:
-            status = pipeline_status(opened, pipeline, instance, waits)
-            waits(pipeline.name, "the lake")
-            return status, causes.newest(status.failures)
-
-        self.look = BackgroundLook(state, share)
+        self.look = BackgroundLook(
+            lambda waits: pipeline_status(opened, pipeline, instance, waits),
+            lambda status: causes.newest(status.failures),
+            share,
+        )
 
     def picture(self, dagster: _Dagster, now: datetime) -> PipelinePicture:
         unknown: dict[str, str] = {}

@@ -35,12 +35,15 @@ class BackgroundLook:
     """The state of a pipeline and the causes of its failures, looked at in a thread.
 
     Args:
-        state: Returns both; calls its argument as described in `LookingAt`.
+        status: Returns the state; calls its argument as described in `LookingAt`.
+        causes: Returns the causes in this state.
         share: Share of a processor to use at most, on average.
     """
 
-    def __init__(self, state: Callable[[LookingAt], tuple[PipelineStatus, Causes]], share: float) -> None:
-        self._state, self._pace = state, Paced(share)
+    def __init__(
+        self, status: Callable[[LookingAt], PipelineStatus], causes: Callable[[PipelineStatus], Causes], share: float
+    ) -> None:
+        self._status, self._causes, self._pace = status, causes, Paced(share)
         self._look: Future[None] | None = None
         self._known, self._error = Look(), ""
         self._waits_for, self._since = "", time.monotonic()
@@ -85,7 +88,10 @@ class BackgroundLook:
             self._waits_for, self._since = part, time.monotonic()
 
         try:
-            self._known, self._error = Look(*self._state(looking_at), datetime.now(UTC)), ""
+            status = self._status(looking_at)
+            self._known, self._error = Look(status, self._known.causes, datetime.now(UTC)), ""
+            looking_at("", "the lake")  # with many failures, their causes take longer than the state
+            self._known = self._known._replace(causes=self._causes(status))
         except Exception as error:  # of any store; the picture shows it
             self._error = f"{type(error).__name__}: {error}".partition("\n")[0]
         self._pace.ended(time.thread_time() - began)

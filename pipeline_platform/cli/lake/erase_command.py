@@ -7,7 +7,7 @@ import typer
 from pydantic import Field
 
 from pipeline_platform.cli import loading
-from pipeline_platform.cli.dagster_instance import dagster_instance, known
+from pipeline_platform.cli.dagster_instance import dagster_instance, known, unavailable
 from pipeline_platform.cli.history_command import Why, record
 from pipeline_platform.cli.loading import counted
 from pipeline_platform.cli.options import Json, Name
@@ -123,12 +123,11 @@ def erase(
             rows=dict(erased.rows),
             old_files=erased.old_files,
         )
-    runs = _quoting_runs(of, erased, choice)
     if as_json:
-        print_json(EraseOutput.of(erased, latest, runs, dry_run=False))
+        print_json(EraseOutput.of(erased, latest, _quoting_runs(of, erased, choice), dry_run=False))
         raise typer.Exit(0 if erased.is_complete else 1)
     _say(erased, f"{pipeline}/{{}}: erased")
-    _say_runs(runs)
+    _say_runs(_quoting_runs(of, erased, choice))
     _say_latest(latest)
     for name, rows in erased.sinks.items():
         sink = f"the sink {of.batchers[name].sink}"
@@ -160,13 +159,17 @@ def _say_latest(latest: list[str]) -> None:
 
 
 def _quoting_runs(pipeline: type[Pipeline], erased: Erased, choice: ErasureChoice) -> list[str] | None:
-    """Return the runs in Dagster that may quote the messages; None without Dagster."""
+    """Return the runs in Dagster that may quote the messages; None if Dagster cannot be searched."""
     from pipeline_platform.orchestration.runs.quoting_runs import quoting_runs
 
     with dagster_instance() as found:
         if (instance := known(found)) is None:
             return None
-        return quoting_runs(instance, pipeline, sorted(erased.windows), [*choice.texts, *erased.ids])
+        try:
+            return quoting_runs(instance, pipeline, sorted(erased.windows), [*choice.texts, *erased.ids])
+        except Exception as error:  # of Dagster's storage; the result of the erasure must be printed
+            say(f"Dagster's storage is {unavailable(error)}", err=True)
+            return None
 
 
 def _say_runs(runs: list[str] | None) -> None:

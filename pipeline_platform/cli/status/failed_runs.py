@@ -21,12 +21,12 @@ def failed_runs(
 ) -> FailedRunsStatus | None:
     """Return the newest runs that pull from a source, if they failed in a row.
 
-    None if the newest run that ended did not fail, or if an active run has acknowledged messages since.
+    None if the newest run that ended did not fail, or if it alone failed and a run has acknowledged messages since.
     """
     from pipeline_platform.orchestration.sensors.runs_under_way import failed_in_a_row
 
     found = failed_in_a_row(producer, instance, datetime.now(UTC))
-    if not found.runs or control.ended(producer.key, since=found.ended, last=1):
+    if not found.runs or (found.runs == 1 and control.ended(producer.key, since=found.ended, last=1)):
         return None
     step, reason = reason_of_run(found.run_id, instance)
     return FailedRunsStatus(runs=found.runs, run_id=found.run_id, ended_at=found.ended, step=step, reason=reason)

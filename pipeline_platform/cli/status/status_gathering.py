@@ -251,14 +251,17 @@ def _runs(pipeline: type[Pipeline], instance: Instance, control: ControlStore) -
     if isinstance(instance, str):
         return DagsterRuns(error=instance)
     from pipeline_platform.launcher.run_process import never_begins
-    from pipeline_platform.orchestration.jobs import tags_of
+    from pipeline_platform.orchestration.jobs import RunTags, tags_of
     from pipeline_platform.orchestration.sensors.runs_under_way import UNDER_WAY, runs_with
 
     name, now = pipeline.name, datetime.now(UTC)
     claims = {claim.run_id for claim in (*control.in_flight(name, of_all=True), *control.over(name, of_all=True))}
     try:
         records = runs_with(instance, UNDER_WAY, tags_of(pipeline))
-        without_claim = [record for record in records if record.dagster_run.run_id not in claims]
+        # After its last acknowledgement, a run of a job of the user may materialise other assets.
+        received = RunTags.of(pipeline).received
+        runs = [(record, record.dagster_run) for record in records]
+        without_claim = [record for record, run in runs if run.run_id not in claims and received not in run.tags]
         crashed = [record.dagster_run.run_id for record in without_claim if never_begins(record, instance, now)]
     except Exception as error:  # any error of the instance's storage; the other parts do not depend on it
         return DagsterRuns(error=unavailable(error))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 import pyarrow as pa
+import pyarrow.compute as pc
 from pydantic import Field
 
 from pipeline_platform.control.store import ControlStore, ControlStoreError
@@ -141,20 +142,20 @@ class LakeIOManager(dg.ConfigurableIOManager):
         """Replace the asset's table by a frame, or only the run's partitions if the asset is partitioned."""
         if obj is None:
             return
-        from deltalake import DeltaTable, write_deltalake
-        from deltalake.exceptions import TableNotFoundError
+        from deltalake import write_deltalake
+        from deltalake.exceptions import CommitFailedError
 
         rows, uri = _to_arrow(obj), self.lake.uri(*context.asset_key.path)
         options: dict[str, Any] = {"schema_mode": "overwrite", "storage_options": self.lake.patient_options}
         if context.has_asset_partitions:
             keys = list(context.asset_partition_keys)
             rows = _in_windows(rows, keys, context.asset_key)
-            options |= {"schema_mode": "merge", "partition_by": [WINDOW]}
-            with suppress(TableNotFoundError):
-                DeltaTable(uri, storage_options=options["storage_options"])
-                quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
-                options["predicate"] = f"{WINDOW} IN ({quoted})"
-        write_deltalake(uri, rows, mode="overwrite", **options)
+            quoted = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
+            options |= {"schema_mode": "merge", "partition_by": [WINDOW], "predicate": f"{WINDOW} IN ({quoted})"}
+        try:
+            write_deltalake(uri, rows, mode="overwrite", **options)
+        except CommitFailedError:  # another run has just created the table, or added a column
+            write_deltalake(uri, rows, mode="overwrite", **options)
         context.add_output_metadata({"dagster/row_count": rows.num_rows})
 
     def _spark_frame(self, uri: str, table: "DeltaTable", columns: pa.Schema, windows: list[str] | None) -> "DataFrame":
@@ -174,6 +175,11 @@ class LakeIOManager(dg.ConfigurableIOManager):
 def _in_windows(rows: pa.Table, keys: Sequence[str], asset: dg.AssetKey) -> pa.Table:
     """Return rows with a column for the partition of each row."""
     if WINDOW in rows.column_names:
+        if others := sorted({*map(str, pc.unique(rows[WINDOW]).to_pylist())} - {*keys}):
+            raise ValueError(
+                f"{asset.to_user_string()}: the column {WINDOW!r} of its frame contains {others[0]!r}, which is not a "
+                "partition of the run. Set it to the partition of each row, or remove it if the run has one partition"
+            )
         return rows
     if len(keys) != 1:
         raise ValueError(

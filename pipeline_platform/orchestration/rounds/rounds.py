@@ -123,6 +123,8 @@ class Rounds:
         """Return the demand of a round, or 0 after a short wait."""
         producer, control, source = self.flow.producer, self.flow.control, self.flow.source
         if (pause := self._again_at - time.monotonic()) > 0:
+            if self._hindered:
+                end.defer()
             time.sleep(min(pause, _LOOK_S))
             return 0
         try:

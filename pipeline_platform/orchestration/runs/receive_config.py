@@ -1,16 +1,19 @@
 """Configuration of a receive in the launchpad."""
 
+from collections.abc import Sequence
 from enum import Enum
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import dagster as dg
-from pydantic import Field, create_model
+from pydantic import Field, ValidationError, create_model
 from pydantic.fields import FieldInfo
 from pydantic_core import to_jsonable_python
 
 from pipeline_platform.model.pipeline import Pipeline
+from pipeline_platform.model.strict_options import PipelineError
 
+_C = TypeVar("_C", bound=dg.Config)
 _PLAIN = (bool, int, float, str)
 """Types that the launchpad checks. A field of another type accepts any value here, and the run validates it."""
 
@@ -66,7 +69,29 @@ class ReceiveConfig(dg.Config):
     def overrides(self) -> dict[str, Any]:
         """Return the fields of the context that are set."""
         context: Any = self.context
-        return context.model_dump(exclude_unset=True) if isinstance(context, dg.Config) else context
+        fields: dict[str, Any] = context.model_dump(exclude_unset=True)
+        return fields
+
+
+def without_variables(kind: type[_C], run_config: Any, path: Sequence[str]) -> _C:
+    """Return the config of an op from the config of a run, by its path.
+
+    Dagster would also copy variables of the environment into it, which the run config, logs and tables could then show.
+
+    Raises:
+        PipelineError: A value is not valid, for example because it is a variable.
+    """
+    config = run_config
+    for key in path:
+        config = (config or {}).get(key)
+    try:
+        return kind(**(config or {}))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise PipelineError(
+            f"The config of {path[-2]} is not valid: {'.'.join(map(str, first['loc']))}: {first['msg']}. Set plain "
+            "values; variables ({env: NAME}) are not supported here"
+        ) from None
 
 
 def receive_config_of(pipeline: type[Pipeline]) -> type[ReceiveConfig]:

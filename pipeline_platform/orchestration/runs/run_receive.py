@@ -22,7 +22,12 @@ from pipeline_platform.orchestration.jobs import RunTags, producer_tag
 from pipeline_platform.orchestration.reports.reporting import report_finished
 from pipeline_platform.orchestration.resources.sink_resources import sink_keys
 from pipeline_platform.orchestration.resources.source_resources import source_of
-from pipeline_platform.orchestration.runs.receive_config import ReceiveConfig, RunOrigin, receive_config_of
+from pipeline_platform.orchestration.runs.receive_config import (
+    ReceiveConfig,
+    RunOrigin,
+    receive_config_of,
+    without_variables,
+)
 from pipeline_platform.run import steps
 from pipeline_platform.run.begin import begin
 from pipeline_platform.run.finish import finish_now, finish_others
@@ -251,11 +256,13 @@ def working_step(flow: Flow, receive: Receive, context: dg.AssetExecutionContext
 
 
 def config_of(pipeline: type[Pipeline], context: dg.AssetExecutionContext) -> ReceiveConfig:
-    """Return the config of `receive_messages`, which a re-execution of later steps has from the run before it."""
-    config: Any = context.run.run_config
-    for key in ("ops", pipeline.name, "ops", "receive_messages", "config"):
-        config = (config or {}).get(key)
-    return receive_config_of(pipeline)(**(config or {}))
+    """Return the config of `receive_messages`, which a re-execution of later steps has from the run before it.
+
+    Raises:
+        PipelineError: It contains variables (`{env: NAME}`), which Dagster would resolve in the first step only.
+    """
+    path = ("ops", pipeline.name, "ops", "receive_messages", "config")
+    return without_variables(receive_config_of(pipeline), context.run.run_config, path)
 
 
 def _selection(pipeline: type[Pipeline], given: dict[str, Any]) -> Selection:

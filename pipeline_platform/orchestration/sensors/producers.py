@@ -93,7 +93,8 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
     left, alone = left_claims(producer, control), pipeline.takes_turns(leases_partitions=source.leases_partitions)
     bounds = with_other_runs(state.limits, producer, context.instance, backlog, left, waiting.asked, alone=alone)
     # A decided receive has no leased messages but must be finished: it counts as one message.
-    held, waits, age = sum(max(1, claim.messages) for claim in left), backlog.counted, backlog.age(now)
+    due = [claim for claim in left if waiting.is_due(claim.expires_at, now)]
+    held, waits, age = sum(max(1, claim.messages) for claim in due), backlog.counted, backlog.age(now)
     backlog = demand.with_left(backlog, held)
     asks = demand.next_asks(backlog, bounds, under_way, waiting.waited(now))
     if asks[0].demand and (later := reason_to_wait(producer, context.instance, control, now, alone=alone)):
@@ -102,8 +103,8 @@ def _ask(context: dg.SensorEvaluationContext, event: Span, producer: BoundProduc
     cursor = waiting.after(backlog, asks, now, under_way).model_copy(update=noted).to_json()
     demanded = [ask.demand for ask in asks if ask.demand]
     event.add(demand=sum(demanded), runs=len(demanded), backlog=waits, oldest=age, in_flight=under_way.messages)
-    crashed = "1 crashed run" if (runs := count_runs(left)) == 1 else f"{runs:,} crashed runs"
-    news = f"; {crashed} left {demand.count(held)}" if left else ""
+    crashed = "1 crashed run" if (runs := count_runs(due)) == 1 else f"{runs:,} crashed runs"
+    news = f"; {crashed} left {demand.count(held)}" if due else ""
     if backlog.lost and noted["lost"] != waiting.lost:
         news += f"; {options.source}: {backlog.lost}"
     if not asks[0].demand:

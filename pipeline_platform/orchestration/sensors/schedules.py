@@ -160,8 +160,8 @@ def retry_sensor(pipeline: type[Pipeline]) -> dg.SensorDefinition:
         if held_back := hold_back(runs, LOOKS_EVERY, now):
             return dg.SkipReason(held_back)
         # Later ticks request the others: failures that fail again are due later.
-        at_once = 1 if pipeline.takes_turns() else None
-        return _to_drive(pipeline, control, waiting, Selection(state="due"), at_once=at_once)[:_AT_ONCE]
+        at_once = 1 if pipeline.takes_turns() else _AT_ONCE
+        return _to_drive(pipeline, control, waiting, Selection(state="due"))[:at_once]
 
     return look
 

@@ -26,7 +26,6 @@ class _Call(NamedTuple):
     name: str
     answer: Future[Any]
     started: float
-    within_s: float
 
     @property
     def is_running(self) -> bool:
@@ -64,14 +63,14 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
     """
     within_s = WITHIN_S if within_s is None else within_s
     deadline = time.monotonic() + within_s
-    made = _call_of(source, name, call, within_s)
+    made = _call_of(source, name, call)
     while made.name != name or not made.is_usable:
-        late_at = min(deadline, made.started + made.within_s)
+        late_at = min(deadline, made.started + within_s)
         if not wait([made.answer], max(0.0, late_at - time.monotonic())).done:
             raise SourceAwayError(f"{made.name} has not returned yet. A later tick reads its result")
         if made.name == name:
             break
-        made = _call_of(source, name, call, within_s)
+        made = _call_of(source, name, call)
     with _LOCK:
         if _CALLS.get((id(source), name)) is made:
             del _CALLS[id(source), name]
@@ -82,7 +81,7 @@ def timely(source: Source, name: str, call: Callable[[], T], within_s: float | N
     return answer
 
 
-def _call_of(source: Source, name: str, call: Callable[[], T], within_s: float) -> _Call:
+def _call_of(source: Source, name: str, call: Callable[[], T]) -> _Call:
     """Return the running call of a source, an unread result of the same name, or a new call."""
     with _LOCK:
         if running := next((each for each in _CALLS.values() if each.source is source and each.is_running), None):
@@ -90,5 +89,5 @@ def _call_of(source: Source, name: str, call: Callable[[], T], within_s: float) 
         made = _CALLS.get((id(source), name))
         if made is None or not made.is_usable:
             started = in_background(call, "call-of-source")
-            made = _CALLS[id(source), name] = _Call(source, name, started, time.monotonic(), within_s)
+            made = _CALLS[id(source), name] = _Call(source, name, started, time.monotonic())
         return made
