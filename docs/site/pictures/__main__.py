@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1]
 PAGE = DOCS / "run" / "dashboard.md"
 MESSAGES_PER_S = {"orders": 3, "payments": 1, "shipments": 0.05}
-CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1340,640")
+CHROMIUM = ("chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1340,700")
 
 
 def main(minutes: float, folder: Path = DOCS) -> None:
