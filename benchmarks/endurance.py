@@ -93,7 +93,7 @@ class Feed:
         """Count the outcomes of the messages, and return the errors."""
         tables = (deployment.rows(self.name, table) for table in ("even", "odd"))
         columns = {"n": pl.Int64, "message_id": pl.String}
-        parts = [some.select(columns) for some in tables if "n" in some.columns]
+        parts = [some.select(*columns) for some in tables if "n" in some.columns]
         rows = pl.concat([pl.DataFrame(schema=columns), *parts])
         kept = rows["n"]
         failed = pl.Series(
