@@ -313,10 +313,28 @@ def test_an_offset_with_seconds_crosses_as_utc(first):
         encode(Stay(since=EARLY), Stay)
 
 
+class Clock(BaseModel):
+    value: time
+
+
 def test_a_time_of_day_keeps_the_seconds_of_its_offset():
-    model: Any = create_model("Clock", value=(time, ...))
-    value = time(1, 2, 3, 4, LOCAL.utcoffset() and timezone(LOCAL.utcoffset()))
-    assert crossed({"value": value}, model).value == value
+    for seconds in (0, 3_661, 3_661):
+        value = time(1, 2, 3, 4, timezone(timedelta(seconds=seconds)))
+        assert crossed(Clock(value=value), Clock).value == value
+        assert crossed({"value": value}, Clock).value == value
+
+
+class Anytime(BaseModel, extra="allow"):
+    value: datetime | int
+
+
+def test_in_json_text_and_extra_fields_an_offset_with_seconds_crosses_as_utc():
+    back = crossed(Anytime(value=LOCAL, more=LOCAL), Anytime)  # type: ignore[call-arg]
+    assert back.value == LOCAL
+    assert datetime.fromisoformat(back.model_extra["more"]) == LOCAL
+    assert row_type(Anytime).columns([{"value": LOCAL}])[0].to_pylist() == ['"1889-12-31T23:06:32Z"']
+    with pytest.raises(ColumnError, match="value cannot be written as JSON"):
+        encode(Anytime(value=EARLY), Anytime)
 
 
 class Raw(TypedDict):

@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from functools import partial
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
@@ -27,7 +27,7 @@ from pydantic import AnyUrl, IPvAnyAddress, TypeAdapter
 from pydantic_core import from_json, to_json
 
 MISFIT = (pa.ArrowException, TypeError, ValueError, ArithmeticError)
-_EPOCH, _DAY, _MINUTE = date(1970, 1, 1), 86_400, timedelta(minutes=1)
+_EPOCH, _DAY = date(1970, 1, 1), 86_400
 _FIRST_DAY, _LAST_DAY = ((day - _EPOCH).days for day in (date.min, date.max))
 _INEXACT = [Inexact, InvalidOperation]
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -49,10 +49,17 @@ def beyond_calendar(times: pa.Array) -> bool:
     return any(bound.is_valid and not first <= bound.value < end for bound in pc.min_max(times).values())
 
 
-def has_seconds(value: datetime | None) -> bool:
+def has_seconds(value: datetime | time | None) -> bool:
     """Whether the offset of a time to UTC has seconds, as in times before 1900. JSON would lose them."""
-    offset = value and value.utcoffset()
-    return bool(offset and offset % _MINUTE)
+    if value is None or value.tzinfo is None or value.tzinfo is UTC:  # without a call: it checks each message
+        return False
+    offset = value.utcoffset()
+    return offset is not None and (offset.seconds % 60 > 0 or offset.microseconds > 0)
+
+
+def for_json(value: Any) -> Any:
+    """Return a value, or the datetime in UTC if JSON would lose the seconds of its offset."""
+    return value.astimezone(UTC) if isinstance(value, datetime) and has_seconds(value) else value
 
 
 class Kind(NamedTuple):
@@ -345,7 +352,7 @@ class JsonText(Cast):
 
     def _written(self, value: Any, path: str) -> bytes:
         try:
-            return to_json(value, by_alias=False, inf_nan_mode="null", fallback=msgspec.to_builtins)
+            return to_json(for_json(value), by_alias=False, inf_nan_mode="null", fallback=msgspec.to_builtins)
         except MISFIT as error:
             raise ColumnError(f"{path} cannot be written as JSON: {type(error).__name__}") from None
 

@@ -1,7 +1,7 @@
 """Encoding of data between handling and batching: JSON that preserves every value."""
 
 import enum
-from base64 import urlsafe_b64decode
+from binascii import a2b_base64
 from collections.abc import Callable, Mapping
 from datetime import datetime, time, timedelta
 from functools import lru_cache, partial, reduce
@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Jso
 from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict  # pydantic takes typing's own from Python 3.12 on
 
-from pipeline_platform.model.columns.casts import KINDS, Plain, has_seconds, is_text, parsed_span
+from pipeline_platform.model.columns.casts import KINDS, Plain, Text, has_seconds, is_text, parsed_span
 from pipeline_platform.model.columns.fields import MODELS, ModelClass, fields, values_of
 from pipeline_platform.model.columns.schema import CONSTRAINED, bare, is_json, row_type
 from pipeline_platform.model.formats.payload import has_struct
@@ -68,7 +68,7 @@ class _Crossing:
         self._is_flat = all(self._own) and not is_open
         self._exact = set[tuple[type, ...]]()
         casts = self._row_type.casts.items()
-        self._times = [name for name, cast in casts if isinstance(cast, Plain) and cast.base is datetime]
+        self._times = [name for name, cast in casts if isinstance(cast, Plain | Text) and cast.base in (datetime, time)]
         # JSON has no bytes: they are written as text.
         has_bytes = "binary" in str(self._row_type.schema.types) or is_open
         self._bytes_mode: Literal["base64", "utf8"] = "base64" if has_bytes else "utf8"
@@ -83,7 +83,7 @@ class _Crossing:
             values = self._row_type.crossing(data)
             if len(self._exact) < _COMBINATIONS and all(map(contains, self._own, kinds)):
                 self._exact.add(kinds)
-        elif any(has_seconds(values[name]) for name in self._times):
+        elif any(map(has_seconds, map(values.get, self._times))):
             values = self._row_type.crossing(data)
         return to_json(values, bytes_mode=self._bytes_mode, inf_nan_mode="constants")
 
@@ -129,10 +129,14 @@ def _shape(model: ModelClass) -> Any:
     return Annotated[with_config(config)(typed_dict(model.__name__, stripped)), AfterValidator(make)]
 
 
+def _from_base64(text: str) -> bytes:
+    return a2b_base64(text.replace("-", "+").replace("_", "/"))  # in half the time of urlsafe_b64decode
+
+
 _PARSED: Mapping[Any, Callable[[str], Any]] = {
     timedelta: parsed_span,
     time: time.fromisoformat,
-    bytes: urlsafe_b64decode,
+    bytes: _from_base64,
 }
 """Types that are parsed from another text than pydantic's. Bytes in a column of JSON text are pydantic's."""
 

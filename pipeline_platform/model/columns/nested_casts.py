@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from pyarrow import types as arrow
 from pydantic import BaseModel
 
-from pipeline_platform.model.columns.casts import Cast, ColumnError, Plain
+from pipeline_platform.model.columns.casts import Cast, ColumnError, Plain, for_json
 from pipeline_platform.model.columns.fields import ModelClass, fields, values_of
 
 _LISTS = arrow.is_list, arrow.is_large_list, arrow.is_fixed_size_list
@@ -140,7 +140,8 @@ class ModelOf(Cast):
         made = {name: cast.crossing(given[name], within + name) for name, cast in self.casts.items()}
         if nulls := [name for name in self._filled if made[name] is None]:
             _refuse_null(within + nulls[0])
-        return made | (getattr(value, "model_extra", None) or {})
+        extra = getattr(value, "model_extra", None) or {}
+        return made | {name: for_json(item) for name, item in extra.items()}
 
     def read(self, value: Any) -> Any:
         """Return a dict of fields with JSON text decoded."""
