@@ -1,8 +1,9 @@
 """Decimals are exact from the payload to the column, or refused by name."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Annotated, Any, Literal, NewType
+from typing import Annotated, Any, Generic, Literal, NewType, TypeVar
 
 import pyarrow as pa
 import pytest
@@ -62,6 +63,29 @@ class Chosen(BaseModel):
     price: Decimal = Field(validation_alias=AliasChoices("cost", "prix"))
 
 
+class Metered(BaseModel):
+    """A model of types that have no hash."""
+
+    prices: dict[str, Annotated[Decimal, {"unit": "EUR"}]]
+    rounded: Callable[[Decimal], Decimal] = round
+
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+@dataclass
+class Box(Generic[T]):
+    content: T
+    price: Decimal
+    share: float
+
+
+Alone = TypeAliasType("Alone", T, type_params=(T,))
+Amounts = TypeAliasType("Amounts", list[T], type_params=(T,))
+Swapped = TypeAliasType("Swapped", tuple[T, K], type_params=(K, T))
+
+
 PLACES = [
     (Price, '{"price": %s}', lambda made: made.price),
     (PriceStruct, '{"price": %s}', lambda made: made.price),
@@ -77,6 +101,14 @@ PLACES = [
     (tuple[int, Decimal], "[1, %s]", lambda made: made[1]),
     (dict[str, NewType("Euro", Decimal)], '{"a": %s}', lambda made: made["a"]),
     (TypeAliasType("Prices", list[Decimal]), "[%s]", lambda made: made[0]),
+    (TypeAliasType("Prices", list[Annotated[Decimal, {"unit": "EUR"}]]), "[%s]", lambda made: made[0]),
+    (Amounts[Decimal], "[%s]", lambda made: made[0]),
+    (Alone[Decimal], "%s", lambda made: made),
+    (Amounts[Amounts[Decimal]], "[[%s]]", lambda made: made[0][0]),
+    (Swapped[Decimal, list[float]], "[[0.12345678901234567890], %s]", lambda made: made[1]),
+    (Box[list[Decimal]], '{"content": [%s], "price": 1, "share": 0}', lambda made: made.content[0]),
+    (Box[int], '{"content": 1, "price": %s, "share": 0.12345678901234567890}', lambda made: made.price),
+    (Metered, '{"prices": {"a": %s}}', lambda made: made.prices["a"]),
 ]
 
 

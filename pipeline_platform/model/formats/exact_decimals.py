@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import chain
+from operator import or_
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Raw, defstruct
@@ -48,7 +49,7 @@ def names_in(annotation: Any) -> frozenset[str]:
 
 def _inside(annotation: Any) -> Iterator[tuple[Any, _Plan]]:
     """Yield each type in a type once, with its plan."""
-    seen, left = set[Any](), [annotation]
+    seen, left = set[Any](), [*_types(annotation)]
     while left:
         if (kind := left.pop()) not in seen:
             seen.add(kind)
@@ -66,7 +67,7 @@ def exact(data: bytes, annotation: Any) -> bytes | None:
         msgspec.DecodeError: The JSON is not valid, or has NaN or an infinity.
         RecursionError: The JSON has too many nested brackets.
     """
-    return _exact(data, frozenset([annotation]))
+    return _exact(data, _types(annotation))
 
 
 def _exact(data: bytes, types: _Types) -> bytes | None:
@@ -134,11 +135,37 @@ def _union(types: Iterable[_Types]) -> _Types:
     return frozenset[Any]().union(*types)
 
 
+def _types(*annotations: Any) -> _Types:
+    return frozenset(map(_bare, annotations))
+
+
+def _bare(annotation: Any) -> Any:
+    """Return a type without metadata, which may have no hash."""
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _bare(arguments[0])
+    if not arguments or origin is Literal:
+        return annotation
+    if origin is Callable:  # its arguments include a list
+        return origin
+    inner = tuple(map(_bare, arguments))
+    return reduce(or_, inner) if origin is UnionType else origin[inner]
+
+
+def _filled(annotation: Any, generic: Any, arguments: Sequence[Any]) -> Any:
+    """Return a type with the arguments of a generic type in place of type variables."""
+    variables = dict(zip(getattr(generic, "__parameters__", ()), arguments, strict=False))
+    if isinstance(annotation, TypeVar):
+        return variables.get(annotation, annotation)
+    free = getattr(annotation, "__parameters__", ())
+    return annotation[tuple(variables.get(each, each) for each in free)] if free else annotation
+
+
 def _single(annotation: Any) -> _Plan:
     origin, arguments = get_origin(annotation), get_args(annotation)
-    named = getattr(annotation, "__supertype__", None) or getattr(annotation, "__value__", None)
-    if inner := arguments[0] if origin is Annotated else named:  # a NewType, or a TypeAliasType
-        return _single(inner)
+    generic = annotation if origin is None else origin
+    if inner := getattr(generic, "__supertype__", getattr(generic, "__value__", None)):  # a NewType, a TypeAliasType
+        return _single(_bare(_filled(inner, generic, arguments)))
     if origin in (Union, UnionType):
         others = {*arguments} - {type(None), bool, int}
         # With further alternatives, pydantic could read the text as another type.
@@ -153,15 +180,14 @@ def _single(annotation: Any) -> _Plan:
         for name, field in annotation.model_fields.items():
             alias = field.validation_alias
             names = alias.choices if isinstance(alias, AliasChoices) else [alias]
-            fields |= dict.fromkeys(
-                [name, *(key for key in names if isinstance(key, str))], frozenset([field.annotation])
-            )
+            fields |= dict.fromkeys([name, *(key for key in names if isinstance(key, str))], _types(field.annotation))
         return _Plan(members=fields)
     if origin is tuple and ... not in arguments:
         return _Plan(members={place: frozenset([kind]) for place, kind in enumerate(arguments)})
+    if isinstance(generic, type) and "__annotations__" in vars(generic):  # a dataclass, or a TypedDict
+        hints = get_type_hints(generic).items()
+        return _Plan(members={name: _types(_filled(kind, generic, arguments)) for name, kind in hints})
     if origin is not None:
         is_mapping = isinstance(origin, type) and issubclass(origin, Mapping)
         return _Plan(others=frozenset(arguments[is_mapping:]) - {...})
-    if isinstance(annotation, type) and "__annotations__" in vars(annotation):  # a dataclass, or a TypedDict
-        return _Plan(members={name: frozenset([kind]) for name, kind in get_type_hints(annotation).items()})
     return _Plan()
