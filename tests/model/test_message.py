@@ -4,7 +4,7 @@ import enum
 from typing import Annotated, Literal
 
 import pytest
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, Discriminator, Field, Tag, ValidationError
 
 from pipeline_platform.model.failure import Failure, PayloadError, words
 from pipeline_platform.model.message import Message
@@ -202,8 +202,15 @@ class Train(BaseModel):
 
 
 class Trip(BaseModel):
-    leg: Annotated[Bus | Train, Field(discriminator="kind")]
+    leg: Annotated[Bus | Train, Field(discriminator="kind")] = Train(kind="train")
     note: int | list[int] = 0
+    type: Annotated[int, Field(gt=0)] | list["Trip"] = 1
+    city: str = Field("", validation_alias=AliasPath("address", "town"))
+    other: str = Field("", validation_alias=AliasChoices("place", AliasPath("places", 0, "town-name")))
+    fare: Annotated[
+        Annotated[Fare, Tag("by-car")] | Annotated[Bus, Tag("by-bus")], Discriminator(lambda value: "by-car")
+    ] = Fare(price=1)
+    sizes: dict[str, Annotated[int, {"unit": "m"}]] = {}
 
 
 @pytest.mark.parametrize(
@@ -213,7 +220,14 @@ class Trip(BaseModel):
         (b'{"leg": {"kind": "bus", "seats": {"SECRET": "x"}}}', "Trip: leg.bus.seats.*: "),
         (b'{"leg": {"kind": "bus", "prices": [{"price": 1, "SECRET": 2}]}}', "Trip: leg.bus.prices.*.*: "),
         (b'{"leg": {"kind": "bus", "prices": [{"price": "SECRET"}]}}', "Trip: leg.bus.prices.*.price: "),
-        (b'{"leg": {"kind": "train"}, "note": "SECRET"}', "Trip: note.int: "),
+        (b'{"note": "SECRET"}', "Trip: note.int: "),
+        (b'{"note": ["SECRET"]}', "; note.list[int].*: "),
+        (b'{"type": [{"type": "SECRET"}]}', "Trip: type.constrained-int: "),
+        (b'{"type": [{"type": "SECRET"}]}', "; type.list[Trip].*.type.constrained-int: "),
+        (b'{"address": {"town": 1, "SECRET": 1}}', "Trip: address.town: "),
+        (b'{"places": [{"town-name": 1}]}', "Trip: places.*.town-name: "),
+        (b'{"fare": {"price": "SECRET"}}', "Trip: fare.by-car.price: "),
+        (b'{"sizes": {"SECRET[int]": "x"}}', "Trip: sizes.*: "),
     ],
 )
 @pytest.mark.parametrize("decode", [Message.json, lambda message, model: framed(message).json_schema(model)])

@@ -34,26 +34,16 @@ class _Plan(NamedTuple):
 
 def has_decimal(annotation: Any) -> bool:
     """Whether JSON of a type may contain a Decimal."""
-    return any(plan.is_decimal for _, plan in _inside(annotation))
+    return any(plan.is_decimal for plan in _inside(annotation))
 
 
-@lru_cache(maxsize=256)
-def names_in(annotation: Any) -> frozenset[str]:
-    """Return the names of fields, classes and tags in a type. JSON may have further keys."""
-    names = set[str]()
-    for kind, plan in _inside(annotation):
-        names.add(kind if isinstance(kind, str) else getattr(kind, "__name__", ""))
-        names.update(key for key in plan.members if isinstance(key, str))
-    return frozenset(names)
-
-
-def _inside(annotation: Any) -> Iterator[tuple[Any, _Plan]]:
-    """Yield each type in a type once, with its plan."""
+def _inside(annotation: Any) -> Iterator[_Plan]:
+    """Yield the plan of each type in a type once."""
     seen, left = set[Any](), [*_types(annotation)]
     while left:
         if (kind := left.pop()) not in seen:
             seen.add(kind)
-            yield kind, (plan := _plan(frozenset([kind])))
+            yield (plan := _plan(frozenset([kind])))
             left += chain(plan.others, *plan.members.values())
 
 

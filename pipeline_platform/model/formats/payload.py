@@ -16,7 +16,8 @@ from pydantic_core import from_json
 from pipeline_platform.model.columns.fields import ModelClass, fields
 from pipeline_platform.model.failure import PayloadError, declare, words
 from pipeline_platform.model.formats.compression import format_of
-from pipeline_platform.model.formats.exact_decimals import exact, has_decimal, names_in
+from pipeline_platform.model.formats.error_names import names_in
+from pipeline_platform.model.formats.exact_decimals import exact, has_decimal
 
 QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at |$)", re.DOTALL)
 """Pattern of the values and names of a payload that msgspec quotes in errors."""

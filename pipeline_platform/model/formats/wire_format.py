@@ -11,7 +11,7 @@ import msgspec
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from pipeline_platform.model.failure import PayloadError, declare, reason_of, words
-from pipeline_platform.model.formats.exact_decimals import names_in
+from pipeline_platform.model.formats.error_names import names_in
 from pipeline_platform.model.formats.payload import QUOTED, decoder, has_struct
 
 HEADER = 5
