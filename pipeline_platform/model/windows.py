@@ -78,7 +78,7 @@ def canonical(schedule: str) -> str:
 
 
 def _numbers(item: str, allowed: range, names: dict[str, int]) -> Sequence[int]:
-    """Return the numbers of an item of a field; empty if the item is not valid. A range like 22-2 continues from 0."""
+    """Return the numbers of an item; empty if it is not valid. A range like 22-2 continues from the field's start."""
     match = _ITEM.fullmatch(item)
     if match is None or match["step"] == "0":
         return ()
