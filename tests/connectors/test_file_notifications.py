@@ -79,7 +79,7 @@ def test_objects_that_are_removed_replaced_or_left_out_are_not_read(source, root
         root.write(name, lines(1))
     root.write("day/old.jsonl", lines(1, 2))
     outside = f"{key_of(root, '').rpartition('/')[0]}-2/day/a.jsonl"
-    names = ["day/gone.jsonl", "day/", "day/_hidden.jsonl", "other.jsonl"]
+    names = ["day/gone.jsonl", "day/", "day/_hidden.jsonl", "day//a.jsonl", "other.jsonl"]
     created = [event(outside), *(event(key_of(root, name)) for name in names)]
     key = key_of(root, "day/old.jsonl")
     sqs.fill(queue, [*created, event(key, name="ObjectRemoved:Delete"), event(key), event(key)])

@@ -10,7 +10,9 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
+import pyarrow.fs as pafs
 import pytest
 from pydantic import BaseModel
 
@@ -23,6 +25,7 @@ from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import steps
 from pipeline_platform.run.lease import fence_and_release
+from pipeline_platform.source.contract import SourceAwayError, SourceError
 from pipeline_platform.sql.database import Database
 from tests.fixtures.files import deliveries, lines, root, source, source_at
 from tests.fixtures.flow import finish, handled, received, run
@@ -195,6 +198,15 @@ def test_other_files_are_left_out(tmp_path, root, caplog):
     assert source_at(tmp_path, root, table="later", settle_s=3_600).backlog().messages == 0
 
 
+@pytest.mark.parametrize("path", ["day//a.jsonl", "/a.jsonl"])
+def test_a_key_with_an_empty_part_is_left_out(source, monkeypatch, path):
+    files = Mock()
+    files.get_file_info.return_value = [pafs.FileInfo(path, pafs.FileType.File, size=14, mtime_ns=0)]
+    monkeypatch.setitem(source.__dict__, "_files", files)
+
+    assert source.backlog().messages == 0
+
+
 def test_a_replaced_version_is_not_read_and_the_new_one_is(source, root, caplog):
     (root / "a.jsonl").write_bytes(lines(1))
     (share,) = source.plan(1, 1, "r")
@@ -203,6 +215,23 @@ def test_a_replaced_version_is_not_read_and_the_new_one_is(source, root, caplog)
     assert list(source.read(share, "r")) == []
     assert "a.jsonl was removed or replaced" in caplog.text
     assert [row["sequence"] for row in deliveries(source)] == [1, 2]
+
+
+def test_an_object_that_is_replaced_while_it_is_read_fails_the_read_and_its_new_version_is_read(tmp_path, s3):
+    lake = Lake(root="s3://lake/replaced", storage_options=s3)
+    lake.write("a.jsonl", lines(1))
+    source = source_at(tmp_path, lake.root, storage_options=s3)
+    (share,) = source.plan(10, 1, "r")
+    reading = source.read(share, "r")
+    next(reading)
+    lake.write("a.jsonl", lines(2, 3))
+
+    with pytest.raises(SourceError) as replaced:
+        next(reading)
+    source.abandon("r", list)
+
+    assert not isinstance(replaced.value, SourceAwayError), "a retry would read the new version as the old one"
+    assert [row["data"] for row in deliveries(source)] == lines(2, 3).splitlines()
 
 
 def test_files_of_a_folder_that_is_unavailable_for_a_while_are_read_later(source, root, monkeypatch):

@@ -6,7 +6,7 @@ import os
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import ClassVar, Self
@@ -175,6 +175,7 @@ class FileSource(LeaseOptions, WholeReceiveSource):
                 for batch in rows.batches_of(self._files, path, self._format(path), self.max_row_bytes):
                     count += len(batch)
                     yield self._deliveries(batch, file, path, modified, is_again=attempts > 1, receive_id=receive_id)
+                self._expect_unchanged(file, path)
             except FileNotFoundError:
                 # Also while a folder is not mounted here: the file must not count as done.
                 text = "%s: %s was removed or replaced before it was read; looking again in %d s"
@@ -234,9 +235,24 @@ class FileSource(LeaseOptions, WholeReceiveSource):
         if found is None or found.id != file:
             raise FileNotFoundError(path)
 
+    def _expect_unchanged(self, file: str, path: str) -> None:
+        """Raise `SourceError` if an object was replaced while it was read: its rows may be of two versions.
+
+        An object is read by several requests. A local file may grow (docs/connect/files.md), which must not stop a run.
+        """
+        if not self._lake.is_local and (found := self._version(path)) and found.id != file:
+            raise self.error(
+                f"{self.root}/{path} was replaced while it was read. The next run reads the new version. "
+                "Write new rows to new objects."
+            )
+
     def _is_unreadable(self, path: str) -> bool:
         """Whether the storage answers, but a file cannot be read: access may be denied, or the object be archived."""
-        if not any(self._answers(place) for place in ("", path)):
+        answers = []
+        for place in ("", path):
+            with suppress(OSError):
+                answers.append(self._files.get_file_info(place))
+        if not answers:
             return False
         try:
             with self._files.open_input_file(path) as file:
@@ -244,13 +260,6 @@ class FileSource(LeaseOptions, WholeReceiveSource):
         except OSError:
             return True
         return False
-
-    def _answers(self, path: str) -> bool:
-        try:
-            self._files.get_file_info(path)
-        except OSError:
-            return False
-        return True
 
     def _version(self, path: str) -> Found | None:
         if self._lake.is_local and self._is_link(path):
@@ -300,8 +309,12 @@ class FileSource(LeaseOptions, WholeReceiveSource):
                     yield file
 
     def _is_wanted(self, path: str) -> bool:
-        is_hidden = any(part.startswith((".", "_")) for part in path.split("/"))
+        parts = path.split("/")
+        is_hidden = any(part.startswith((".", "_")) for part in parts)
         if is_hidden or path.endswith("/") or not fnmatch.fnmatchcase(path, self.pattern):
+            return False
+        if "" in parts:  # PyArrow lists the key, and cannot read it
+            self._leave_out(path, "its key has // or starts with /, and cannot be read. Rename it")
             return False
         if self._format(path) is None:
             self._leave_out(path, "its suffix has no format. Set format")
