@@ -10,9 +10,12 @@ from botocore.exceptions import ClientError
 
 from pipeline_platform import Share
 from pipeline_platform.connectors.kinesis import KinesisSource
+from pipeline_platform.connectors.kinesis.kinesis_api import Shard
 from pipeline_platform.connectors.kinesis.marks import Mark
-from pipeline_platform.connectors.kinesis.shard_cursor import ShardCursor
+from pipeline_platform.connectors.kinesis.shard_cursor import Look, ShardCursor
+from pipeline_platform.connectors.kinesis.shard_looks import ShardLooks
 from pipeline_platform.source.contract import SourceAwayError, SourceError
+from pipeline_platform.source.offsets import Place
 from pipeline_platform.source.pauses import Patience
 from tests.fixtures.kinesis import received
 
@@ -120,6 +123,7 @@ def test_a_refused_sequence_number_continues_at_the_oldest_message_after_it(fake
         (Mark(since=NOW - 2 * DAY), "TRIM_HORIZON"),
         (Mark(sequence="7", arrived=NOW - HOUR, since=NOW - HOUR), "AFTER_SEQUENCE_NUMBER"),
         (Mark(sequence="7", sub=0, arrived=NOW - HOUR, since=NOW - HOUR), "AT_SEQUENCE_NUMBER"),
+        (Mark(sequence="7", arrived=NOW - HOUR, since=NOW - HOUR / 2), "AT_TIMESTAMP"),
         (Mark(sequence="7", arrived=NOW - 2 * DAY, since=NOW - HOUR), "AT_TIMESTAMP"),
         (Mark(sequence="7", arrived=NOW - 2 * DAY, since=NOW - 2 * DAY), "TRIM_HORIZON"),
     ],
@@ -128,6 +132,34 @@ def test_an_iterator_starts_at_a_position_that_has_not_expired(mark, kind):
     assert mark.iterator(NOW, DAY)["ShardIteratorType"] == kind
     assert bool(mark.lost(NOW, DAY)) is (0 < mark.since < NOW - DAY)
     assert Mark.of(str(mark)) == mark
+
+
+class IdleClient(FakeClient):
+    """A client of a shard whose only record, "4", is 20 hours old. A page covers five minutes."""
+
+    now = datetime.now(UTC).timestamp()
+    arrived = now - 20 * HOUR
+
+    def get_shard_iterator(self, *, Timestamp=None, **_):  # noqa: N803
+        return {"ShardIterator": str(Timestamp.timestamp() if Timestamp else self.arrived)}
+
+    def get_records(self, *, ShardIterator, **_):  # noqa: N803
+        past = min(float(ShardIterator) + 300, self.now)
+        return {"Records": [], "NextShardIterator": str(past), "MillisBehindLatest": round(self.now - past) * 1_000}
+
+
+def test_no_message_waits_in_a_shard_that_is_idle_for_hours(faked):
+    source, now = faked(IdleClient()), IdleClient.now
+    name, shard = "orders:0:shard-0", Shard("shard-0", (), EVERY, is_closed=False)
+    mark = Mark(sequence="4", arrived=IdleClient.arrived, since=now - HOUR)
+    places = {name: Place(name, 0, 0, mark=str(mark))}
+
+    looked = ShardLooks(source._api).look({name: shard}, places, 1, now)
+
+    assert (looked.waiting, looked.lost) == ({}, {})
+    _, renewed = looked.changed[name]
+    assert renewed == mark.model_copy(update={"since": now - HOUR / 4})
+    assert cursor(source, renewed).look(1) == Look(is_waiting=False)
 
 
 def test_a_throttled_read_ends_after_the_messages_that_it_has(faked, caplog):
@@ -167,7 +199,7 @@ def stop_reading(source: KinesisSource, for_s: float) -> None:
 def test_a_clock_that_is_ahead_moves_no_position_past_later_messages(kinesis_source, monkeypatch):
     source, time_of = kinesis_source(), time.time
     assert source.backlog().messages == 0
-    stop_reading(source, 2 * HOUR)
+    stop_reading(source, 0.6 * HOUR)
     monkeypatch.setattr(time, "time", lambda: time_of() + HOUR)
 
     source.backlog()

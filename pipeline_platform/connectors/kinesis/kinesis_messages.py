@@ -16,7 +16,6 @@ from pipeline_platform.connectors.kinesis.kinesis_options import KinesisOptions
 from pipeline_platform.connectors.kinesis.marks import Mark
 from pipeline_platform.connectors.kinesis.shard_cursor import ShardMessage
 from pipeline_platform.model.portions import portions
-from pipeline_platform.source.contract import SourceError
 from pipeline_platform.source.pauses import pause_s
 
 logger = logging.getLogger(__name__)
@@ -67,14 +66,6 @@ def delivery_columns(shard: str, first: int, messages: Sequence[ShardMessage], a
         "partition": [message.key for message in messages],
         "sequence": range(first, first + len(messages)),
     }
-
-
-def number_of(source: str, ack_id: str) -> int:
-    """Return the number of a message; raise `SourceError` if the `ack_id` is not one of `delivery_columns`."""
-    try:
-        return int(ack_id.partition(":")[0])
-    except ValueError:
-        raise SourceError(f"source {source!r}: ack_id must start with a number, got {ack_id!r}.") from None
 
 
 def mark_after(ack_id: str, before: Mark) -> Mark:

@@ -9,6 +9,8 @@ from pydantic import BaseModel
 
 _MARGIN_S = 900.0
 """Maximum lag of this machine's clock behind Kinesis' clock (docs/understand/guarantees.md)."""
+_RENEW_S = 1_800.0
+"""Age at which the start of a shard without new messages is renewed."""
 
 
 class Mark(BaseModel, frozen=True):
@@ -48,10 +50,11 @@ class Mark(BaseModel, frozen=True):
     def iterator(self, now: float, retention_s: float) -> dict[str, Any]:
         """Return the arguments of an iterator that starts at or before this position.
 
-        A sequence number whose record has expired is not used: AWS refuses it, or returns empty pages for a long time.
+        The latest start is used: from an old position, AWS returns empty pages for a long time, as if messages waited.
+        It refuses the sequence number of an expired record.
         """
         oldest = now - retention_s + _MARGIN_S
-        if self.sequence and self.arrived > oldest:
+        if self.sequence and self.arrived > oldest and self.arrived >= self.since:
             kind = "AFTER_SEQUENCE_NUMBER" if self.sub is None else "AT_SEQUENCE_NUMBER"
             return {"ShardIteratorType": kind, "StartingSequenceNumber": self.sequence}
         if self.since > oldest:
@@ -72,9 +75,9 @@ class Mark(BaseModel, frozen=True):
         """Return the mark after no message was waiting at `now`, by the server's clock."""
         return self.model_copy(update={"since": now - _MARGIN_S})
 
-    def is_late(self, now: float, retention_s: float) -> bool:
-        """Whether `since` is to be renewed while no message waits: otherwise a pause would look like a loss."""
-        return self.since < now - retention_s / 24
+    def is_late(self, now: float) -> bool:
+        """Whether `since` is to be renewed while no message waits: otherwise reading would start far in the past."""
+        return self.since < now - _RENEW_S
 
     def released(self, now: float) -> Mark:
         """Return the mark after a receive released messages at `now`."""

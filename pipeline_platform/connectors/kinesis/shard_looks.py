@@ -66,7 +66,7 @@ class ShardLooks:
                 elif look.has_ended:
                     ended.add(name)
                     found.changed[name] = text, mark.model_copy(update={"ended": True})
-                elif mark.is_late(now, retention_s):  # a loss is reported once: nothing waits
+                elif mark.is_late(now):  # a loss is reported once: nothing waits
                     found.changed[name] = text, mark.caught_up(now)
         for name, place in places.items():
             if name not in shards and not place.spans and not Mark.of(place.mark).ended:

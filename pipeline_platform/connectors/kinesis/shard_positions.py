@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from pipeline_platform.connectors.kinesis.kinesis_messages import mark_after, number_of
+from pipeline_platform.connectors.kinesis.kinesis_messages import mark_after
 from pipeline_platform.connectors.kinesis.marks import Mark
 from pipeline_platform.source.contract import LeasedIds
 from pipeline_platform.source.log import fair
@@ -85,7 +85,7 @@ class ShardPositions:
             kept = dict(mine)
             for name, ack_ids in not_begun():
                 if name in kept:
-                    least = min(number_of(self._source, ack_id) for ack_id in ack_ids)
+                    least = min(int(ack_id.partition(":")[0]) for ack_id in ack_ids)
                     kept[name] = kept[name]._replace(past=min(kept[name].past, least))
 
         def choose(now: Mapping[str, Place]) -> Choice:
@@ -104,7 +104,7 @@ class ShardPositions:
         last: dict[str, tuple[int, str]] = {}
         for name, ack_ids in held():
             if name in mine:
-                numbered = ((number_of(self._source, ack_id), ack_id) for ack_id in ack_ids)
+                numbered = ((int(ack_id.partition(":")[0]), ack_id) for ack_id in ack_ids)
                 kept = [each for each in numbered if each[0] < mine[name].past]
                 if kept:
                     last[name] = max(*kept, last.get(name, kept[0]))
