@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaError
 
 from pipeline_platform.connectors.kafka import KafkaSource
 from pipeline_platform.connectors.kafka.cluster import Cluster, explained
@@ -143,6 +143,43 @@ def test_refused_messages_are_counted_and_the_others_are_sent(kafka, kafka_topic
     with pytest.raises(SourceError, match=r"cannot send a message to .*: a key or header value must be text, bytes"):
         ours.send([b"1"], [{"key": 7}])
     assert ours.backlog().messages == 3, "what was sent beside them is there"
+
+
+class SlowProducer:
+    """A producer that sends a message per poll that waits."""
+
+    def __init__(self, error: KafkaError | None = None) -> None:
+        self.queue, self.error, self.most = list[tuple[int, Any]](), error, 0
+
+    def produce(self, *, value: bytes, on_delivery: Any, **_: Any) -> None:
+        self.queue.append((len(value), on_delivery))
+        self.most = max(self.most, sum(size for size, _ in self.queue))
+
+    def poll(self, timeout: float) -> None:
+        if self.queue and timeout:
+            self.queue.pop(0)[1](self.error, None)
+
+    def flush(self) -> None:
+        while self.queue:
+            self.poll(1)
+
+
+def test_messages_of_a_slow_connection_do_not_wait_in_the_client(monkeypatch):
+    slow = SlowProducer()
+    monkeypatch.setattr(KafkaSource, "_client", lambda *_: slow)
+    sizes = [9 * 2**20, *[2**20] * 20]
+
+    assert source().send(bytes(size) for size in sizes) == len(sizes)
+    assert slow.most <= max(sizes)
+
+
+def test_an_unavailable_broker_delays_the_messages_after_the_first_refusal_together(monkeypatch):
+    away = SlowProducer(KafkaError(KafkaError._MSG_TIMED_OUT))
+    monkeypatch.setattr(KafkaSource, "_client", lambda *_: away)
+
+    with pytest.raises(SourceError, match="21 of 21 messages were refused"):
+        source().send(bytes(2**20) for _ in range(21))
+    assert away.most == 20 * 2**20
 
 
 def test_a_missing_topic_is_named_when_sending_to_it(kafka, kafka_topic):

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _APPENDED = 2
 """Type of a timestamp set by the broker, in the client library; 1 is a timestamp set by the sender."""
 _KINDS = {0: '"none"', 1: '"create"', _APPENDED: '"log_append"'}
+_QUEUED_BYTES = 8 * 2**20
+"""Bytes in the client's queue above which no message is added to it. It is not `queue.buffering.max.kbytes`, with which
+the client never accepts a larger message."""
 
 
 def bounded(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
@@ -113,13 +116,19 @@ def produce(
     The producer waits until all replicas have a message, and sends no message twice.
     """
     refused: list[SourceError] = []
+    queued = 0
     together: list[dict[str, Any]] = []
     """Messages that are too large, or that the client put into a batch that is too large."""
 
     def produce(message: dict[str, Any], *, alone: bool) -> None:
         from confluent_kafka import KafkaException
 
+        nonlocal queued
+        size = len(message["value"] or b"")
+
         def answered(error: KafkaError | None, _: Message) -> None:
+            nonlocal queued
+            queued -= size
             if error is not None and error.name() == "MSG_SIZE_TOO_LARGE" and not alone:
                 together.append(message)
             elif error is not None:
@@ -128,6 +137,7 @@ def produce(
         while True:
             try:
                 producer.produce(**message, on_delivery=answered)
+                queued += size
             except BufferError:  # the client's queue is full
                 producer.poll(0.1)
                 continue
@@ -135,6 +145,9 @@ def produce(
                 refused.append(explained(error, source, f"topic {message['topic']!r}"))
             break
         producer.poll(0)
+        # message.timeout.ms includes the time in the queue. With an unavailable broker, all messages time out together.
+        while queued > _QUEUED_BYTES and not refused:
+            producer.poll(0.1)
 
     sent = 0
     for message in messages:
