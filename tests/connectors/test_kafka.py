@@ -5,11 +5,13 @@ import ctypes
 import json
 import time
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
-from confluent_kafka import Producer, cimpl
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, Producer, cimpl
 from confluent_kafka.admin import AdminClient, NewPartitions
 
+from pipeline_platform.connectors.kafka.cluster import Cluster
 from pipeline_platform.source.contract import SourceError
 from tests.fixtures.kafka_source import (
     delete_topic,
@@ -205,6 +207,24 @@ def test_latest_and_a_timestamp_skip_older_messages(kafka, kafka_topic):
     assert seen(since) == [b"new"]
     assert seen("timestamp:2999-01-01T00:00:00Z") == []
     assert seen("earliest") == [b"old", b"new"]
+
+
+@pytest.mark.parametrize("lost", ["oldest", "newest", "time"])
+def test_a_partition_whose_leader_does_not_answer_is_left_out_until_it_does(kafka, kafka_topic, monkeypatch, lost):
+    source = kafka(kafka_topic(2), offset_reset_policy="timestamp:2999-01-01T00:00:00Z")
+    source.send([b"0", b"1"], [{"partition": 0}, {"partition": 1}])
+    asked = Cluster.offsets
+
+    def offsets(cluster: Cluster, partitions: Any, at: int, **more: Any) -> Any:
+        answers = asked(cluster, partitions, at, **more)
+        if {OFFSET_BEGINNING: "oldest", OFFSET_END: "newest"}.get(at, "time") != lost:
+            return answers
+        return lambda: {partition: offset for partition, offset in answers().items() if partition.partition == 0}
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "offsets", offsets)
+        assert [extent.begin for extent in source.extents().values()] == [1]
+    assert [extent.begin for extent in source.extents().values()] == [1, 1]
 
 
 def test_a_partition_added_later_is_read_from_its_beginning(kafka, kafka_topic, kafka_server):

@@ -65,11 +65,6 @@ class KafkaSource(KafkaOptions):
         committed = cluster.committed(names)
         low, past = (ask() for ask in asked)
         ready = [partition for partition in names if partition in low and partition in past]
-        if len(ready) < len(names):
-            unready = f"{len(names) - len(ready)} of {len(names)} partitions have no leader that answers"
-            if not ready:
-                raise self.error(f"{unready}. Check the brokers.", away=True)
-            logger.warning("Skipped partitions of %s: %s", self.name, unready)
         begin = past if self.offset_reset_policy == "latest" else low
         fresh = [partition for partition in ready if partition not in committed]
         if fresh and self.since_ms is not None:
@@ -78,6 +73,12 @@ class KafkaSource(KafkaOptions):
                 **low,
                 **{partition: past[partition] if offset < 0 else offset for partition, offset in later.items()},
             }
+            ready = [partition for partition in ready if partition in committed or partition in later]
+        if len(ready) < len(names):
+            unready = f"{len(names) - len(ready)} of {len(names)} partitions have no leader that answers"
+            if not ready:
+                raise self.error(f"{unready}. Check the brokers.", away=True)
+            logger.warning("Skipped partitions of %s: %s", self.name, unready)
         extents = {}
         for partition in ready:
             offset, is_ours, readers = committed.get(partition, (None, False, []))
