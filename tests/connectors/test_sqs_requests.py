@@ -14,7 +14,7 @@ from pipeline_platform.connectors.sqs.sqs_api import sequence_of
 from pipeline_platform.source.contract import Share, SourceError
 from servers import sqs
 from tests.fixtures.received import received
-from tests.fixtures.sqs_between import between
+from tests.fixtures.sqs_between import Cut, Refusal, between
 
 BEYOND_TWELVE_HOURS = (
     "Value 900 for parameter VisibilityTimeout is invalid. Reason: Total VisibilityTimeout for the message is beyond "
@@ -197,6 +197,31 @@ def test_messages_that_cannot_be_sent_are_named(made, payloads, said):
 def test_a_fifo_queue_requires_a_group(made):
     with pytest.raises(SourceError, match=r"message 0: MissingParameter: .*MessageGroupId"):
         made(queue=FIFO).send([b"one"])
+
+
+def test_a_repeated_receive_of_a_fifo_queue_gets_the_messages_of_the_lost_reply(made, fake):
+    flights, ids = made(queue=FIFO), list[str | None]()
+
+    def cut_first(number: int, body: dict[str, Any]) -> Cut | None:
+        ids.append(body.get("ReceiveRequestAttemptId"))
+        return Cut(after=True) if number == 1 else None
+
+    fake.meddle["ReceiveMessage"] = cut_first
+    list(flights.read(Share(messages=10), "r1"))
+
+    first, repeated, *later = ids
+    assert first == repeated, "by this id, SQS finds the messages"
+    assert first is not None
+    assert len({first, *later}) == 1 + len(later)
+
+
+def test_a_receive_continues_with_another_id_if_the_messages_of_the_lost_reply_have_changed(made, fake):
+    flights = made(queue=FIFO)
+    flights.send([b"one"], [{"attributes": {"MessageGroupId": "group"}}])
+    changed = "Value 1 for parameter ReceiveRequestAttemptId is invalid. Reason: The messages have changed."
+    fake.meddle["ReceiveMessage"] = lambda number, _: Refusal("InvalidParameterValue", changed) if number == 1 else None
+
+    assert [row["data"] for row in received(flights)] == [b"one"]
 
 
 def test_sequence_numbers_of_aws_keep_their_order_in_63_bits():

@@ -3,6 +3,7 @@
 import hashlib
 import logging
 import re
+import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -241,9 +242,12 @@ class SqsSource(calls.CalledSource):
         return waiting, max(0, self.max_in_flight - hidden)
 
     def _receive(self, most: int) -> list[dict[str, Any]]:
-        attributes = {"ApproximateReceiveCount", "SentTimestamp", *self.attribute_names}
+        attributes, attempt = {"ApproximateReceiveCount", "SentTimestamp", *self.attribute_names}, dict[str, str]()
         if self._is_fifo:
             attributes |= {"MessageGroupId", "SequenceNumber"}
+            # The client library repeats a call whose reply was lost. With an id, it gets the same messages. Otherwise
+            # these and all later messages of their groups would stay hidden until the visibility timeout ends.
+            attempt["ReceiveRequestAttemptId"] = uuid.uuid4().hex
         try:
             reply = self._ask(
                 "receive_message",
@@ -253,9 +257,11 @@ class SqsSource(calls.CalledSource):
                 WaitTimeSeconds=self.wait_time_seconds,
                 MessageSystemAttributeNames=["All"] if "All" in attributes else sorted(attributes),
                 MessageAttributeNames=list(self.message_attribute_names),
+                **attempt,
             )
         except SourceError as error:
-            if code_of(error.__context__) != "OverLimit":
+            # SQS refuses the id if messages of the lost reply have changed since. The next call has another id.
+            if code_of(error.__context__) != "OverLimit" and "ReceiveRequestAttemptId" not in str(error):
                 raise
             logger.warning("%s", error)
             return []  # not a failure: other tasks may have received messages
