@@ -15,10 +15,10 @@ def outcomes(tmp_path):
     return Table(Lake(root=str(tmp_path)), "p", "outcomes", OUTCOMES)
 
 
-def decided(outcomes: Table, number: int, window: str, **by_id: str) -> None:
+def decided(outcomes: Table, number: int, window: str, source: str = "queue", **by_id: str) -> None:
     """Commit a receive's outcomes, by message id."""
     outcomes.ensure()
-    rows = [{"message_id": message_id, "outcome": outcome} for message_id, outcome in by_id.items()]
+    rows = [{"source": source, "message_id": message_id, "outcome": outcome} for message_id, outcome in by_id.items()]
     put(outcomes, str(number), *rows, window=window)
 
 
@@ -38,3 +38,13 @@ def test_decided_messages_are_not_reported_as_returned(outcomes):
     decided(outcomes, 3, LATE, **{decision: decision for decision in DECISIONS})
 
     assert coming_back(outcomes) is None
+
+
+def test_messages_of_two_sources_with_the_same_id_are_counted_separately(outcomes):
+    decided(outcomes, 1, EARLY, "first", once="returned", handled="returned")
+    decided(outcomes, 2, LATE, "second", once="returned", handled="returned")
+    assert coming_back(outcomes) is None
+
+    decided(outcomes, 3, LATE, "second", handled="returned")
+    decided(outcomes, 4, LATE, "first", handled="handled")
+    assert coming_back(outcomes) == ComingBack(messages=1, deliveries=2, oldest=LATE)

@@ -12,9 +12,10 @@ import pyarrow.compute as pc
 
 from pipeline_platform.lake.failures import failure_events
 from pipeline_platform.lake.failures.failed import FailedMessages
-from pipeline_platform.lake.reader import only, row_groups, rows_with
+from pipeline_platform.lake.reader import keys_of, only, row_groups, rows_with
 from pipeline_platform.lake.tables import DECISIONS, FAILED, OUTCOMES, Table
 from pipeline_platform.model.failure import causes
+from pipeline_platform.model.message import MESSAGE_KEY
 
 GROUPS = 10_000
 """Greatest number of groups that are counted. Beyond it, the smallest are dropped."""
@@ -194,18 +195,17 @@ def coming_back(outcomes: Table) -> ComingBack | None:
         files = outcomes.files(handle)
     newest = set(sorted({file.window for file in files})[-WINDOWS:])
     files = sorted((file for file in files if file.window in newest), key=lambda file: file.window)
-    columns, times, first = only(OUTCOMES, "message_id", "outcome"), Counter[str](), dict[str, str]()
+    columns, times, first = only(OUTCOMES, *MESSAGE_KEY, "outcome"), Counter[str](), dict[str, str]()
     for file in files:
         for rows in rows_with(outcomes.lake, outcomes.path(file.path), "outcome", "returned", columns):
-            for message_id in rows["message_id"].to_pylist():
-                times[message_id] += 1
-                first.setdefault(message_id, file.window)
-    again = {message_id for message_id, count in times.items() if count > 1}
+            for key in keys_of(rows, *MESSAGE_KEY).to_pylist():
+                times[key] += 1
+                first.setdefault(key, file.window)
+    again = {key for key, count in times.items() if count > 1}
     for file in files if again else ():
         for rows in row_groups(outcomes.lake, outcomes.path(file.path), columns):
-            is_returned = pc.is_in(rows["message_id"], pa.array(list(again), pa.string()))
-            is_decided = pc.is_in(rows["outcome"], pa.array(DECISIONS))
-            again -= set(rows.filter(pc.and_(is_returned, is_decided))["message_id"].to_pylist())
+            decided = keys_of(rows.filter(pc.is_in(rows["outcome"], pa.array(DECISIONS))), *MESSAGE_KEY)
+            again -= set(decided.filter(pc.is_in(decided, pa.array(list(again), pa.string()))).to_pylist())
     if not again:
         return None
-    return ComingBack(len(again), max(times[id_] for id_ in again), min(first[id_] for id_ in again))
+    return ComingBack(len(again), max(times[key] for key in again), min(first[key] for key in again))
