@@ -216,6 +216,23 @@ def test_a_new_field_becomes_a_column(ground):
     assert sorted(wider.rows()["owner"].to_list(), key=str) == ["Ada", None]
 
 
+class Closable(Wider):
+    closed: bool = False
+
+
+class ClosableAccounts(Accounts):
+    batchers = {"changes": TableBatcher(schema=Closable)}
+
+
+def test_an_option_may_name_a_new_column_before_a_run_adds_it_to_the_table(ground):
+    ground.store(of(1, 1, 10.0))
+    ground.merge(Latest(ClosableAccounts, "changes", "current", ("Number",), ("at",), "closed"))
+    assert ground.balances() == {1: 10.0}
+
+    with pytest.raises(MergeError, match="owner is null in the row of message 'm00001'"):
+        ground.merge(Latest(ClosableAccounts, "changes", "by_owner", ("owner",), ("at",), None))
+
+
 # Errors
 
 

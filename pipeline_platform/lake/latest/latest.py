@@ -88,8 +88,7 @@ class _Merge:
     def __init__(self, latest: Latest, lake: Lake) -> None:
         self.latest, self.lake = latest, lake
         self.source = Tables(lake, latest.pipeline)[latest.batcher]
-        if not self.source.exists():
-            self.source.ensure()
+        self.source.ensure()
         with self.source.look() as handle:
             stored = self.stored = pa.schema(handle.schema().to_arrow())
         self.columns = pa.schema([field for field in stored if field.name != latest.deleted])
