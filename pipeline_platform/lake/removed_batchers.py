@@ -6,7 +6,7 @@ from pipeline_platform.lake.tables import Table, Tables
 
 def removed_batchers(tables: Tables) -> list[str]:
     """Return the names of tables in a pipeline's folder that earlier versions of its class created."""
-    names = set(tables.lake.names(tables.pipeline.name)) - set(tables.names)
+    names = set(tables.lake.folders(tables.pipeline.name)) - set(tables.names)
     return sorted(name for name in names if not name.startswith("_") and _is_of_runs(tables, name))
 
 

@@ -216,8 +216,16 @@ class Lake(BaseModel):
 
     def names(self, folder: str) -> list[str]:
         """Return the sorted names directly under a folder; empty if the folder does not exist."""
-        found = self._filesystem.get_file_info(pafs.FileSelector(self._at(folder), allow_not_found=True))
-        return sorted(info.base_name for info in found)
+        return sorted(info.base_name for info in self._listed(folder))
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the sorted names of the folders directly under a folder; other programs may put files beside them."""
+        return sorted(info.base_name for info in self._listed(folder) if info.type == pafs.FileType.Directory)
+
+    def _listed(self, folder: str) -> list[pafs.FileInfo]:
+        selector = pafs.FileSelector(self._at(folder), allow_not_found=True)
+        found: list[pafs.FileInfo] = self._filesystem.get_file_info(selector)
+        return found
 
     def files(self, folder: str) -> list[str]:
         """Return the sorted paths of all files in a folder and its subfolders, as paths under the folder."""

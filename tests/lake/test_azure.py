@@ -33,6 +33,7 @@ def test_options_and_variables_reach_files_and_commits_alike(azure_lake, root, m
 
     assert by_options.read(f"{folder}/file") == b"file"
     assert {"_delta_log"} < set(by_options.names(f"{folder}/table"))
+    assert by_options.folders(folder) == ["table"]
     assert pl.read_delta(by_options.uri(f"{folder}/table"), storage_options=by_options.options).height == 1
     by_options.remove(f"{folder}/table", "_delta_log/00000000000000000000.json")
     assert by_options.files(folder) == ["file"]

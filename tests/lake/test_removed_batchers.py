@@ -8,6 +8,8 @@ import pytest
 from deltalake import write_deltalake
 
 from pipeline_platform import TableBatcher
+from pipeline_platform.lake.decisions.ledger import Ledger
+from pipeline_platform.lake.latest.keyed_table import keyed_tables
 from pipeline_platform.lake.maintenance.maintenance import maintain
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.tables import Tables
@@ -44,3 +46,13 @@ def test_its_old_windows_are_dropped_and_no_table_of_an_asset_is_touched(lake, t
     assert report["kept"]["dropped"] == 1
     assert [row["text"] for row in visible(tables, "kept")] == ["3"]
     assert "an_asset" not in report
+
+
+def test_files_of_other_programs_are_no_tables_and_no_receives(lake, tables):
+    for folder in ("keeping", "keeping/_receives"):
+        lake.write(f"{folder}/.DS_Store", b"Bud1")
+        lake.write(f"{folder}/note", b"Do not delete")
+
+    assert (removed_batchers(tables), keyed_tables(lake, "keeping")) == (["kept"], [])
+    assert Ledger(lake, "keeping").under_way() == ([], [])
+    assert "kept" in maintain(tables, Retention(messages=None, batchers=None, failed=None))

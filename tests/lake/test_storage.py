@@ -80,6 +80,7 @@ def test_variables_of_aws_reach_files_and_commits_alike(s3, monkeypatch, region,
 
     assert lake.read("alike/file") == b"file"
     assert {"_delta_log"} < set(lake.names("alike/table"))
+    assert (lake.names("alike"), lake.folders("alike")) == (["file", "table"], ["table"])
     assert pl.read_delta(lake.uri("alike/table"), storage_options=lake.options).height == 1
 
 

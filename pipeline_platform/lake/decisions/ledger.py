@@ -112,7 +112,7 @@ class Ledger:
 
     def unfinished(self) -> list[str]:
         """Return the ids of unfinished receives."""
-        return self._lake.names(self._folder)
+        return self._lake.folders(self._folder)
 
     def under_way(self) -> tuple[list[Receive], list[ReceiveError]]:
         """Return the unfinished receives, and an error for each record that cannot be read."""

@@ -34,9 +34,7 @@ _PLAIN = re.compile("[A-Za-z0-9_]+")
 
 def keyed_tables(lake: Lake, pipeline: str) -> list[str]:
     """Return the names of the tables with one row per key in a pipeline's folder."""
-    return [
-        name for name in sorted(lake.names(pipeline)) if not name.startswith("_") and _is_keyed(lake, pipeline, name)
-    ]
+    return [name for name in lake.folders(pipeline) if not name.startswith("_") and _is_keyed(lake, pipeline, name)]
 
 
 def _is_keyed(lake: Lake, pipeline: str, name: str) -> bool:
