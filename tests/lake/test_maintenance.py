@@ -104,6 +104,19 @@ def test_a_table_is_crowded_by_files_that_could_be_fewer(tables, monkeypatch):
     assert not is_crowded(tables)
 
 
+def test_files_that_are_too_large_to_be_merged_do_not_crowd_a_table(tables, monkeypatch):
+    monkeypatch.setattr(maintenance, "CROWDED", 2)
+    for number in range(2):
+        finish(tables, f"r{number}", f"m{number}")
+    sizes = {file.bytes for name in tables.names for file in tables[name].files(tables[name].open())}
+    monkeypatch.setattr(compaction, "compact_window", pytest.fail)
+
+    for full in (min(sizes) + 1, min(sizes)):  # each file is a group of its own, or full
+        monkeypatch.setattr(compaction, "FULL", full)
+        assert not is_crowded(tables)
+        assert {done["compacted"] for done in maintain(tables, FOR_EVER).values()} == {0}
+
+
 def test_compacted_files_keep_row_groups_small(lake, monkeypatch):
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 100)
     table = Table(lake, "keeping", "kept", pa.schema([("n", pa.int64()), ("window", pa.string())]))

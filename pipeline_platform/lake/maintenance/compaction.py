@@ -1,7 +1,6 @@
 """Compaction of the small files of a window into larger files."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Self
@@ -33,13 +32,16 @@ class UnreadableFileError(Exception):
         )
 
 
-def several(table: Table) -> dict[str, int]:
-    """Return the windows of a table that have several files, and their number, oldest first."""
+def mergeable(table: Table) -> dict[str, list[list[File]]]:
+    """Return the groups of small files that compaction merges, by window, oldest first."""
     if not table.exists():
         return {}
+    by_window: dict[str, list[File]] = {}
     with table.look() as handle:
-        files = Counter(file.window for file in table.files(handle))
-    return {window: count for window, count in sorted(files.items()) if count > 1}
+        for file in table.files(handle):
+            by_window.setdefault(file.window, []).append(file)
+    groups = {window: [*_groups(files)] for window, files in sorted(by_window.items())}
+    return {window: found for window, found in groups.items() if found}
 
 
 def compact(table: Table, errors: list[Exception]) -> int:
@@ -49,7 +51,7 @@ def compact(table: Table, errors: list[Exception]) -> int:
     unchanged, and its error is added to `errors`.
     """
     compacted = 0
-    for window in several(table):
+    for window in mergeable(table):
         try:
             compacted += compact_window(table, window)
         except UnreadableFileError as error:

@@ -5,11 +5,12 @@ import math
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 
 from pipeline_platform.lake.decisions.ledger import Ledger
 from pipeline_platform.lake.failures.failure_events import open_failures
 from pipeline_platform.lake.log_length import limit_log
-from pipeline_platform.lake.maintenance.compaction import compact, drop_bounds, several
+from pipeline_platform.lake.maintenance.compaction import compact, drop_bounds, mergeable
 from pipeline_platform.lake.manifest import File
 from pipeline_platform.lake.removed_batchers import removed_batchers
 from pipeline_platform.lake.table_properties import KEEP_LOG
@@ -129,5 +130,6 @@ def _has_open(table: Table, files: Iterable[File], window: str) -> bool:
 
 
 def is_crowded(tables: Tables) -> bool:
-    """Whether a table has at least `CROWDED` files that share their window with other files."""
-    return any(sum(several(table).values()) >= CROWDED for table in map(tables.__getitem__, tables.names))
+    """Whether a table has at least `CROWDED` small files that compaction merges."""
+    groups = (chain.from_iterable(mergeable(tables[name]).values()) for name in tables.names)
+    return any(sum(map(len, of_table)) >= CROWDED for of_table in groups)
