@@ -14,10 +14,12 @@ from pipeline_platform.lake.tables import Table, Tables
 from pipeline_platform.model.options import Retention
 from tests.fixtures.small_lake import WINDOW, Keeping, Memory, Run, numbered, put
 
+LATER = "2026-01-02T0000"
 
-def damage(lake, table):
-    """Truncate the only file of a table."""
-    folder = f"{lake.root}/keeping/{table}/window=2026-01-01T0000"
+
+def damage(lake, table, window=WINDOW):
+    """Truncate the only file of a window of a table."""
+    folder = f"{lake.root}/keeping/{table}/window={window}"
     (name,) = os.listdir(folder)
     with open(f"{folder}/{name}", "r+b") as file:
         file.truncate(100)
@@ -74,12 +76,49 @@ def test_a_message_of_which_nothing_is_known_any_more_is_an_open_failure_with_it
     assert failed.select("message_id", "state", "data").rows() == [("m0", "open", b"1"), ("m2", "open", b"3")]
 
 
+def test_a_message_that_another_window_decided_is_a_duplicate_and_no_failure(lake, published):
+    Run(published, Memory(deliveries_=(*numbered(b"1", b"fail"), ("new", b"4"))), "r2", windows=(LATER,)).finish()
+    damage(lake, "outcomes", LATER)
+    for name in ("kept", "failed"):  # the rows of a run that looks up redeliveries
+        files = published[name].files(published[name].open(), [LATER])
+        published[name].swap(published[name].open(), "test", [], removed=files)
+
+    assert repair(published) == 1
+
+    outcomes = table(lake, "outcomes").filter(window=LATER)
+    assert dict(zip(outcomes["message_id"], outcomes["outcome"], strict=True)) == {
+        "m0": "duplicate",
+        "m1": "duplicate",
+        "new": "failed",
+    }
+    assert table(lake, "failed").filter(kind="unknown")["message_id"].to_list() == ["new"]
+
+
+def test_the_same_id_of_another_source_is_no_duplicate(lake, published):
+    Run(published, Memory(name="another", deliveries_=numbered(b"1")), "r2", windows=(LATER,)).finish()
+    damage(lake, "outcomes", LATER)
+    damage(lake, "kept", LATER)
+
+    assert repair(published) == 1
+
+
+def test_files_that_are_lost_in_several_windows_are_repaired_at_once(lake, published):
+    Run(published, Memory(deliveries_=numbered(b"1")), "r2", windows=(LATER,)).finish()
+    for window in (WINDOW, LATER):
+        damage(lake, "outcomes", window)
+    damage(lake, "kept", LATER)
+
+    assert repair(published) == 0
+    outcomes = table(lake, "outcomes").filter(message_id="m0").sort("window")
+    assert outcomes["outcome"].to_list() == ["handled", "duplicate"]
+
+
 def test_maintenance_names_the_file_and_goes_on_with_other_windows_and_tables(lake, published):
     damage(lake, "kept")
     put(published["kept"], "same window", {"text": "x"})
     for number in range(2):
-        put(published["kept"], f"later{number}", {"text": "x"}, window="2026-01-02T0000")
-        put(published["messages"], f"later{number}", {"message_id": "x"}, window="2026-01-02T0000")
+        put(published["kept"], f"later{number}", {"text": "x"}, window=LATER)
+        put(published["messages"], f"later{number}", {"message_id": "x"}, window=LATER)
 
     with pytest.raises(
         MaintenanceError, match=r"^keeping/kept: window=\S+ cannot be read.*`pipeline-platform repair keep"
@@ -89,11 +128,11 @@ def test_maintenance_names_the_file_and_goes_on_with_other_windows_and_tables(la
     def files(name):
         return Counter(file.window for file in published[name].files(published[name].open()))
 
-    assert files("kept") == {WINDOW: 2, "2026-01-02T0000": 1}
-    assert files("messages") == {WINDOW: 1, "2026-01-02T0000": 1}
+    assert files("kept") == {WINDOW: 2, LATER: 1}
+    assert files("messages") == {WINDOW: 1, LATER: 1}
     repair(published)
     maintain(published, Retention(messages=None, batchers=None, failed=None))
-    assert files("kept") == {WINDOW: 1, "2026-01-02T0000": 1}
+    assert files("kept") == {WINDOW: 1, LATER: 1}
 
 
 def test_maintenance_of_one_table_that_fails_skips_no_other(lake, published, monkeypatch):

@@ -14,6 +14,7 @@ import pytest
 
 from pipeline_platform.connectors.sqs import SqsSource
 from pipeline_platform.control.store import ControlStore
+from pipeline_platform.lake.decisions import decided
 from pipeline_platform.lake.reader import RowRange
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.lake.tables import Tables
@@ -21,7 +22,6 @@ from pipeline_platform.model.bound_producer import BoundProducer
 from pipeline_platform.run import handling
 from pipeline_platform.run.flow import Flow
 from pipeline_platform.source.contract import Share
-from pipeline_platform.tasks.handle import repeats
 from tests.fixtures.flow import finish, handled, no_spark
 from tests.fixtures.flow_pipelines import Obedient
 from tests.fixtures.small_lake import Keeping, Memory, Run, received
@@ -128,14 +128,14 @@ def send(flow: Flow, body: str) -> None:
 def run(flow: Flow, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run once; return the files of outcomes that were read."""
     looked_at: list[str] = []
-    read_ranges = repeats.read_ranges
+    read_ranges = decided.read_ranges
 
     def spy(lake: Lake, ranges: Sequence[RowRange], *limits: Any, **options: Any) -> object:
         looked_at.extend(each.path for each in ranges if "/outcomes/" in each.path)
         return read_ranges(lake, ranges, *limits, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(repeats, "read_ranges", spy)
+        patch.setattr(decided, "read_ranges", spy)
         receive = handled(flow)
     assert finish(flow, receive).acknowledged
     return looked_at

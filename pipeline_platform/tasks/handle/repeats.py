@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline_platform.lake.decisions.decided import are_decided
 from pipeline_platform.lake.manifest import Manifest
-from pipeline_platform.lake.reader import Bounds, RowRange, keys_of, only, read_ranges
+from pipeline_platform.lake.reader import RowRange, keys_of, only, read_ranges
 from pipeline_platform.lake.storage import Lake
-from pipeline_platform.lake.tables import DECISIONS, OUTCOMES
 from pipeline_platform.lake.writer import write_rows
 from pipeline_platform.model.message import MESSAGE_KEY, MESSAGES
 from pipeline_platform.model.portions import portions
@@ -28,7 +28,6 @@ IN_MEMORY = 262_144
 for each portion."""
 _ROWS = 65_536
 _DELIVERED = pa.schema([*only(MESSAGES, *MESSAGE_KEY, "redelivered"), ("position", pa.int64())])
-_DECIDED = only(OUTCOMES, *MESSAGE_KEY, "outcome")
 
 
 class Repeats:
@@ -85,7 +84,7 @@ class FindRepeats:
         redelivered = (rows.filter(rows["redelivered"]) for rows in self._received())
         for number, some in enumerate(portions(redelivered, len, IN_MEMORY)):
             again = pa.Table.from_batches(some)
-            found = [(again.filter(self._are_decided(again, self.known[index])), True)]
+            found = [(again.filter(are_decided(self.lake, again, self.known[index])), True)]
             if number % len(self.known) == index:
                 found.append((again.filter(self._are_copies(again)), False))
             for rows, decided in found:
@@ -94,16 +93,6 @@ class FindRepeats:
 
     def _received(self) -> Iterator[pa.RecordBatch]:
         return (rows for _, rows in read_ranges(self.lake, self.received, _DELIVERED, _ROWS))
-
-    def _are_decided(self, again: pa.Table, known: Sequence[RowRange]) -> pa.Array:
-        ids, decisions = again["message_id"].combine_chunks(), [pa.array([], pa.string())]
-        # Ids of logs and files are in order: few row groups of the outcomes are near, however many outcomes there are.
-        near = Bounds("message_id", *pc.min_max(ids).as_py().values()) if len(ids) else None
-        for _, rows in read_ranges(self.lake, known, _DECIDED, _ROWS, near=near):
-            same = rows.filter(pc.is_in(rows["message_id"], value_set=ids))
-            decided = same.filter(pc.is_in(same["outcome"], value_set=pa.array(DECISIONS)))
-            decisions.append(pc.unique(keys_of(decided, *MESSAGE_KEY)))
-        return pc.is_in(keys_of(again, *MESSAGE_KEY), value_set=pa.concat_arrays(decisions))
 
     def _are_copies(self, again: pa.Table) -> pa.Array:
         """Whether another delivery is handled: the message's first without `redelivered`, else its first delivery."""
