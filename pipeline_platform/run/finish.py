@@ -40,6 +40,7 @@ def finish(
     Returns:
         Whether the receive is finished. If not, a later run tries again.
     """
+    flow.ledger.forget()  # another run may have sent some of its dead letters
     decided = ReceiveState(flow, receive.receive_id).unfinished or fence_and_release(flow, receive)
     if decided is None:
         return True

@@ -6,6 +6,7 @@ import pytest
 
 from pipeline_platform.lake.decisions.ledger import Ledger, Receive, ReceiveError
 from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.task_report import TaskReport
 
 
 @pytest.fixture
@@ -65,3 +66,15 @@ def test_a_record_that_cannot_be_read_is_named_with_the_way_out(lake, ledger, re
     error = rf"_receives/r1/receive\.json: not a valid record.*\({len(record)} byte.*Restore it, or remove its folder"
     with pytest.raises(ReceiveError, match=error):
         ledger.get("r1")
+
+
+def test_manifests_of_other_processes_are_read_again(lake, ledger):
+    another = Ledger(lake, "flights")
+    another.begin(RECEIVE)
+    for number in (1, 2):
+        written = Manifest(reports=[TaskReport(letters=number)])
+        another.write(RECEIVE, "letters", written)
+        assert ledger.unfinished() == ["r1"]
+        assert ledger.manifest(RECEIVE) == written
+    another.remove("r1")
+    assert (ledger.unfinished(), ledger.manifest(RECEIVE, "letters")) == ([], Manifest())

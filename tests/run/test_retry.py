@@ -1,6 +1,7 @@
 """Failures retried by whole runs until they are dead, and dead letters sent to another source at least once."""
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,7 +13,7 @@ from pipeline_platform.lake.failures.failed import FailedMessages
 from pipeline_platform.lake.failures.failure_events import Selection
 from pipeline_platform.lake.tables import Tables
 from pipeline_platform.run import dead_letters, steps
-from pipeline_platform.run.finish import finish_others
+from pipeline_platform.run.finish import finish, finish_others
 from pipeline_platform.run.intake import intake_of
 from pipeline_platform.source.pauses import Patience
 from tests.fixtures.flow import begun, flow_of, run
@@ -154,6 +155,26 @@ def test_what_was_sent_before_an_error_is_not_sent_again(scene, refused_at, monk
     assert sorted(labels["message_id"] for _, labels in scene.letters._sent if labels) == sorted(
         f"r1-{number}" for number in range(12)
     )
+
+
+@pytest.mark.parametrize("finishes_again", [finish, lambda flow, receive: finish_others(flow)])
+def test_letters_that_another_process_has_sent_are_not_sent_again(scene, finishes_again, monkeypatch):
+    monkeypatch.setattr(dead_letters, "AT_ONCE", 1)
+    run, limits = scene.decided("r1", *[b"hopeless"] * 4), [1]
+    send: Callable[..., int] = Letters.send
+
+    def refuse(letters: Letters, payloads: list[bytes], metadata: Any) -> int:
+        if len(letters._sent) == limits[-1]:
+            raise SourceError("letters: full")
+        return send(letters, payloads, metadata)
+
+    monkeypatch.setattr(Letters, "send", refuse)
+    assert not finish(scene.flow, run.receive)
+    limits.append(3)
+    assert not finish(replace(scene.flow), run.receive)
+    limits.append(5)
+    assert finishes_again(scene.flow, run.receive)
+    assert (len(scene.sent), scene.left()) == (4, [])
 
 
 def test_a_message_that_dies_of_its_last_attempt_is_sent_by_the_run_that_drove_it(scene):

@@ -73,8 +73,8 @@ class Ledger:
 
     The record of a receive exists from before its lease until after its acknowledgement.
 
-    Manifests are cached. Those of a run's own receive are written by one process at a time, and those of decided
-    receives do not change.
+    Manifests are cached, because those of a run's own receive are written by one process at a time. Other receives may
+    be finished by any process: before a run works on them, it calls `unfinished` or `forget`.
     """
 
     def __init__(self, lake: Lake, pipeline: str) -> None:
@@ -111,7 +111,8 @@ class Ledger:
         )
 
     def unfinished(self) -> list[str]:
-        """Return the ids of unfinished receives."""
+        """Return the ids of unfinished receives, and forget cached manifests."""
+        self.forget()
         return self._lake.folders(self._folder)
 
     def under_way(self) -> tuple[list[Receive], list[ReceiveError]]:
@@ -150,15 +151,21 @@ class Ledger:
         return sum(map(self._read, paths), Manifest())
 
     def _read(self, path: str) -> Manifest:
-        if path not in self._known:
-            content = self._lake.read(path)
-            if content is None:
-                return Manifest()
-            try:
-                self._known[path] = Manifest.of(pq.read_table(io.BytesIO(content)))
-            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-                raise self._unreadable(path, f"manifest ({len(content)} bytes, {type(error).__name__})") from error
-        return self._known[path]
+        if (known := self._known.get(path)) is not None:
+            return known
+        content = self._lake.read(path)
+        if content is None:
+            return Manifest()
+        try:
+            manifest = Manifest.of(pq.read_table(io.BytesIO(content)))
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise self._unreadable(path, f"manifest ({len(content)} bytes, {type(error).__name__})") from error
+        self._known[path] = manifest
+        return manifest
+
+    def forget(self) -> None:
+        """Read all manifests again when they are needed next."""
+        self._known = {}
 
     def note_published(self, receive: Receive) -> None:
         """Note that a receive is published and stays unfinished. A replay may then remove all its rows from a table."""
@@ -178,7 +185,6 @@ class Ledger:
 
     def remove(self, receive_id: str) -> None:
         """Remove a receive, which is finished or fenced."""
-        folder = self.folder(receive_id)
-        self._known = {path: known for path, known in self._known.items() if not path.startswith(f"{folder}/")}
+        self.forget()
         # A crash in between leaves a folder without a record, which a later run removes.
-        self._lake.remove(folder, first="receive.json")
+        self._lake.remove(self.folder(receive_id), first="receive.json")
