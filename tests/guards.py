@@ -114,6 +114,8 @@ run/begin.py: run/test_turns.py
     if not intake.is_enough(granted, wanted):
 run/dead_letters.py: run/test_retry.py
     flow.ledger.write(receive, SENT
+run/finish.py: run/test_retry.py
+    flow.ledger.forget()
 run/notifying.py: run/test_own_acknowledger.py
     flow.ledger.write(receive, NOTIFIED
 run/work/local_worker.py: run/test_local_worker.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -22,7 +23,6 @@ class File(NamedTuple):
         path: Path under the table's folder.
         rows: Number of rows.
         bytes: Size on disk.
-        stats: Column statistics of the Delta protocol, as JSON.
         committed_at: Time of the commit, or of the compaction that wrote it; the year 1 before a commit.
     """
 
@@ -31,11 +31,19 @@ class File(NamedTuple):
     path: str
     rows: int
     bytes: int
-    stats: str = ""
     committed_at: datetime = datetime.min.replace(tzinfo=UTC)
 
+    @property
+    def stats(self) -> str:
+        """Statistics of the Delta protocol, as JSON, without column bounds: readers use the bounds in the file.
 
-_WRITTEN = File._fields[:6]
+        Delta's bounds are JSON: decimals lose digits, infinities and NaN are null, times are cut to milliseconds. The
+        PyArrow reader of delta-rs loses rows if some columns have bounds and others do not.
+        """
+        return json.dumps({"numRecords": self.rows})
+
+
+_WRITTEN = File._fields[:5]
 MANIFEST = pa.schema({name: pa.int64() if name in ("rows", "bytes") else pa.string() for name in (*_WRITTEN, "report")})
 """Columns of the result of a task: a row for each file, and a row without a path, with the task's report as JSON."""
 
@@ -49,7 +57,7 @@ class Manifest:
 
     @classmethod
     def of(cls, table: pa.Table) -> Manifest:
-        """Read the results of tasks."""
+        """Read the results of tasks. Manifests of earlier releases have more columns."""
         rows = table.to_pylist()
         files = [File(*(row[name] for name in _WRITTEN)) for row in rows if row["path"]]
         return cls(files, [from_json(row["report"]) for row in rows if row["report"]])

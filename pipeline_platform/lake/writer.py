@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Iterable
@@ -88,7 +87,7 @@ class Writer:
         earlier = [key for key in self._open if key[1] != window]
         for key in earlier[: max(0, len(self._open) - OPEN_FILES + 1)]:
             self._close(*key)
-        file = File(table, window, f"window={window}/{self._prefix}-{len(self._files)}.parquet", 0, 0, "")
+        file = File(table, window, f"window={window}/{self._prefix}-{len(self._files)}.parquet", 0, 0)
         self._paths.append(f"{self._pipeline}/{table}/{file.path}")
         self._files.append(None)
         return _OpenFile(len(self._files) - 1, file, self._lake.open_output(self._paths[-1]), schema)
@@ -169,16 +168,11 @@ class _OpenFile:
             self._waiting_rows = self._waiting_bytes = 0
 
     def close(self) -> File:
-        """Close the file. The table's log gets no column bounds: readers use the bounds in the file.
-
-        Delta's bounds are JSON: decimals lose digits, infinities and NaN are null, times are cut to milliseconds. The
-        PyArrow reader of delta-rs loses rows if some columns have bounds and others do not.
-        """
         self._flush()
         self._writer.close()
         size = self._sink.tell()
         self._sink.close()
-        return self._file._replace(rows=self.rows, bytes=size, stats=json.dumps({"numRecords": self.rows}))
+        return self._file._replace(rows=self.rows, bytes=size)
 
     def abandon(self) -> None:
         self._waiting.clear()

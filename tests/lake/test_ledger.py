@@ -2,10 +2,12 @@
 
 from datetime import UTC, datetime
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline_platform.lake.decisions.ledger import Ledger, Receive, ReceiveError
-from pipeline_platform.lake.manifest import Manifest
+from pipeline_platform.lake.manifest import File, Manifest
 from pipeline_platform.lake.task_report import TaskReport
 
 
@@ -66,6 +68,16 @@ def test_a_record_that_cannot_be_read_is_named_with_the_way_out(lake, ledger, re
     error = rf"_receives/r1/receive\.json: not a valid record.*\({len(record)} byte.*Restore it, or remove its folder"
     with pytest.raises(ReceiveError, match=error):
         ledger.get("r1")
+
+
+def test_a_manifest_of_an_earlier_release_with_more_columns_is_read(lake, ledger):
+    file = File("messages", "2026-01-01T0000", "window=2026-01-01T0000/r1.parquet", rows=3, bytes=100)
+    written = Manifest([file], [TaskReport(letters=1)])
+    earlier = written.to_arrow().add_column(5, "stats", pa.array(['{"numRecords": 3}', None]))
+    with lake.open_output("flights/_receives/r1/handle.parquet") as sink:
+        pq.write_table(earlier, sink)
+
+    assert ledger.manifest(RECEIVE, "handle") == written
 
 
 def test_manifests_of_other_processes_are_read_again(lake, ledger):

@@ -1,6 +1,5 @@
 """Compaction of the small files of a window into larger files."""
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Self
@@ -118,10 +117,8 @@ def drop_bounds(table: Table) -> None:
     for _ in range(_TRIES):
         with table.look() as handle, suppress(CommitConflictError):
             if files := _with_bounds(table, handle):
-                same = [file._replace(stats=json.dumps({"numRecords": file.rows})) for file in files]
-                table.swap(
-                    handle, "statistics", same, not_before=max(file.committed_at for file in files), is_new=False
-                )
+                newest = max(file.committed_at for file in files)
+                table.swap(handle, "statistics", files, not_before=newest, is_new=False)
             return
 
 
