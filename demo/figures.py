@@ -39,7 +39,7 @@ def look(place: Place, queue: Queue, flights: int) -> dict[str, int]:
 def open_failures(place: Place) -> dict[str, int]:
     """Count the open failures by window."""
     lake = Lake(root=str(place.lake))
-    return FailedMessages(name=Flights.producer.source, lake=lake, pipeline=Flights.name).open_by_window()
+    return FailedMessages(name=Flights.producer.source, lake=lake, pipeline=Flights.name).chosen_by_window()
 
 
 def account(place: Place, queue: Queue, frame: pl.DataFrame) -> list[tuple[str, int, int]]:

@@ -111,7 +111,7 @@ def test_status_tells_receives_that_are_not_decided_from_those_that_are_not_fini
 def test_a_look_at_failures_and_outcomes_loads_no_pandas(keeping):
     leased(keeping, "first", b"one", b"fail").finish()
     looked_at = FailedMessages(name="keeping", lake=keeping.lake, pipeline="keeping")
-    assert looked_at.open_by_window() == {"2026-01-01T0000": 1}
+    assert looked_at.chosen_by_window() == {"2026-01-01T0000": 1}
     script = f"""
 import sys
 from pipeline_platform.cli.status.status_gathering import failures_status, redelivered

@@ -92,5 +92,5 @@ def test_a_failure_holds_its_partition_until_it_is_handled_even_if_a_run_is_kill
         expected[1] = [*range(1, 90, 3)]
         deployed.until("the partition is handled in order", lambda: handled(deployed) == expected)
         failed = FailedMessages(name="accounts", lake=Lake(root=f"{tmp_path}/lake"), pipeline="accounts")
-        deployed.until("no failure is open", lambda: not failed.open_by_window())
+        deployed.until("no failure is open", lambda: not failed.chosen_by_window())
     source.close()

@@ -94,7 +94,7 @@ def test_closing_uses_failures_that_a_retry_published_meanwhile(lake, tables, me
     meanwhile(lambda: retry(tables, "r2", pipeline).decide().publish())
 
     assert close(tables) == closed
-    assert failures(lake).open_by_window() == {}
+    assert failures(lake).chosen_by_window() == {}
     assert events_of(tables, "m")[-1] == (2, "closed")
 
 
@@ -112,7 +112,7 @@ def test_a_failure_that_is_closed_and_reopened_during_a_retry_that_fails_is_open
     assert sorted(given_out(tables)) == [("m", 3), ("n", 3)]
     retry(tables, "r3", Mended).decide().publish()
     assert sorted(row["message_id"] for row in visible(tables, "kept")) == ["m", "n"]
-    assert failures(lake).open_by_window() == {}
+    assert failures(lake).chosen_by_window() == {}
 
 
 def test_a_failure_that_is_reopened_during_a_retry_that_handles_it_is_closed(lake, tables):
@@ -121,7 +121,7 @@ def test_a_failure_that_is_reopened_during_a_retry_that_handles_it_is_closed(lak
     reopen(tables)
     run.decide().publish()
 
-    assert failures(lake).open_by_window() == {}
+    assert failures(lake).chosen_by_window() == {}
     assert sorted(row["message_id"] for row in visible(tables, "kept")) == ["m", "n"]
 
 

@@ -54,7 +54,7 @@ def test_failures_of_the_chosen_windows_are_given_out_and_no_others(lake):
     record(lake, "r1", event("a"))
     record(lake, "r2", event("b"), window=LATER)
     assert given_out(failures(lake, windows=(LATER,))) == {"b": 2}
-    assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
+    assert failures(lake).chosen_by_window() == {WINDOW: 1, LATER: 1}
 
 
 def test_each_failure_stays_in_its_window(lake):
@@ -115,14 +115,14 @@ def test_a_failure_that_was_decided_after_a_backfill_had_begun_does_not_hinder_i
 def test_windows_are_counted_again_only_when_their_files_change(lake, monkeypatch):
     record(lake, "r1", event("a"), event("b"))
     record(lake, "r2", event("c"), window=LATER)
-    assert failures(lake).open_by_window() == {WINDOW: 2, LATER: 1}
+    assert failures(lake).chosen_by_window() == {WINDOW: 2, LATER: 1}
     counted: list[int] = []
     count = failed.open_failures
     monkeypatch.setattr(failed, "open_failures", lambda lake, paths: counted.append(len(paths)) or count(lake, paths))
-    assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 2}
+    assert failures(lake, windows=(WINDOW,)).chosen_by_window() == {WINDOW: 2}
     record(lake, "r3", event("a", 2, "closed"))
-    assert failures(lake).open_by_window() == {WINDOW: 1, LATER: 1}
-    assert failures(lake, windows=(WINDOW,)).open_by_window() == {WINDOW: 1}
+    assert failures(lake).chosen_by_window() == {WINDOW: 1, LATER: 1}
+    assert failures(lake, windows=(WINDOW,)).chosen_by_window() == {WINDOW: 1}
     assert counted == [2], "the first window, once, when it had another file"
 
 
@@ -130,4 +130,4 @@ def test_a_count_that_cannot_be_read_is_made_again(lake):
     record(lake, "r1", event("a"))
     for broken in (b"", b"{", b"[1]", b'{"w": 1}'):
         lake.write("keeping/_open_failures.json", broken)
-        assert failures(lake).open_by_window() == {WINDOW: 1}
+        assert failures(lake).chosen_by_window() == {WINDOW: 1}

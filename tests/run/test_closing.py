@@ -39,5 +39,5 @@ def test_what_a_replay_handles_meanwhile_is_not_opened_again(filled, monkeypatch
 
     monkeypatch.setattr(closing, "write_rows", write)
     assert closing.reopen(flow.tables, failed) == (0 if is_replayed else 1)
-    assert sum(failed.open_by_window().values()) == (0 if is_replayed else 1)
+    assert sum(failed.chosen_by_window().values()) == (0 if is_replayed else 1)
     assert rows(flow, "words").height == is_replayed

@@ -58,7 +58,7 @@ def flow(home, queue, tasks_here):
 
 
 def open_failures(flow: Flow) -> int:
-    return sum(FailedMessages(name="orders_queue", lake=flow.lake, pipeline="orders").open_by_window().values())
+    return sum(FailedMessages(name="orders_queue", lake=flow.lake, pipeline="orders").chosen_by_window().values())
 
 
 def kept(flow: Flow) -> list[str]:

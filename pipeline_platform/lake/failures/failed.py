@@ -109,10 +109,6 @@ class FailedMessages(LakeSource):
         """Return the numbers of failures of each window with open failures, for any selection."""
         return {window: counts for window, counts in self._count(self.paths()).items() if counts.open}
 
-    def open_by_window(self) -> dict[str, int]:
-        """Return the number of open failures by window, dead ones included; windows without any are omitted."""
-        return {window: counts.open for window, counts in self.by_window().items()}
-
     def chosen_by_window(self) -> dict[str, int]:
         """Return the number of selected failures by window; windows without any are omitted."""
         return self._chosen(self.paths())
