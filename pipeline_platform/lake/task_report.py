@@ -71,6 +71,8 @@ class Totals:
         not_rescued: Failed messages that `handle_failed` returned as ok without being allowed to rescue.
         reasons: Failures by reason or cause.
         sample: The first failures.
+        timed: Messages whose `handle_message` was timed, a sample, by the type of their data.
+        timed_s: Seconds of these calls, by the type.
         waited: Seconds of waiting for permits.
         positions: Rows that the query of the Spark lane returned, or must not see.
         checksum: Checksum of their positions.
@@ -111,6 +113,8 @@ class Totals:
     handle_failed_errors: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     sample: list[FailureSample] = field(default_factory=list)
+    timed: Counter[str] = field(default_factory=Counter)
+    timed_s: dict[str, float] = field(default_factory=dict)
     waited: float = 0.0
     positions: int = 0
     checksum: int = 0

@@ -30,6 +30,7 @@ def reported(place: Place, receive_id: str, received: int, failed: int, latency:
     """Report a receive, as its run does."""
     batches = StageFigures(receives=1, messages=received, batches=2, seconds=4.0, task_seconds=6.0)
     stages = {"handle": StageFigures(1, received, 0, 1.0, 1.0), "batch-letters": batches}
+    stages |= {"type-Order": StageFigures(1, 4, task_seconds=0.1), "type-Refund": StageFigures(1, 2, task_seconds=0.5)}
     metadata = metadata_of_stages(stages, {latency: received})
     metadata |= {"received": received, "failed": failed, "receive_id": receive_id}
     event = dg.AssetMaterialization(MESSAGES, partition="2025-03-01T0000", metadata=metadata)
@@ -63,6 +64,7 @@ def test_a_tick_observes_throughput_failures_latency_lag_and_the_slowest_batcher
         "highest latency p99, seconds": 9.0,
         "backlog": 2,
         "slowest batcher": "letters: 3 s a batch",
+        "slowest message type": "Refund: 0.25 s a message",
     }
     assert cursor
 

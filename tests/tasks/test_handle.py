@@ -152,6 +152,13 @@ def test_a_fault_of_transform_fails_its_message_alone(lake):
     assert [row["text"] for row in rows_of(lake, "transforming", manifest, "kept")] == ["A", "C"]
 
 
+def test_the_first_message_is_timed_by_the_type_of_its_data(lake):
+    totals = handled(lake, Obedient, b"0", b"1").totals
+    assert totals.timed == {"dict": 1}
+    assert 0 < totals.timed_s["dict"] < 60
+    assert handled(lake, Obedient, b"raise", b"1").totals.timed == {}
+
+
 def test_handling_leaves_the_garbage_collector_as_it_was(lake):
     before = gc.get_threshold()
     handled(lake, Obedient, b"1")

@@ -22,7 +22,7 @@ SHARES = (0.5, 0.95, 0.99)
 
 @dataclass
 class StageFigures:
-    """Figures of a stage (`receive`, `handle` or `batch-<batcher>`) over some receives.
+    """Figures of a stage (`receive`, `handle` or `batch-<batcher>`) or of a sample (`type-<type>`) over some receives.
 
     Attributes:
         receives: Receives in which the stage had messages.
@@ -58,6 +58,8 @@ def stages_of(flow: Flow, receive: Receive) -> dict[str, StageFigures]:
         tasks = sum(report.seconds for report in manifest.reports if not report.step)
         found[stage] = StageFigures(1, messages, counts["batches"] if is_batcher else 0, seconds, tasks)
     handled = flow.ledger.manifest(receive, "handle")  # a batcher without a callback has no step
+    for kind, messages in handled.totals.timed.items():
+        found[f"type-{kind}"] = StageFigures(1, messages, task_seconds=handled.totals.timed_s[kind])
     tables = {f"batch-{name}": handled.rows(name) for name in flow.pipeline.batchers}
     return {stage: StageFigures(1, rows) for stage, rows in tables.items() if rows} | found
 
@@ -82,19 +84,28 @@ def metadata_of_stages(stages: Mapping[str, StageFigures], latency: Mapping[floa
     rounded = {stage: {name: round(value, 3) for name, value in asdict(each).items()} for stage, each in stages.items()}
     return {
         **seconds,
-        **slowest_batcher(stages),
+        **slowest(stages),
         **(shown if latency else {}),
         **({STAGES: dg.MetadataValue.json(rounded)} if rounded else {}),
     }
 
 
-def slowest_batcher(stages: Mapping[str, StageFigures]) -> dict[str, str]:
-    """Return the batcher with the highest mean time of a batch, as metadata; empty without batches."""
-    means = {stage: each.task_seconds / each.batches for stage, each in stages.items() if each.batches}
-    if not means:
-        return {}
-    slowest = max(means, key=means.__getitem__)
-    return {"slowest batcher": f"{slowest.removeprefix('batch-')}: {means[slowest]:.3g} s a batch"}
+def slowest(stages: Mapping[str, StageFigures]) -> dict[str, str]:
+    """Return the batcher with the highest mean time of a batch, and the type of messages with that of a message.
+
+    Without batches or with a single type, it is left out.
+    """
+    of_batch = {name: each.task_seconds / each.batches for name, each in stages.items() if each.batches}
+    of_type = {name: each.task_seconds / each.messages for name, each in stages.items() if name.startswith("type-")}
+    shown = {}
+    for what, prefix, unit, means in (
+        ("slowest batcher", "batch-", "batch", of_batch),
+        ("slowest message type", "type-", "message", of_type if len(of_type) > 1 else {}),
+    ):
+        if means:
+            name = max(means, key=means.__getitem__)
+            shown[what] = f"{name.removeprefix(prefix)}: {means[name]:.3g} s a {unit}"
+    return shown
 
 
 class Report(NamedTuple):

@@ -14,7 +14,7 @@ from pipeline_platform.orchestration.reports.stage_figures import (
     Report,
     latency_name,
     report_of,
-    slowest_batcher,
+    slowest,
     sum_of_stages,
 )
 from pipeline_platform.orchestration.resources.source_resources import source_of
@@ -87,7 +87,7 @@ def _figures(
         **_failures(reports),
         **_latency(reports),
         **_lag(producers, resources, now),
-        **slowest_batcher(sum_of_stages({report.receive_id: report for report in reports}.values())),
+        **slowest(sum_of_stages({report.receive_id: report for report in reports}.values())),
     }
 
 
