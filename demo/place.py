@@ -77,6 +77,6 @@ class Place:
 
     def status_command(self, queue: Mapping[str, str]) -> str:
         """Return the shell command for backlog, runs and failures."""
-        variables = {"PIPELINE_PLATFORM_HOME": str(self.home), **queue}
+        variables = {"DAGSTER_HOME": str(self.dagster), "PIPELINE_PLATFORM_HOME": str(self.home), **queue}
         given = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
         return f"{given} .venv/bin/pipeline-platform status"

@@ -140,6 +140,11 @@ def test_a_message_is_shown_to_programs(cli):
     ]
 
 
+def test_a_failure_that_a_retry_closed_has_a_cause_in_the_list(cli, lake):
+    record(lake, "r10", {**event("done", 2, "closed"), "kind": None, "reason": None}, window=LATER)
+    assert cli("list", "keeping", "--state", "closed").stdout.split("\n")[0].strip() == "1  a later attempt succeeded"
+
+
 def test_a_message_that_has_not_failed_is_not_there(cli):
     answer = cli("show", "keeping", "nobody")
     assert answer.exit_code == 2

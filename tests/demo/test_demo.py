@@ -155,7 +155,8 @@ def test_messages_flow_evenly_within_a_step():
 
 def test_the_command_for_the_status_names_the_queue(tmp_path):
     there = place.Place(tmp_path)
-    assert there.status_command({}) == f"PIPELINE_PLATFORM_HOME={tmp_path} .venv/bin/pipeline-platform status"
+    homes = f"DAGSTER_HOME={there.dagster} PIPELINE_PLATFORM_HOME={tmp_path}"
+    assert there.status_command({}) == f"{homes} .venv/bin/pipeline-platform status"
     assert " FLIGHTS_SQS_URL='http://here:1/a b' .venv" in there.status_command(
         {"FLIGHTS_SQS_URL": "http://here:1/a b"}
     )

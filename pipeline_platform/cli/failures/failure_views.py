@@ -131,6 +131,7 @@ def _say_group(group: Group) -> None:
     """Print the count and the cause of a group; below, its state, its times and an example id, each as a whole."""
     width, margin = get_terminal_size().columns, " " * 11
     cause = " ".join(plain(f"{group.kind}: {group.cause[:_REASON]}").split())
+    cause = cause if group.kind or group.cause else "a later attempt succeeded"
     say(*wrap(f"{group.messages:>9,}  {cause}", width, subsequent_indent=margin))
     due = f" from {group.due_at:%Y-%m-%d %H:%M:%S}" if group.state == "waiting" and group.due_at else ""
     lines = [f"{margin}{group.state}{due}"]

@@ -27,7 +27,7 @@ def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "messages"]),
         name="acknowledged",
-        description="All decided messages are acknowledged, and all dead messages are sent to dead_letters.",
+        description="Passes if all decided messages are acknowledged, and all dead messages are sent to dead_letters.",
         required_resource_keys={"lake", "control"},
     )
     def acknowledged(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
@@ -36,7 +36,7 @@ def run_checks(pipeline: type[Pipeline]) -> list[dg.AssetChecksDefinition]:
     @dg.asset_check(
         asset=dg.AssetKey([pipeline.name, "failed"]),
         name="open_failures",
-        description="No window has an open failure.",
+        description="Passes if no window has an open failure.",
         required_resource_keys={"lake"},
     )
     def open_failures(context: dg.AssetCheckExecutionContext) -> dg.AssetCheckResult:
