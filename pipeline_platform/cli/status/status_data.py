@@ -181,8 +181,8 @@ class ProducerStatus(Shared):
     rate_limit: RateLimitStatus | None = Field(description="The current rate limit. Null without a limit.")
     messages_per_s: float = Field(description="Messages acknowledged per second over the last five minutes.")
     failed_runs: FailedRunsStatus | None = Field(
-        description="Newest runs that failed in a row. Null if the newest run that ended did not fail, or if a run has "
-        "acknowledged messages since."
+        description="Newest runs that failed in a row. Null if the newest run that ended did not fail, or if it alone "
+        "failed and a run has acknowledged messages since."
     )
     summary: str = Field("", exclude=True, description="The state in one sentence, as in the tick of the sensor.")
 
