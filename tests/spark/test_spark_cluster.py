@@ -20,6 +20,7 @@ import pytest
 
 from pipeline_platform.cli.status.status_gathering import _in_flight
 from pipeline_platform.connectors.table_queue import TableQueue
+from pipeline_platform.control.demand import InFlight
 from pipeline_platform.control.store import ControlStore
 from pipeline_platform.lake.storage import Lake
 from pipeline_platform.model.bound_producer import BoundProducer
@@ -153,7 +154,7 @@ def test_a_task_that_takes_long_is_named_with_its_host_until_it_ends(spark_clust
             until = time.monotonic() + 120
             while not (said and said[-1].startswith("1 of")) and time.monotonic() < until:  # Python has to start first
                 time.sleep(0.1)
-            shown = _in_flight(control, "numbers", {}, spark_cluster.ui).runs[0].slow_tasks
+            shown = _in_flight(control, "numbers", InFlight(leased={"run": 1}), spark_cluster.ui).runs[0].slow_tasks
             gate.touch()
             working.join()
 
