@@ -10,6 +10,7 @@ from contextlib import contextmanager
 import dagster as dg
 import pytest
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
@@ -60,14 +61,21 @@ class Walk:
             page = browser.find_element(By.TAG_NAME, "body").text
             return all(re.search(text, page) for text in texts) and page
 
-        return WebDriverWait(self.browser, PATIENCE_S).until(all_there, f"never saw all of {texts}")
+        return self._wait().until(all_there, f"never saw all of {texts}")
 
     def click(self, text):
-        def shown(browser):
+        def clicked(browser):
             buttons = browser.find_elements(By.XPATH, f"//button[contains(., '{text}')]")
-            return next((button for button in buttons if button.is_displayed() and button.is_enabled()), None)
+            button = next((button for button in buttons if button.is_displayed() and button.is_enabled()), None)
+            if button is not None:
+                button.click()
+            return button is not None
 
-        WebDriverWait(self.browser, PATIENCE_S).until(shown, f"there was no {text!r} to click").click()
+        self._wait().until(clicked, f"there was no {text!r} to click")
+
+    def _wait(self):
+        # The page may render an element again between two calls.
+        return WebDriverWait(self.browser, PATIENCE_S, ignored_exceptions=[StaleElementReferenceException])
 
 
 @contextmanager
