@@ -60,8 +60,8 @@ def retry_failures(
         A run for each contiguous range of windows with matching failures.
 
     Raises:
-        SetUpError: There is no deployment here, the pipeline is paused, several sources have the id and `source` is
-            not set, or Dagster refused to launch a run.
+        SetUpError: The current folder has no deployment, the pipeline is paused, several sources have the id and
+            `source` is not set, or Dagster refused to launch a run.
         ValueError: A key in `windows` is not valid, or a setting is not a field of the context or has an invalid value.
     """
     selection = Selection(state=state, kind=kind, reason=reason, cause=cause, message_id=message_id, source=source)

@@ -88,7 +88,7 @@ def load(module: str | None = None) -> "Built":
         module: See `location_of`.
 
     Raises:
-        SetUpError: There is no deployment here.
+        SetUpError: The current folder has no deployment.
         PipelineError: The deployment is invalid.
     """
     from dagster.components.definitions import LazyDefinitions
@@ -130,7 +130,7 @@ def opened(
         sinks_of: Pipeline whose sinks are needed.
 
     Raises:
-        SetUpError: There is no deployment here, or a resource has an invalid option or an unset variable.
+        SetUpError: The current folder has no deployment, or a resource has an invalid option or an unset variable.
     """
     import dagster as dg
 

@@ -88,6 +88,6 @@ def _call_of(source: Source, name: str, call: Callable[[], T]) -> _Call:
             return running
         made = _CALLS.get((id(source), name))
         if made is None or not made.is_usable:
-            started = in_background(call, "call-of-source")
-            made = _CALLS[id(source), name] = _Call(source, name, started, time.monotonic())
+            answer = in_background(call, "call-of-source")
+            made = _CALLS[id(source), name] = _Call(source, name, answer, time.monotonic())
         return made
